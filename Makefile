@@ -19,7 +19,7 @@ demo: $(READY)
 test: $(READY)
 	$(RUN) -m pytest -n auto
 
-# The tests with programs that open what winml writes: all programs, or those of READERS="genai qnn".
+# Tests with programs that open files of winml: all programs, or READERS="genai qnn".
 READERS =
 readers: $(READY)
 	$(RUN) scripts/readers.py $(READERS)
@@ -57,7 +57,7 @@ docs: $(DOCS_READY)
 wheel: $(READY)
 	$(RUN) -m build --wheel
 
-# Wheel and sdist, installed and tried in fresh environments of each Python that is here, or of those named:
+# Wheel and sdist, installed and run in fresh environments of each installed Python, or of the named versions:
 # make PYTHONS="python3.12 path/to/python3.13" release-check
 PYTHONS =
 release-check: $(READY)
@@ -86,11 +86,11 @@ $(DOCS_READY): $(READY)
 	$(INSTALL) -e ".[docs]"
 	touch $(DOCS_READY)
 
-# All tests but those of the repository: documents print what the versions of constraints.txt answer.
+# All tests without tests of the repository: documents show output of the versions of constraints.txt.
 OF_OTHER_VERSIONS = tests/unit tests/property tests/integration tests/e2e
 
-# The oldest versions that pyproject.toml allows, in an environment of its own; some have no wheel for Python 3.13.
-# uv is what can choose them.
+# The oldest versions that pyproject.toml allows, in a separate environment; some have no wheel for Python 3.13.
+# uv can select them.
 test-oldest:
 	$(PYTHON) scripts/check_python.py
 	$(PYTHON) -m venv --clear .venv-oldest

@@ -1,4 +1,4 @@
-"""What does ``winml build`` cost beside ``winml export``, and is every file it leaves as it should be?
+"""Cost of ``winml build`` beside ``winml export``, and a check of every file that the build writes.
 
 Method. A checkpoint of the shape of bert-large is made first (24 layers, seeded random weights, safetensors). Then
 whole processes run in alternation, A B A B …, after one warm-up of each that is not counted:
@@ -53,7 +53,7 @@ def make_checkpoint(folder: Path, layers: int) -> None:
 
 
 def check_artifacts(folder: Path) -> dict[str, object]:
-    """Return what is in every ONNX file of a build; the program ends where one is not as it should be."""
+    """Return the contents of every ONNX file of a build; end the program if a file is wrong."""
     import onnx
 
     found: dict[str, object] = {}

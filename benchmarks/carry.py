@@ -1,4 +1,4 @@
-"""What does it cost to carry tags, beside reading the file?
+"""Cost of the transfer of tags, beside reading the file.
 
 Method. A tagged graph of 100,000 nodes in the shape of a transformer's layers is written to a file. Of it three graphs
 are made, as tools leave them: one that only lost its metadata, one that lost its node names too, and one in which

@@ -1,4 +1,4 @@
-"""What do ``winml compare --by-module`` and ``winml diff`` cost, beside bare runs of the same files?
+"""Cost of ``winml compare --by-module`` and ``winml diff``, beside bare runs of the same files.
 
 Method. A bert-base shape with seeded random weights is exported once by this package, and a copy of it in which the
 weights of one layer are changed. **Compare:** in one process each, ONNX Runtime opens both files and runs them on as
@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# Another benchmark bears the name of a standard module: this folder is looked in last, so that it hides nothing.
+# Another benchmark has the name of a standard module: this folder is last on the path, so that it shadows no module.
 FOLDER = Path(__file__).resolve().parent
 sys.path = [*(entry for entry in sys.path if Path(entry or ".").resolve() != FOLDER), str(FOLDER)]
 
@@ -95,18 +95,18 @@ class Case:
 
 
 def exported(folder: Path, sizes: dict[str, int]) -> tuple[Path, Path]:
-    """Return an ONNX file, of 0.44 GB unless other sizes are given, and one with other weights in one layer."""
+    """Return an ONNX file, of 0.44 GB by default, and a copy with different weights in one layer."""
     checkpoint, path, changed = folder / "bert", folder / "bert.onnx", folder / "changed.onnx"
     subprocess.run([sys.executable, "-c", MAKE_BERT, str(checkpoint), json.dumps(sizes)], check=True)
     export = [*WINML, "export", "-m", str(checkpoint), "-o", str(path), "--task", "feature-extraction"]
     subprocess.run([*export, "--no-verify", "-q"], check=True)
-    # In a process of its own: a child's peak is counted from the size of the process that starts it.
+    # In a separate process: the peak of a child starts at the size of its parent.
     subprocess.run([sys.executable, "-c", CHANGE_LAYER, str(path), str(changed)], check=True)
     return path, changed
 
 
 def pair_of_7b(folder: Path, layers: int) -> tuple[Path, Path]:
-    """Return two files whose weights are sparse data files; those of one layer differ."""
+    """Return two files whose weights are sparse data files; the weights of one layer differ."""
     return _sparse_model(folder / "7b.onnx", layers, None), _sparse_model(
         folder / "7b-changed.onnx", layers, layers // 2
     )
@@ -154,7 +154,7 @@ def bare(pair: tuple[Path, Path]) -> dict[str, float]:
 
 
 def make_cases(folder: Path, names: list[str], *, small: bool) -> tuple[list[Case], tuple[Path, Path]]:
-    """Make the files and return what is measured; files of ``diff`` and ``compare`` are the same."""
+    """Create the files and return the measurements; ``diff`` and ``compare`` read the same files."""
     pair = exported(folder, SMALL if small else {})
     size = sum(path.stat().st_size for path in pair)
     files = [*map(str, pair)]

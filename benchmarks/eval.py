@@ -1,4 +1,4 @@
-"""What does ``winml eval`` cost over the bare loop of the same batches?
+"""Cost of ``winml eval`` over the bare loop of the same batches.
 
 Method. Two models with seeded random weights, made from configs, are exported with open sizes: a classifier of texts in
 the shape of MiniLM (6 layers of 384) and one of images in the shape of ViT-tiny (12 layers of 192, 224 pixels). The
@@ -146,7 +146,7 @@ def judged_s(case: Case, batch_size: int, threads: int | None) -> float:
 
 
 class BareLoop:
-    """What one would write by hand."""
+    """A loop as a user would write it by hand."""
 
     def __init__(self, case: Case, threads: int | None) -> None:
         """Open the session, and load the model."""
@@ -167,7 +167,7 @@ class BareLoop:
         self.runs_s = 0.0
 
     def __call__(self, batch_size: int) -> float:
-        """Return the seconds of all samples; those of the runs alone are kept."""
+        """Return the seconds of all samples; store the seconds of the runs alone."""
         import torch
 
         self.runs_s, started = 0.0, time.perf_counter()

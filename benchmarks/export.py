@@ -1,4 +1,4 @@
-"""What does ``winml export`` cost beside a bare ``torch.onnx.export``?
+"""Cost of ``winml export`` beside a bare ``torch.onnx.export``.
 
 Method. Two checkpoints of real size are made first (bert-base and resnet-50 shapes, seeded random weights, saved as
 safetensors). Then whole processes run in alternation, A B A B …, after one warm-up of each that is not counted:
@@ -117,7 +117,7 @@ def export_bare(name: str, folder: str, output: str, *, dynamo: bool) -> None:
         torch.ones(shape, dtype=torch.int64) if len(shape) == 2 else torch.randn(shape) for shape in shapes.values()
     )
     forward = model.forward
-    # transformers 5 refuses positional arguments, and the exporter gives no others.
+    # transformers 5 refuses positional arguments, and the exporter passes no keywords.
     model.forward = lambda *values: tuple(forward(**dict(zip(shapes, values, strict=True))).values())
     with torch.no_grad():
         if dynamo:

@@ -1,4 +1,4 @@
-"""What do a decoder's build and its generation cost, beside onnxruntime-genai's own builder?
+"""Cost of a decoder's build and of its generation, beside onnxruntime-genai's builder.
 
 Method. Llama-shaped checkpoints are made as in ``weights.py``: seeded random weights in bf16, written shard by shard,
 with a tokenizer of as many words as the model has tokens. For each size and precision these run in alternation:
@@ -75,8 +75,8 @@ def build_command(who: str, checkpoint: Path, output: Path, precision: str, gena
         return [*builder, "-i", str(checkpoint), "-o", str(output), "-p", precision, "-e", "cpu"]
     command = [sys.executable, "-m", "winml.modelkit", "build", "-m", str(checkpoint), "-o", str(output)]
     command += ["--layout", "genai", "--no-verify", "-q"]
-    # Weights in bf16 are computed in float32 unless a precision says so.
-    # Both keep weights without zero points: other kernels run with them.
+    # Weights in bf16 are computed in float32 without a precision.
+    # Both write weights without zero points: other kernels would run with zero points.
     few_bits = ["--precision", precision, "--symmetric"]
     return [*command, *(["--dtype", "fp32"] if precision == "fp32" else few_bits)]
 
@@ -95,7 +95,7 @@ def measure_build(command: list[str], output: Path) -> dict[str, float]:
 
 
 def generate_in_process(runtime: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Generate in a process of its own; return what it reports."""
+    """Generate in a separate process; return its report."""
     python = options.genai_python if runtime == "genai" else sys.executable
     command = [python, __file__, "--generate", runtime, str(folder)]
     command += ["--rounds", str(options.rounds), "--prompt", str(options.prompt), "--tokens", str(options.tokens)]
@@ -106,7 +106,7 @@ def generate_in_process(runtime: str, folder: Path, options: argparse.Namespace)
 
 
 def generate(runtime: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Generate the same text as often as asked; return the medians and the tokens."""
+    """Generate the same text several times; return the medians and the tokens."""
     import numpy as np
 
     prompt = np.random.default_rng(0).integers(3, VOCABULARY, options.prompt).astype(np.int32)

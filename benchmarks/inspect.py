@@ -1,4 +1,4 @@
-"""What does ``winml inspect`` cost, as a whole process?
+"""Cost of ``winml inspect`` as a whole process.
 
 Method. Each case is prepared once (a bert-base shape with seeded random weights, exported by this package; a config of
 the shape of Llama 70B). Then whole processes run, all cases in alternation, after one warm-up of each that is not
@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# This file bears the name of a standard module: the script's own folder is looked in last, so that it hides nothing.
+# This file has the name of a standard module: its folder is last on the path, so that it shadows no module.
 FOLDER = Path(__file__).resolve().parent
 sys.path = [*(entry for entry in sys.path if Path(entry or ".").resolve() != FOLDER), str(FOLDER)]
 
@@ -96,7 +96,7 @@ CASES = (
     Case("import-model", None, import_model),
     Case("model", 3.0, lambda folder: inspect_model(folder, "bert-base", MAKE_BERT_BASE)),
     Case("model-hierarchy", None, lambda folder: inspect_model(folder, "bert-base", MAKE_BERT_BASE, "-H")),
-    # Its limit of memory is 1.5 GB; the weights it describes would take 141 GB.
+    # The memory limit is 1.5 GB; the described weights would take 141 GB.
     Case("llama-70b-hierarchy", 30.0, lambda folder: inspect_model(folder, "llama-70b", MAKE_LLAMA_70B, "-H")),
 )
 

@@ -1,4 +1,4 @@
-"""How much quality is left with few bits, by algorithm and by budget, on weights that were trained?
+"""Quality of low-bit weights, by algorithm and by budget, measured on trained weights.
 
 Method. Random weights say nothing of this, and there is no network: a decoder of 11 million parameters (Llama's
 architecture, byte-level BPE of 2048 tokens) is trained for some minutes on the modules of Python's own standard
@@ -71,7 +71,7 @@ WINML = [sys.executable, "-m", "winml.modelkit"]
 
 
 def corpus() -> tuple[list[str], list[str]]:
-    """Return the texts to train on and those held out: the modules of the standard library, in a seeded order."""
+    """Return training texts and held-out texts: the modules of the standard library, in a seeded order."""
     library = Path(sysconfig.get_path("stdlib"))
     paths = [
         path
@@ -187,7 +187,7 @@ def perplexity(model: Path, windows: Any) -> float:
 
 
 def prompt_feeds(session: Any, ids: Any) -> dict[str, Any]:
-    """Return what a decoder takes for a prompt: the cache is empty."""
+    """Return the feeds of a decoder for a prompt, with an empty cache."""
     import numpy as np
 
     feeds = {}
@@ -240,10 +240,10 @@ class RefusedError(Exception):
 
 
 def winml(*words: str | Path) -> dict[str, Any]:
-    """Run a command; return what it answers as JSON, with its seconds.
+    """Run a command; return its JSON with the elapsed seconds.
 
     Raises:
-        RefusedError: it ended as wrong usage.
+        RefusedError: the exit code reports wrong usage.
     """
     started = time.perf_counter()
     command = [*WINML, *map(str, words), "-q", "--format", "json"]
@@ -344,7 +344,7 @@ def beside_uniform(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def peer_rows(arguments: argparse.Namespace, windows: Any, reference: float) -> list[dict[str, Any]]:
-    """Measure what other libraries make of the decoder; what one of them cannot do is printed and has no row."""
+    """Measure the results of other libraries on the decoder; an unsupported case is printed and has no row."""
     pythons = {
         "ort": Path(sys.executable), "inc": arguments.inc_python, "inc-torch": arguments.inc_python,
         "olive": arguments.olive_python,
@@ -401,7 +401,7 @@ PEERS = {
 
 
 def caches(arguments: argparse.Namespace) -> dict[str, list[str]]:
-    """Return what a KV cache in 8 bits is calibrated with, by name of the row."""
+    """Return row name → calibration data of a KV cache in 8 bits."""
     if "kv-cache" not in arguments.rows:
         return {}
     text = str(arguments.cache / "decoder" / "calibration.jsonl")

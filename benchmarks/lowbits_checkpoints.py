@@ -1,4 +1,4 @@
-"""What does it cost to make ONNX of a checkpoint that is published in few bits?
+"""Cost of an export of a checkpoint that is published with low-bit weights.
 
 Method. Llama-shaped checkpoints are made first, one after the other: random codes with small scales in the layout of
 the format, the embedding and the head in float16, in shards of half a gigabyte, written shard by shard. For each size

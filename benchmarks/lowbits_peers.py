@@ -1,4 +1,4 @@
-"""What do other libraries make of the decoder of ``lowbits.py``? Run by it, in an environment of theirs.
+"""Results of other libraries on the decoder of ``lowbits.py``, which runs this file in their environment.
 
 ``ort``: ``MatMulNBitsQuantizer`` of ONNX Runtime, on the float ONNX file. ``inc``: the quantizer of the same name of
 onnx-neural-compressor (neural-compressor itself has no ONNX from version 3 on), on the same file. ``inc-torch``:
@@ -185,7 +185,7 @@ def olive(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def olive_model(checkpoint: Path, written: Path, bits: int) -> Any:
-    """Return the float model with the numbers that the codes of Olive stand for.
+    """Return the float model with the values that the codes of Olive represent.
 
     Codes and zero points of an output channel are packed in bytes, the first in the lowest bits.
     """

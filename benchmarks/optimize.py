@@ -1,4 +1,4 @@
-"""What does ``winml optimize`` gain, beside the plain export and what other optimizers make of it?
+"""Gain of ``winml optimize`` over the plain export and over other optimizers.
 
 Method. For each shape (bert-base, minilm, vit-base, resnet-50, gpt2, the encoder of whisper-base; seeded random
 weights, made from configs) there is one plain export, kept in a folder given by the user, and made of it:
@@ -138,7 +138,7 @@ print(sorted(seconds[3:])[rounds // 2])
 
 
 def make_export(name: str, cache: Path, kind: str = "plain") -> Path:
-    """Return the export with fixed sizes (``plain``) or with open ones (``open``), which is made once."""
+    """Return the export with fixed sizes (``plain``) or open sizes (``open``); it is created once."""
     import transformers
 
     target = cache / name / f"{kind}.onnx"
@@ -168,7 +168,7 @@ def call(command: list[str]) -> None:
 
 
 def make_variants(name: str, plain: Path, peers: Path | None) -> tuple[dict[str, Path], list[str]]:
-    """Return the files to compare, the plain export first, and what could not be made."""
+    """Return the files to compare, the plain export first, and the failures."""
     opened = make_export(name, plain.parent.parent, "open")
     files, troubles = {"plain": plain, "open": opened}, []
     for kind, source in {"full": plain, "open full": opened}.items():
@@ -271,7 +271,7 @@ def measure_cold(files: dict[str, Path], rounds: int) -> dict[str, dict[str, flo
 
 
 def measure_others(name: str, plain: Path, arguments: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
-    """Return the median milliseconds of other runtimes, each in a process of its own, and what did not run."""
+    """Return the median milliseconds of other runtimes, each in a separate process, and the failures."""
     feeds, bounds = plain.with_name("feeds.npz"), [str(arguments.threads), str(arguments.rounds)]
     model = [SHAPES[name][1], SUBMODELS.get(name, "")]
     others = {"torch.compile": [sys.executable, "-c", TORCH_COMPILE, str(plain.parent), str(feeds), *bounds, *model]}
@@ -289,7 +289,7 @@ def measure_others(name: str, plain: Path, arguments: argparse.Namespace) -> tup
 
 
 def node_counts(files: dict[str, Path]) -> dict[str, int]:
-    """Return the number of nodes of each file, those of subgraphs included."""
+    """Return the number of nodes of each file, including subgraphs."""
     import onnx_ir as ir
 
     return {kind: sum(1 for _ in ir.load(path).graph.all_nodes()) for kind, path in files.items()}

@@ -1,4 +1,4 @@
-"""How soon does ``winml perf`` of a file start to measure, and does its loop add to what it measures?
+"""Delay until ``winml perf`` of a file starts to measure, and overhead of its loop.
 
 Method. A bert-base shape with seeded random weights is exported once by this package. **Start:** whole processes
 ``winml perf FILE --iterations 1 --warmup 0`` run, after one that is not counted; from the wall time of each what the
@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# Another benchmark bears the name of a standard module: this folder is looked in last, so that it hides nothing.
+# Another benchmark has the name of a standard module: this folder is last on the path, so that it shadows no module.
 FOLDER = Path(__file__).resolve().parent
 sys.path = [*(entry for entry in sys.path if Path(entry or ".").resolve() != FOLDER), str(FOLDER)]
 

@@ -1,4 +1,4 @@
-"""What does a provider make of quantized files, of ours and of ONNX Runtime's own recipe for it?
+"""Compilation of quantized files by a provider: files of winml and of ONNX Runtime's recipe.
 
 Method. Models of small size (seeded random weights; MiniLM with its real ones where its package is installed) are saved
 as checkpoints with a tokenizer or processor and exported with fixed sizes. Each graph is quantized from the same
@@ -45,7 +45,7 @@ ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
 
 
 def models() -> Mapping[str, tuple[Any, str, dict[str, int]]]:
-    """Return what makes each model, what makes its samples, and its sizes."""
+    """Return the factory of each model, the factory of its samples, and its sizes."""
     import transformers as t
 
     text = {"sequence_length": 64}
@@ -98,7 +98,7 @@ def models() -> Mapping[str, tuple[Any, str, dict[str, int]]]:
 
 
 def save_processor(kind: str, folder: Path) -> None:
-    """Write what makes samples of a model: a tokenizer of 500 tokens of Python's own documentation, or a processor."""
+    """Write the processor of a model's samples: a tokenizer of 500 tokens, or an image processor."""
     import pydoc_data.topics
 
     import transformers as t
@@ -156,7 +156,7 @@ def winml(*arguments: object) -> Any:
 
 
 def calibration(path: Path, folder: Path) -> Path:
-    """Write the samples that both quantizers are calibrated with: those that winml makes without data."""
+    """Write the calibration samples of both quantizers: the samples that winml generates without data."""
     from winml.modelkit.ort.graph_inputs import graph_inputs
     from winml.modelkit.ort.sessions import Session
     from winml.modelkit.quantize.calibration.calibration_data import Calibration

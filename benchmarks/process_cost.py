@@ -1,4 +1,4 @@
-"""What did a whole process cost? The operating system's own account of it, shared by the benchmarks."""
+"""Cost of a whole process, as measured by the operating system; shared by the benchmarks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _compile_package() -> None:
 
 
 def run(command: list[str], on_start: Callable[[int], None] | None = None) -> Cost:
-    """Run a process to its end and account for it; ``on_start`` is told its id."""
+    """Run a process to its end and measure its cost; ``on_start`` is called with its id."""
     _compile_package()
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""What does ``winml quantize`` cost, and how fast is what it makes, beside bare ONNX Runtime and others?
+"""Cost of ``winml quantize`` and latency of its files, beside bare ONNX Runtime and other tools.
 
 Method. For each shape (seeded random weights, made from configs, sizes pinned by the export) there is one plain export,
 kept in a folder given by the user. Every row is measured only where the installed ``winml quantize`` has its mode.
@@ -144,7 +144,7 @@ def export(name: str, cache: Path) -> Path:
 
 
 def has_option(name: str) -> bool:
-    """Say whether ``winml quantize`` has an option."""
+    """Return True if ``winml quantize`` has an option."""
     from winml.modelkit.quantize.command import command
 
     return any(name in parameter.opts for parameter in command.params)
@@ -153,7 +153,7 @@ def has_option(name: str) -> bool:
 def our_command(source: Path, target: Path, mode: str, samples: int) -> list[str]:
     """Return the command that is measured."""
     command = [*WINML, "quantize", "-m", str(source), "-o", str(target), *OURS[mode], "--overwrite", "-q"]
-    # Random weights and values: what is left of the answers is not the question here.
+    # Random weights and values: fidelity is not measured here.
     command += ["--min-sqnr", "-100"]
     return [*command, "--samples", str(samples)] if mode == "qdq" and has_option("--samples") else command
 
@@ -246,7 +246,7 @@ ROLES = ("winml", "bare")
 
 
 def make_forms(name: str, arguments: argparse.Namespace, output: dict[str, Any]) -> dict[str, Path]:
-    """Return the files to compare, the plain export first; what could not be made is said."""
+    """Return the files to compare, the plain export first; print the failures."""
     plain = export(name, arguments.cache)
     files = {"plain": plain}
     commands: dict[str, list[str]] = {}
@@ -271,7 +271,7 @@ def make_forms(name: str, arguments: argparse.Namespace, output: dict[str, Any])
 
 
 def target_of(plain: Path, label: str) -> Path:
-    """Return where a form is kept."""
+    """Return the path of a variant."""
     return plain.with_name(f"{label.replace(', ', '-').replace(' ', '-')}.onnx")
 
 
@@ -337,7 +337,7 @@ def measure_openvino(plain: Path, plain_row: dict[str, Any], arguments: argparse
 
 
 def latency_rows(arguments: argparse.Namespace, output: dict[str, Any]) -> Iterator[str]:
-    """Yield the table of latencies, and what it says of ours beside the best of ONNX Runtime."""
+    """Yield the table of latencies, and a sentence that compares winml with the fastest file of ONNX Runtime."""
     yield "| shape | form | size | wall | times as fast: wall | of computing |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for name in arguments.models or LATENCY_MODELS:
@@ -372,7 +372,7 @@ def latency_rows(arguments: argparse.Namespace, output: dict[str, Any]) -> Itera
 
 
 def sensitivity_rows(arguments: argparse.Namespace, output: dict[str, Any]) -> Iterator[str]:
-    """Yield what ranking the modules takes, beside what it may take."""
+    """Yield the cost of ranking the modules, beside its limit."""
     if not has_option("--sensitivity"):
         yield "This winml quantize has no --sensitivity."
         return

@@ -1,6 +1,6 @@
-"""Where does the result of a benchmark go? One line of JSON on the console; with ``--save``, a file below ``results``.
+"""Output of a benchmark: one line of JSON on the console; with ``--save``, a file below ``results``.
 
-A saved result has what a reader needs to judge it: command, date, machine, versions, and the load at the start. It is
+A saved result states its circumstances: command, date, machine, versions, and the load at the start. It is
 committed, and ``scripts/benchmark_page.py`` renders all of them as docs/reference/benchmarks.md. At import only the
 standard library is loaded, since benchmarks measure processes that import this file.
 """
@@ -42,7 +42,7 @@ def publish(options: argparse.Namespace, record: dict[str, object], table: list[
     Args:
         options: The parsed command line, with ``save``.
         record: Everything that was measured.
-        table: What people read of it: lines of Markdown.
+        table: The result as lines of Markdown.
         case: What distinguishes this result from others of the same benchmark.
     """
     print(json.dumps(record))
@@ -74,6 +74,6 @@ def publish(options: argparse.Namespace, record: dict[str, object], table: list[
 
 
 def _without_path(argument: str) -> str:
-    """Return an argument with an absolute path, which nobody else has, replaced by ``PATH``."""
+    """Return an argument with a local absolute path replaced by ``PATH``."""
     name, separator, value = argument.rpartition("=")
     return f"{name}{separator}PATH" if Path(value).is_absolute() else argument

@@ -1,4 +1,4 @@
-"""What does an export cost as the weights grow, and what a build with weights in 4 bits?
+"""Cost of an export by size of the weights, and of a build with weights in 4 bits.
 
 Method. Llama-shaped checkpoints are made first, one after the other: seeded random weights in bf16, in shards of half a
 gigabyte, written shard by shard, so the model never lies in memory. For each size and each way to keep the weights
@@ -85,7 +85,7 @@ def make_checkpoint(size: str, folder: Path) -> None:
     weight_map = {}
     for number, names in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        # Activations stay at scale: verified at the sizes that fit.
+        # Activations have their full size: verified at the sizes that fit into memory.
         tensors = {name: _values(shapes[name]) for name in names}
         save_file(tensors, folder / file, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(names, file))
@@ -102,7 +102,7 @@ def _values(shape: Any) -> Any:
 
 
 def copy_files(source: str, target: str) -> None:
-    """Copy a checkpoint, to the disk itself: what this costs, no export can do without."""
+    """Copy a checkpoint to disk: the minimum cost of any export."""
     shutil.copytree(source, target)
     os.sync()
 

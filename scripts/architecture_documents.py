@@ -78,7 +78,7 @@ class ExportedArchitecture(Architecture):
         return "exported" if attempt.is_verified else "failed"
 
     def tags_differ(self) -> bool:
-        """Whether two successful exporters give different sets of tags."""
+        """Return True if two successful exporters give different sets of tags."""
         return len({attempt.tags for attempt in self.attempts.values() if attempt.is_verified}) > 1
 
     def with_attempt(self, exporter: str, attempt: Attempt) -> ExportedArchitecture:
@@ -103,9 +103,9 @@ def count_states(architectures: Sequence[ExportedArchitecture], exporter: str = 
 
 
 def evaluation_of(result: SweepResult) -> Evaluation:
-    """Return what a sweep with the step ``export`` found of each model type."""
+    """Return the result of each model type in a sweep with the step ``export``."""
     architectures: dict[str, ExportedArchitecture] = {}
-    # A setting with one value stands in the plan, and at no cell.
+    # A setting with one value is in the plan and in no cell.
     (only, *_) = result.plan.get("set", {}).get(_EXPORTER_KEY, (AUTO,))
     for cell in result.cells:
         model_type = cell.model.partition(":")[2]
@@ -150,7 +150,7 @@ def _with_forced(item: ExportedArchitecture) -> ExportedArchitecture:
 
 
 def write_documents(evaluation: Evaluation, repository: Path, task: str | None = None) -> None:
-    """Write the summary and the table into the documentation; those of other runs stay.
+    """Write the summary and the table into the documentation; summaries and tables of other runs stay.
 
     Args:
         evaluation: The run, of base models or of a task.
@@ -322,7 +322,7 @@ def _generation_row(item: ExportedArchitecture) -> dict[str, Any]:
 
 
 def _generation_sections(content: Mapping[str, Any]) -> list[str]:
-    """Return what is told of the models that generate text; nothing before there was such a run."""
+    """Return the lines on generating models; empty before the first run."""
     rows: Sequence[Mapping[str, Any]] = content.get("generation", ())
     if not rows:
         return []
@@ -355,7 +355,7 @@ def _generation_sections(content: Mapping[str, Any]) -> list[str]:
 
 
 def _exporter_sections(content: Mapping[str, Any]) -> list[str]:
-    """Return what is told of each exporter by name; nothing before there was such a run."""
+    """Return the lines on each exporter; empty before the first run."""
     rows: Sequence[Mapping[str, Any]] = content.get("exporters", ())
     if not rows:
         return []
@@ -401,7 +401,7 @@ def _how_far(content: Mapping[str, Any]) -> str:
 
 
 def _attempt_words(record: Mapping[str, Any] | None) -> str:
-    """Return what became of one attempt, in one cell of a table."""
+    """Return the table cell with the result of one attempt."""
     if record is None:
         return "not run"
     if record["state"] == "failed":

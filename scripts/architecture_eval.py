@@ -43,7 +43,7 @@ def main() -> int:
         return 0
     # SIGTERM counts as an interruption: running processes end and their folders are removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Set before the first process starts: each uses one core, and no process uses the network.
+    # Set before the first process starts: every process uses one core and no network.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["HF_HUB_OFFLINE"] = "1"
     requested = SweepOptions(

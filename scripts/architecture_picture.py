@@ -41,12 +41,12 @@ class Subpackage:
 
     @property
     def label(self) -> str:
-        """The name as it stands in the file system."""
+        """The name in the file system."""
         return f"{self.name}/" if self.is_folder else f"{self.name}.py"
 
 
 def read_subpackages() -> dict[str, Subpackage]:
-    """Return the subpackages of the package in the order of the layers test, those that import nothing first."""
+    """Return the subpackages in the order of the layers test; subpackages without imports are first."""
     there = {module.folder for module in modules()}
     return {name: _read_subpackage(name) for name in ORDER if name in there}
 
@@ -66,10 +66,10 @@ def _read_subpackage(name: str) -> Subpackage:
 
 
 def reduced_imports(subpackages: Mapping[str, Subpackage]) -> dict[str, tuple[str, ...]]:
-    """Return the imports of each subpackage, without those that follow from another of its imports."""
+    """Return the imports of each subpackage, without transitive imports."""
     reach: dict[str, set[str]] = {}
     for name, subpackage in subpackages.items():
-        # A subpackage comes after all it imports, so their reach is known.
+        # A subpackage comes after all of its imports, so the reach of the imports is known.
         reach[name] = set(subpackage.imports).union(*(reach[imported] for imported in subpackage.imports))
     return {
         name: tuple(
@@ -119,7 +119,7 @@ def order_line() -> str:
 
 
 def generated_parts() -> dict[tuple[Path, str], str]:
-    """Return what stands in the documents, by document and by the name in its marks."""
+    """Return document → name of the marked part → its generated text."""
     subpackages = read_subpackages()
     return {
         (ARCHITECTURE, "picture"): picture(subpackages),
@@ -129,7 +129,7 @@ def generated_parts() -> dict[tuple[Path, str], str]:
 
 
 def part_of(text: str, name: str) -> str:
-    """Return what stands between the marks of a part."""
+    """Return the text between the marks of a part."""
     start, end = _marks(name)
     return text.split(start, 1)[1].split(end, 1)[0].strip("\n")
 

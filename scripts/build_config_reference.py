@@ -1,4 +1,4 @@
-"""Writes docs/reference/build_config.md from the build config itself, so that the two cannot disagree.
+"""Writes docs/reference/build_config.md from the build config, so that both agree.
 
 python scripts/build_config_reference.py [--check]
 """
@@ -65,7 +65,7 @@ def _default(value: dict[str, Any]) -> str:
 
 
 def _kind(value: dict[str, Any]) -> str:
-    """Return what a value may be, in words."""
+    """Describe the allowed values of a key."""
     if "$ref" in value:
         name = value["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"

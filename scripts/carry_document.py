@@ -1,4 +1,4 @@
-"""Prints the tables of a script that measures carried tags, and puts them into docs/reference/carry.md where asked."""
+"""Prints the tables of a script that measures transferred tags; with ``--write``, writes docs/reference/carry.md."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ DOCUMENT = ROOT / "docs" / "reference" / "carry.md"
 
 
 def run_measurement(description: str | None, markers: tuple[str, str], measure: Callable[[Sequence[str]], str]) -> int:
-    """Measure as the command line says, print the tables, and write them where asked; returns the exit status.
+    """Measure the architectures of the command line, print the tables, write them on request; return the status.
 
     Args:
-        description: What ``--help`` says of the script.
-        markers: Lines of the document between which the tables stand.
+        description: Text of ``--help``.
+        markers: Lines of the document before and after the tables.
         measure: Names of architectures, none for all → the tables as Markdown.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)

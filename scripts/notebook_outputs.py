@@ -2,7 +2,7 @@
 
     python scripts/notebook_outputs.py
 
-Cells run one after the other in this process, as in Jupyter: what is printed, and the value of the last line, is the
+Cells run one after the other in this process, as in Jupyter: printed text and the value of the last line are the
 output. No Jupyter is needed. Outputs of cells with the tag ``times`` differ from run to run.
 """
 
@@ -74,12 +74,12 @@ def _outputs(source: str, count: int, namespace: dict[str, Any]) -> list[dict[st
 
 
 def is_measured(cell: dict[str, Any]) -> bool:
-    """Say whether the numbers of a cell differ from run to run."""
+    """Return True if the numbers of a cell differ from run to run."""
     return TIMES in cell["metadata"].get("tags", ())
 
 
 def text_of(outputs: list[dict[str, Any]], *, measured: bool) -> str:
-    """Return what outputs say as text; without pictures and numbers where they were measured."""
+    """Return outputs as text, without pictures, and without numbers in measuring cells."""
     texts = ["".join(output.get("text") or output["data"]["text/plain"]) for output in outputs]
     text = "".join(texts)
     # How wide a column is depends on its numbers.
@@ -87,7 +87,7 @@ def text_of(outputs: list[dict[str, Any]], *, measured: bool) -> str:
 
 
 def write_outputs(path: Path) -> None:
-    """Run a notebook and write what came out into its file."""
+    """Run a notebook and write the outputs into its file."""
     notebook = read_notebook(path)
     for count, (cell, outputs) in enumerate(zip(code_cells(notebook), run_cells(notebook), strict=True), start=1):
         cell["outputs"], cell["execution_count"] = outputs, count

@@ -1,4 +1,4 @@
-"""Draws the subpackages of the package, each above those it may import, as the picture of the documentation.
+"""Draws the picture of the documentation: every subpackage above the subpackages that it may import.
 
 python scripts/package_picture.py
 """
@@ -15,7 +15,7 @@ _WIDTH, _GAP, _HEIGHT = 980, 8, 34
 
 
 def package() -> str:
-    """Return the picture as SVG: a row for each subpackage, the one that imports all others on top."""
+    """Return the picture as SVG: a row for each subpackage, in the order of imports from bottom to top."""
     subpackages = read_subpackages()
     parts: list[str] = []
     top = _GAP

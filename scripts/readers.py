@@ -1,4 +1,4 @@
-"""Runs the tests that need a program which opens what winml writes. Started by `make readers`.
+"""Runs the tests that need a program that opens files of winml. Started by `make readers`.
 
 Each program of the table `READERS` is installed into a folder of its own under ``build/readers``, then the tests with
 the marker ``reader`` and its name are run. A folder is kept until the versions listed in ``tests/readers`` change.
@@ -92,7 +92,7 @@ NODE_PACKAGES = Installer("{}/package-lock.json", _install_node_packages, _read_
 
 @dataclass(frozen=True)
 class Reader:
-    """A program that opens what winml writes, and the files with its tests."""
+    """A program that opens files of winml, and its test files."""
 
     name: str
     """Argument of the marker ``reader``."""
@@ -120,7 +120,7 @@ READERS = (
     Reader("ray", ("tests/integration/test_ray_sweep.py",), PACKAGES, ("ray",)),
     Reader("site", ("tests/docs/test_site_in_browser.py",), PACKAGES, ("mkdocs", "mkdocs-material"), (BROWSERS,)),
     Reader("chromium", _PAGES, programs=(BROWSERS,)),
-    # Resolves constraints.txt for systems that are not here.
+    # Resolves constraints.txt for other systems.
     Reader("uv", ("tests/architecture/test_dependencies.py",), ENVIRONMENT, ("uv",)),
     Reader("zsh", ("tests/e2e/test_completions.py",), programs=(("zsh",),)),
     Reader("fish", ("tests/e2e/test_completions.py",), programs=(("fish",),)),

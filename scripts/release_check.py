@@ -1,9 +1,9 @@
-"""Does what would be released install and work? Run by `make release-check`.
+"""Installs and runs the release candidate. Started by `make release-check`.
 
 Builds the sdist and, from it, the wheel. The wheel is installed into a fresh environment of each Python named, the
 sdist into one of the running Python; in each, the command exports, inspects, optimizes and measures all-MiniLM-L6-v2
-with its real weights, in an empty folder. A Python that is not here is skipped, and said. Each environment is deleted
-before the next is made, also when the run is ended from outside.
+with its real weights, in an empty folder. A missing Python is skipped and reported. Each environment is deleted
+before the next one is created, also if the run is ended by a signal.
 
     python scripts/release_check.py [--python python3.10 --python python3.12 …] [--keep FOLDER]
 """
@@ -55,7 +55,7 @@ def interpreter(name: str) -> str | None:
     found = shutil.which(name)
     if found is None:
         return None
-    # A launcher of several versions is there under each name, and fails for those that are not switched on.
+    # A launcher of several versions exists under each name, and fails for versions that are not enabled.
     requested = subprocess.run(
         [found, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True, check=False
     )
@@ -79,10 +79,10 @@ def try_out(package: Path, python: str, folder: Path) -> None:
 
 
 def run(command: list[str], *, cwd: Path | None = None, quiet: bool = False) -> str:
-    """Run a command, say so, and end with its words where it fails; return what it prints."""
+    """Print and run a command; return its output, or end with the output if the command fails."""
     if not quiet:
         print("$", " ".join(command), flush=True)
-    # The repository must not stand in for what was installed.
+    # The repository must not shadow the installed package.
     own = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
     done = subprocess.run(command, cwd=cwd, env=own, capture_output=True, text=True, check=False)
     if done.returncode:

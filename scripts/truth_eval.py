@@ -1,10 +1,10 @@
-"""Counts the nodes that bear the tag of another module than the one whose work they do, by exporter and by tool.
+"""Counts the nodes with a wrong tag, by exporter and by tool.
 
-Every model is exported with both exporters, given to every tool, and the tags are carried to the file of the tool. What
-is right is found by values alone (``tests/truth.py``): where PyTorch computed what a node computes.
+Every model is exported with both exporters and changed by every tool, and the tags are transferred to the file of the
+tool. The reference is the module in which PyTorch computed the values of a node (``tests/truth.py``).
 
-``python scripts/truth_eval.py [ARCHITECTURE …]`` prints the table and every tag that is not right; ``--write`` puts the
-table into docs/reference/carry.md. ``zoo`` stands for the small modules of ``tests/hostile_modules.py``.
+``python scripts/truth_eval.py [ARCHITECTURE …]`` prints the table and every wrong tag; ``--write`` puts the
+table into docs/reference/carry.md. ``zoo`` selects the small modules of ``tests/hostile_modules.py``.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ TOOLS: Mapping[str, Callable[[Path, Path], object]] = {
 
 
 def architecture(name: str) -> tuple[nn.Module, list[torch.Tensor], Recording]:
-    """Build a model, its inputs, and what ran."""
+    """Build a model, its inputs, and the record of its run."""
     if name in FURTHER:
         import transformers
 
@@ -94,7 +94,7 @@ def _export(model: nn.Module, inputs: Any, path: Path, config: WinMLExportConfig
 
 
 def models(names: Sequence[str]) -> Iterator[tuple[str, Callable[[Path, Any], Any], Recording, list[torch.Tensor]]]:
-    """Yield a name, a function that exports, what ran, and the inputs it ran on."""
+    """Yield a name, a function that exports, the record of the run, and its inputs."""
     for name in names or [*CONFIGS, *FURTHER, "zoo"]:
         if name == "zoo":
             for group in GROUPS:
@@ -106,7 +106,7 @@ def models(names: Sequence[str]) -> Iterator[tuple[str, Callable[[Path, Any], An
 
 
 def run(names: Sequence[str]) -> tuple[dict[tuple[str, str], Counter[str]], list[str]]:
-    """Return the number of judgements by tool and exporter, and what failed."""
+    """Return the number of judgements by tool and exporter, and the failures."""
     counts: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     failed = []
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Writes docs/reference/verbs.md from the options of the command itself, so that the two cannot disagree.
+"""Writes docs/reference/verbs.md from the options of the command, so that both agree.
 
 python scripts/verb_reference.py [--check]
 """

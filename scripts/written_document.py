@@ -1,4 +1,4 @@
-"""Writes a document that is made from the code, or with ``--check`` says whether the one that is there is current."""
+"""Writes a document that is generated from the code; with ``--check``, checks the existing document."""
 
 from __future__ import annotations
 

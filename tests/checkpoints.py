@@ -144,11 +144,11 @@ _LAYERS = {"num_hidden_layers", "n_layers", "n_layer", "num_layers", "encoder_la
 
 def one_layer(architecture: str) -> dict[str, Any]:
     """Return the sizes of an architecture with one layer of each kind, for tests that compare no layers."""
-    return _with_one_layer(CONFIGS[architecture][1])
+    return _one_layer_sizes(CONFIGS[architecture][1])
 
 
-def _with_one_layer(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    inner = {key: _with_one_layer(value) for key, value in sizes.items() if isinstance(value, dict)}
+def _one_layer_sizes(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    inner = {key: _one_layer_sizes(value) for key, value in sizes.items() if isinstance(value, dict)}
     depths = {"depths": [1] * len(sizes["depths"])} if "depths" in sizes else {}
     return {**sizes, **inner, **dict.fromkeys(_LAYERS & sizes.keys(), 1), **depths}
 

@@ -31,37 +31,37 @@ Damage = Callable[[bytes], bytes]
 positions = st.integers(0, 2**16 - 1)
 
 
-def _at(position: int, size: int) -> int:
+def _cut_position(position: int, size: int) -> int:
     return position * size // 2**16
 
 
 def _flip(content: bytes, position: int, value: int) -> bytes:
-    at = _at(position, len(content))
+    at = _cut_position(position, len(content))
     return content[:at] + bytes([content[at] ^ (value % 255 + 1)]) + content[at + 1 :] if content else content
 
 
 def _cut(content: bytes, position: int, _value: int) -> bytes:
-    return content[: _at(position, len(content))]
+    return content[: _cut_position(position, len(content))]
 
 
 def _insert(content: bytes, position: int, value: int) -> bytes:
-    at = _at(position, len(content))
+    at = _cut_position(position, len(content))
     return content[:at] + bytes([value % 256]) * (value % 9 + 1) + content[at:]
 
 
 def _remove(content: bytes, position: int, value: int) -> bytes:
-    at = _at(position, len(content))
+    at = _cut_position(position, len(content))
     return content[:at] + content[at + value % 17 + 1 :]
 
 
 def _double(content: bytes, position: int, value: int) -> bytes:
-    at = _at(position, len(content))
+    at = _cut_position(position, len(content))
     return content[:at] + content[at : at + value % 64] * 2 + content[at + value % 64 :]
 
 
 def _unreadable_text(content: bytes, position: int, value: int) -> bytes:
     """Put a byte that is not UTF-8 into the text nearest to a position."""
-    at = _at(position, len(content))
+    at = _cut_position(position, len(content))
     while at < len(content) and not chr(content[at]).isalpha():
         at += 1
     return content[:at] + bytes([0x80 + value % 128]) + content[at + 1 :] if at < len(content) else content
@@ -70,7 +70,7 @@ def _unreadable_text(content: bytes, position: int, value: int) -> bytes:
 def _set_number(content: bytes, position: int, value: int) -> bytes:
     """Replace four or eight bytes by an integer that is no valid count, or by an integer of another type."""
     number = _EXTREME_INTEGERS[value % len(_EXTREME_INTEGERS)]
-    at, size = _at(position, len(content)), (4, 8)[value // 16 % 2]
+    at, size = _cut_position(position, len(content)), (4, 8)[value // 16 % 2]
     return content[:at] + (number % 2 ** (8 * size)).to_bytes(size, "little") + content[at + size :]
 
 
@@ -95,7 +95,7 @@ def _change_field(content: bytes, position: int, value: int) -> bytes:
         return content
     if not places:
         return content
-    message, field = places[_at(position, len(places))]
+    message, field = places[_cut_position(position, len(places))]
     _replace(message, field, value)
     return bytes(model.SerializeToString())
 
@@ -155,7 +155,7 @@ def change_json(content: bytes, position: int, value: int) -> bytes:
         return content
     if not places:
         return content
-    holder, key = places[_at(position, len(places))]
+    holder, key = places[_cut_position(position, len(places))]
     if value % 8 == 0:
         del holder[key]
     elif value % 8 == 1:

@@ -28,7 +28,7 @@ _CREATED = re.compile(r"^Create `([^`]+)`:$", re.MULTILINE)
 _PARTS = generated_parts()
 
 
-def _without_lines(part: str) -> str:
+def _remove_lines(part: str) -> str:
     return _LINES.sub(" |", part)
 
 
@@ -37,13 +37,13 @@ def _line_counts(part: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("document", "name"), _PARTS, ids=lambda value: getattr(value, "stem", value))
-def test_generated_part_is_what_its_script_writes(document: Path, name: str) -> None:
+def test_generated_part_equals_the_output_of_its_script(document: Path, name: str) -> None:
     """``python scripts/architecture_picture.py --write`` writes the generated parts."""
     expected, actual = _PARTS[document, name], part_of(document.read_text(encoding="utf-8"), name)
-    assert _without_lines(expected) == _without_lines(actual)
+    assert _remove_lines(expected) == _remove_lines(actual)
 
 
-def test_line_counts_of_subpackages_are_roughly_right() -> None:
+def test_line_counts_of_subpackages_are_approximately_correct() -> None:
     """A count may be off by a fifth or by three hundred lines; an exact count would fail with every commit."""
     document = REPOSITORY / "docs" / "architecture.md"
     actual = _line_counts(part_of(document.read_text(encoding="utf-8"), "subpackages"))
@@ -54,7 +54,7 @@ def test_line_counts_of_subpackages_are_roughly_right() -> None:
     ]
 
 
-def test_reduced_imports_leave_out_what_follows() -> None:
+def test_reduced_imports_omit_transitive_arrows() -> None:
     """The arrow a → c is not drawn beside a → b → c."""
     subpackages = {
         name: Subpackage(name, "", 1, frozenset(imported), is_folder=True)

@@ -88,14 +88,14 @@ def test_few_tests_assert_a_sentence() -> None:
         ("write('the king had words')", False),
     ],
 )
-def test_sentence_counts_where_it_is_compared(source: str, expected: bool) -> None:
+def test_sentence_counts_in_a_comparison(source: str, expected: bool) -> None:
     """A sentence that is an input, or that explains a failure, does not count."""
     test = ast.parse(f"def test(): {source}" if not source.startswith("with") else f"def test():\n  {source}").body[0]
     assert isinstance(test, ast.FunctionDef)
     assert expected == asserts_a_sentence(test)
 
 
-def test_sentence_counts_in_a_parameter_that_is_compared() -> None:
+def test_sentence_counts_in_a_compared_parameter() -> None:
     """Only the compared one of two columns counts."""
     rows = "@mark.parametrize(('text', 'words'), [('x', 'it is gone')])\ndef test(text, words): assert {} in message"
     found = [ast.parse(rows.format(name)).body[0] for name in ("words", "text")]

@@ -69,6 +69,6 @@ def _broad_handlers() -> set[str]:
     return found
 
 
-def test_broad_except_stands_only_at_listed_boundaries() -> None:
+def test_broad_excepts_exist_only_at_listed_boundaries() -> None:
     """Every broad ``except`` is at a listed boundary, and every listed boundary still has one."""
     assert set(BOUNDARIES) == _broad_handlers()

@@ -146,7 +146,7 @@ def _resolve(python: str, platform: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_extras_asked_for_by_make_exist() -> None:
+def test_extras_of_make_targets_exist() -> None:
     """Tests run with the extras of pyproject.
 
     The extra of the site is installed when it is built, Ray's with the readers.

@@ -27,7 +27,7 @@ def _documents() -> list[str]:
     return [str(path) for path in documents if len(path.parts) == 1 or path.parts[0] == "docs"]
 
 
-def test_contributing_draws_the_order_of_subpackages() -> None:
+def test_contributing_lists_the_order_of_subpackages() -> None:
     """The arrow line names the subpackages that exist, in the order the layers test enforces."""
     there = {module.folder for module in modules()}
     assert " → ".join(subpackage for subpackage in ORDER if subpackage in there) in _CONTRIBUTING.read_text(

@@ -66,7 +66,7 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
     assert [] == [f"{doc.where}: {doc.text.splitlines()[0]}" for doc in _docstrings() if _OPENERS.match(doc.text)]
 
 
-def test_sentences_name_things_instead_of_pointing_at_them() -> None:
+def test_sentences_contain_nouns_instead_of_pronouns() -> None:
     """A sentence of pronouns is understood only by a reader of the body."""
     assert [] == [
         f"{doc.where}: {sentence}"

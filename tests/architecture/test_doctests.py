@@ -12,7 +12,7 @@ from architecture.sources import PACKAGE, modules
 WITH_EXAMPLES = [module for module in modules() if ">>> " in module.path.read_text(encoding="utf-8")]
 
 
-def test_there_are_examples_to_run() -> None:
+def test_examples_exist() -> None:
     """The list of modules with examples is not empty by mistake."""
     assert {"tags.address", "export.table", "words"} <= {module.name for module in WITH_EXAMPLES}
 

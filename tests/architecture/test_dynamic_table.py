@@ -9,6 +9,6 @@ from dynamic_matrix import table
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "dynamic.md"
 
 
-def test_guide_shows_the_table_that_is_tested() -> None:
+def test_guide_has_the_tested_table() -> None:
     """After a change of the matrix, ``dynamic_matrix.table()`` prints the new table for the guide."""
     assert table() in GUIDE.read_text(encoding="utf-8")

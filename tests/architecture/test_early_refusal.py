@@ -34,7 +34,7 @@ VERBS = sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_verb_refuses_early_in_one_function_that_it_calls_once(verb: str) -> None:
+def test_verb_calls_its_early_refusal_once(verb: str) -> None:
     """The function is ``_refuse_early``; a verb that needs none is listed with the reason."""
     module = next(module for module in modules() if module.name == MODULES[verb])
     defined = [name for name, _ in functions(module.tree) if name == "_refuse_early"]

@@ -39,7 +39,7 @@ def test_drawn_error_tree_equals_the_classes() -> None:
     assert _real() == _drawn()
 
 
-def test_error_classes_end_in_error_and_explain_themselves() -> None:
+def test_error_classes_end_in_error_and_have_docstrings() -> None:
     """Every class is named after the failed work, ends in ``Error`` and has a docstring of its own."""
     assert [] == [name for name in _real() if not name.endswith("Error") or not vars(vars(errors)[name]).get("__doc__")]
 

@@ -69,7 +69,7 @@ def test_every_call_of_a_library_is_guarded() -> None:
     assert count >= 10
 
 
-def test_no_call_allows_code_by_itself() -> None:
+def test_no_call_allows_remote_code() -> None:
     """``trust_remote_code`` is passed on from the request, and never the constant ``True``."""
     constants = [
         f"{module.name}:{node.lineno}"

@@ -214,7 +214,7 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
         ),
     ],
 )  # fmt: skip
-def test_verb_imports_no_more_than_it_needs(arguments: list[str], unused: set[str], most: int, folder: Path) -> None:
+def test_verb_imports_stay_within_the_budget(arguments: list[str], unused: set[str], most: int, folder: Path) -> None:
     """Unused work and libraries are not imported, and the number of modules stays within the measured one + 6 %."""
     (folder / "bert").mkdir()
     config = {"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 8, "num_hidden_layers": 1}

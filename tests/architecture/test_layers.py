@@ -110,7 +110,7 @@ def _is_allowed(module: Module, subpackage: str, found: Import) -> bool:
     return subpackage in RANK and _may_import(module.subpackage, subpackage)
 
 
-def test_modules_stand_in_known_subpackages() -> None:
+def test_modules_belong_to_known_subpackages() -> None:
     """Every module belongs to a subpackage of the order, or is listed as free with a reason."""
     strays = {
         module.name: module.subpackage
@@ -120,13 +120,13 @@ def test_modules_stand_in_known_subpackages() -> None:
     assert {} == strays, "give each subpackage its place in ORDER"
 
 
-def test_modules_import_only_subpackages_before_them() -> None:
+def test_modules_import_only_earlier_subpackages() -> None:
     """No import, deferred or for types only, leads to the right."""
     assert [] == [found for module in modules() if module.name not in FREE for found in _violations(module)]
 
 
 @pytest.mark.parametrize(("subpackage", "order"), INSIDE)
-def test_folders_of_a_subpackage_import_only_those_before_them(subpackage: str, order: tuple[str, ...]) -> None:
+def test_folders_of_a_subpackage_import_only_earlier_folders(subpackage: str, order: tuple[str, ...]) -> None:
     """The same rule holds for the folders inside a subpackage."""
     strays = [
         f"{module.name} imports {found.target}"
@@ -160,7 +160,7 @@ def test_modules_have_no_circle() -> None:
         pytest.fail(f"a circle of modules: {' <- '.join(error.args[1])}; move what is shared below both")
 
 
-def test_library_with_a_home_is_imported_there_only() -> None:
+def test_library_with_a_home_is_imported_only_in_its_home() -> None:
     """A library reserved for a subpackage is imported in no other subpackage."""
     strays = [
         f"{module.name}:{found.line} imports {found.target}"
@@ -183,7 +183,7 @@ def test_library_with_a_home_is_imported_there_only() -> None:
         ("builds", "cli", False),
     ],
 )
-def test_order_decides_who_may_import_whom(importer: str, imported: str, allowed: bool) -> None:
+def test_order_decides_allowed_imports(importer: str, imported: str, allowed: bool) -> None:
     """An import to the left is allowed, an import to the right is not."""
     assert allowed == _may_import(importer, imported)
 

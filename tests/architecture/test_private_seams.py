@@ -45,11 +45,11 @@ SEAMS: dict[str, dict[str, str]] = {
             "torch.fx.experimental.symbolic_shapes",
             "torch.utils._mode_utils",
         ),
-        f"{_DYNAMO}/test_example_values.py::test_capture_that_takes_example_values_goes_their_way_and_tells_the_line",
+        f"{_DYNAMO}/test_example_values.py::test_capture_with_example_values_follows_their_branches_and_names_the_line",
     ),
     "export.dynamo.operator_forms": {
         "torch.onnx._internal.exporter": "tests/integration/test_exact_operators.py::"
-        "test_body_of_a_loop_belongs_to_the_module_that_runs_it",
+        "test_loop_body_belongs_to_the_calling_module",
     },
     "export.dynamo.shortcuts": dict.fromkeys(
         (
@@ -60,21 +60,21 @@ SEAMS: dict[str, dict[str, str]] = {
             "torch.onnx._internal.exporter",
             "torch.ops.aten",
         ),
-        f"{_DYNAMO}/test_shortcuts.py::test_graph_is_the_one_that_torch_makes",
+        f"{_DYNAMO}/test_shortcuts.py::test_graph_equals_the_graph_of_torch",
     ),
     "export.dynamo.transformers_patches": {
         "._ONNX_TRANSLATION_TABLE": f"{_DYNAMO}/test_transformers_patches.py::"
-        "test_patches_are_in_place_for_the_block_and_gone_after_it",
+        "test_patches_are_active_inside_the_block_only",
     },
     "models.fake_parameters": {
         "torch._subclasses.fake_tensor": f"{_DYNAMO}/test_capturing.py::"
-        "test_capture_of_a_model_without_values_takes_them_from_the_caller",
+        "test_capture_without_values_gets_values_from_the_caller",
     },
     "models.preparation": {
         "._forward_hooks": "tests/integration/test_forward_hooks.py::"
-        "test_hooks_of_the_root_see_what_its_forward_takes_and_returns",
+        "test_root_hooks_get_arguments_and_result_of_the_forward",
         "._forward_pre_hooks": "tests/integration/test_forward_hooks.py::"
-        "test_hooks_of_the_root_see_what_its_forward_takes_and_returns",
+        "test_root_hooks_get_arguments_and_result_of_the_forward",
         "torch.jit._script": "tests/unit/models/test_preparation.py::"
         "test_prepared_for_export_scripted_module_is_refused_by_its_path",
     },
@@ -86,8 +86,8 @@ SEAMS: dict[str, dict[str, str]] = {
     },
     "export.torchscript.capturing": {
         "torch.onnx._internal.torchscript_exporter": f"{_TORCHSCRIPT}/test_operators.py::"
-        "test_further_operators_are_gone_after_the_block",
-        "torch.onnx.symbolic_helper": f"{_TORCHSCRIPT}/test_operators.py::test_diff_is_that_of_torch",
+        "test_further_operators_are_removed_after_the_block",
+        "torch.onnx.symbolic_helper": f"{_TORCHSCRIPT}/test_operators.py::test_diff_equals_torch",
     },
     "export.torchscript.tracing": {
         "torch._C": f"{_TORCHSCRIPT}/test_missing_values.py::"
@@ -98,27 +98,27 @@ SEAMS: dict[str, dict[str, str]] = {
         "test_capture_that_needs_values_is_refused",
         "torch.jit": f"{_TORCHSCRIPT}/test_scopes.py::test_scopes_read_back_the_exact_call_stack",
         "torch.onnx._internal.torchscript_exporter.utils": f"{_TORCHSCRIPT}/test_scopes.py::"
-        "test_applied_prints_nothing_even_when_verbose",
+        "test_applied_prints_nothing_with_verbose",
     },
     "tags.torch_modules": {
         "._compiled_call_impl": "tests/unit/tags/test_compiled_modules.py::"
         "test_compiled_parts_are_put_back_after_an_error",
-        "._modules": "tests/unit/tags/test_compiled_modules.py::test_compiled_module_stands_for_the_one_inside",
+        "._modules": "tests/unit/tags/test_compiled_modules.py::test_compiled_module_represents_its_original",
     },
     "inspect.model_inspection": {
         "torch._subclasses.fake_tensor": "tests/unit/inspect/test_weightless.py::"
         "test_run_weightless_module_without_storage_runs_all_the_same",
     },
     "models.caches.finding": {
-        "._base": f"{_LOAD}/caches/test_after_others.py::test_mask_that_is_widened_is_no_input",
+        "._base": f"{_LOAD}/caches/test_after_others.py::test_widened_mask_is_no_input",
     },
     "models.checkpoints.deferred_tensors": {
         "torch.Tensor._make_wrapper_subclass": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
-        "test_deferred_tensors_say_shape_type_and_device_and_give_their_values",
+        "test_deferred_tensors_have_shape_type_device_and_values",
         "torch._C": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
-        "test_deferred_tensors_say_shape_type_and_device_and_give_their_values",
+        "test_deferred_tensors_have_shape_type_device_and_values",
         "torch.utils._pytree": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
-        "test_deferred_tensor_computed_is_computed_when_it_is_read",
+        "test_deferred_tensor_is_computed_on_read",
         "._local_scalar_dense": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
         "test_deferred_tensors_are_compared_by_their_values",
         "._schema": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
@@ -130,18 +130,18 @@ SEAMS: dict[str, dict[str, str]] = {
     },
     "models.live_module": dict.fromkeys(
         ("torch.jit._script", "torch.jit._trace"),
-        "tests/integration/test_programs.py::test_program_is_refused_with_what_to_pass_instead",
+        "tests/integration/test_programs.py::test_program_is_refused_with_the_accepted_object",
     ),
     "models.random_weights": {
         "._from_config": f"{_LOAD}/test_random_weights.py::test_random_weights_are_seeded_and_leave_the_callers_state",
     },
     "models.families.image_grids": {
         "._attn_implementation": "tests/integration/test_vision_language_models.py::"
-        "test_pictures_of_any_size_write_what_pytorch_writes",
+        "test_images_of_any_size_equal_pytorch",
     },
     "models.families.vision_language": {
         "._attn_implementation": "tests/integration/test_vision_language_models.py::"
-        "test_images_whose_tokens_see_each_other_are_not_cut",
+        "test_images_with_mutual_attention_are_not_cut",
     },
     "models.inputs.nested_arguments": {
         "torch.utils._pytree": f"{_LOAD}/inputs/test_nested_arguments.py::"
@@ -155,13 +155,13 @@ SEAMS: dict[str, dict[str, str]] = {
     },
     "models.resolution": {
         "._experts_implementation": "tests/integration/test_resolution_agrees.py::"
-        "test_inspect_tree_is_that_of_a_real_forward",
+        "test_inspect_tree_equals_a_real_forward",
         "._from_config": f"{_LOAD}/test_resolution.py::test_resolve_model_takes_no_storage_and_no_weights",
     },
     "export.loading": {
         "torch._subclasses.fake_tensor": f"{_LOAD}/test_weightless.py::test_weightless_model_reads_no_weight",
-        "._buffers": f"{_LOAD}/test_weightless.py::test_weightless_model_is_bound_to_what_from_pretrained_loads",
-        "._parameters": f"{_LOAD}/test_weightless.py::test_weightless_model_is_bound_to_what_from_pretrained_loads",
+        "._buffers": f"{_LOAD}/test_weightless.py::test_weightless_model_is_bound_to_the_weights_of_from_pretrained",
+        "._parameters": f"{_LOAD}/test_weightless.py::test_weightless_model_is_bound_to_the_weights_of_from_pretrained",
     },
     "normalize.passes": {
         "onnx_ir.passes.common._c_api_utils": "tests/unit/normalize/test_shape_inference.py::"
@@ -171,10 +171,10 @@ SEAMS: dict[str, dict[str, str]] = {
         "onnxruntime.capi": "tests/unit/quantize/test_float_engine.py::test_float16_inside_and_float32_at_the_edges",
     },
     "ort.plug_ins": {
-        "onnxruntime.capi": "tests/unit/ort/test_sessions.py::test_session_of_a_broken_file_names_it_and_the_reason",
+        "onnxruntime.capi": "tests/unit/ort/test_sessions.py::test_session_of_a_broken_file_names_file_and_reason",
     },
     "ort.placement_query": {
-        "onnxruntime.capi": "tests/unit/inspect/test_provider_check.py::test_listed_kernels_are_those_a_session_finds",
+        "onnxruntime.capi": "tests/unit/inspect/test_provider_check.py::test_listed_kernels_equal_session_kernels",
     },
     "ort.processes": {
         "._args_from_interpreter_flags": "tests/unit/ort/test_processes.py::"
@@ -186,20 +186,20 @@ SEAMS: dict[str, dict[str, str]] = {
     },
     "compare.verification.rounding": {
         "torch.utils._pytree": "tests/unit/compare/verification/test_rounding.py::"
-        "test_draw_that_rounding_decides_is_set_aside",
+        "test_draw_decided_by_rounding_is_set_aside",
     },
     "compare.verification.python_reads": {
         "torch.utils._python_dispatch": "tests/integration/test_input_values.py::"
-        "test_value_that_the_trace_fixed_is_no_verified_file",
+        "test_value_fixed_by_the_trace_fails_the_verification",
         "torch.utils._pytree": "tests/integration/test_input_values.py::"
-        "test_value_that_the_trace_fixed_is_no_verified_file",
+        "test_value_fixed_by_the_trace_fails_the_verification",
         "._schema": "tests/integration/test_assumptions.py::test_line_that_reads_values_in_a_roundabout_way_is_named",
     },
     "compare.verification.streamed_reference": {
-        "torch.utils._pytree": f"{_STREAMED}::test_other_operations_answer_as_when_weights_are_held",
-        "._parameters": f"{_STREAMED}::test_large_matrices_answer_as_when_they_are_held",
+        "torch.utils._pytree": f"{_STREAMED}::test_other_operations_equal_weights_in_memory",
+        "._parameters": f"{_STREAMED}::test_large_matrices_equal_matrices_in_memory",
         "._schema": f"{_STREAMED}::test_forward_that_writes_into_a_parameter_is_refused",
-        "._to_copy": f"{_STREAMED}::test_other_operations_answer_as_when_weights_are_held",
+        "._to_copy": f"{_STREAMED}::test_other_operations_equal_weights_in_memory",
     },
 }
 """Module → prefix of its private names (``.name``: an attribute of an object) → the test that fails when they move."""

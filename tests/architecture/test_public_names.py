@@ -24,7 +24,7 @@ from architecture.sources import (
 )
 
 
-def _shown_names(module: Module) -> set[str]:
+def _annotation_names(module: Module) -> set[str]:
     """Return the names that annotations and bases of a module's top level use, functions and fields included."""
     shown: list[ast.AST | None] = []
     for node in ast.walk(module.tree):
@@ -78,7 +78,7 @@ def test_package_type_hints_and_lazy_table_name_the_same_homes() -> None:
     assert {*declared, "__version__"} == set(winml.modelkit.__all__)
 
 
-def test_package_unknown_name_is_refused_with_the_names_there_are() -> None:
+def test_package_unknown_name_is_refused_with_the_public_names() -> None:
     """A wrong name raises an AttributeError that lists the public names."""
     with pytest.raises(AttributeError, match=r"'export_tensorflow'; available: .*export_pytorch"):
         winml.modelkit.export_tensorflow  # noqa: B018 -- the access is what is tested
@@ -95,7 +95,7 @@ def test_names_that_no_other_file_uses_are_private() -> None:
     assert [] == [
         f"{module.name}: {name}"
         for module in modules()
-        for name in sorted({*defined_names(module)} - _shown_names(module))
+        for name in sorted({*defined_names(module)} - _annotation_names(module))
         if not users[name] - {sources / module.path.relative_to(package_folder())}
     ]
 

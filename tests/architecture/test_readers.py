@@ -51,7 +51,7 @@ def test_reader_is_installed_again_only_when_its_versions_change(pins: Path) -> 
         assert times == len(installed)
 
 
-def test_reason_names_the_package_or_program_that_is_missing(pins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reason_names_the_missing_package_or_program(pins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason is the error of pip, or the name of the missing program."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)

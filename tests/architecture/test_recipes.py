@@ -127,7 +127,7 @@ def _write_model(path: Path) -> Path:
     return path
 
 
-def test_recipes_say_what_to_do() -> None:
+def test_recipes_have_instructions() -> None:
     """Every recipe is there, with instructions a test can follow."""
     found = recipes()
     assert list(found) == [
@@ -195,7 +195,7 @@ def test_pass_and_stage_of_the_recipes_run_in_a_build(kitchen: Kitchen) -> None:
     assert "for the npu" == model.graph.doc_string
 
 
-def test_capability_of_the_recipe_is_listed_and_asked_for_by_name(kitchen: Kitchen) -> None:
+def test_capability_of_the_recipe_is_listed_and_enabled_by_name(kitchen: Kitchen) -> None:
     """The registry lists it, the command has its flags, and ONNX Runtime's transformer is used once."""
     listed = json.loads(kitchen.winml("optimize", "--list", "--enable-label-encoder-fusion", "--format", "json"))
     entry = next(item for item in listed["capabilities"] if item["name"] == "label_encoder_fusion")

@@ -105,14 +105,14 @@ def test_subjects_know_no_form() -> None:
     ]
 
 
-def test_rules_see_what_they_forbid() -> None:
+def test_renderer_rules_match_existing_imports() -> None:
     """Each renderer draws with a library of its own; a test that found no imports would miss these libraries."""
     assert {"report.terminal", "report.markdown", "report.html"} == {module.name for module in FORMS}
     libraries = {name for module in FORMS for name in _imported_libraries(module)}
     assert {"rich", "jinja2"} <= libraries & DRAWING_LIBRARIES
 
 
-def test_messages_go_through_the_function_that_makes_them_printable() -> None:
+def test_messages_pass_the_printable_filter() -> None:
     """No module writes to stderr by itself; a verb calls ``tell``."""
     own = {"cli._streams"}
     assert [] == [

@@ -44,7 +44,7 @@ def test_no_file_names_a_path_of_one_machine() -> None:
         ("$HOME/tmp/x", False),
     ],
 )
-def test_machine_path_pattern_tells_paths_from_names(line: str, expected: bool) -> None:
+def test_machine_path_pattern_distinguishes_paths_from_names(line: str, expected: bool) -> None:
     """The pattern matches absolute paths of machines, but neither scopes of a graph nor relative paths."""
     assert expected == bool(_MACHINE_PATH.search(line))
 
@@ -85,7 +85,7 @@ def test_every_test_file_is_collected_by_its_name(request: pytest.FixtureRequest
     assert [] == [path.name for path in holders if not any(fnmatch.fnmatch(path.name, p) for p in patterns)]
 
 
-def test_markers_are_the_documented_ones(request: pytest.FixtureRequest) -> None:
+def test_markers_are_documented(request: pytest.FixtureRequest) -> None:
     """Only a missing device, program or network, and slowness, may exclude a test."""
     ours = re.search(r"^markers = \[\n(.*?)^\]", _text("pyproject.toml"), re.MULTILINE | re.DOTALL)
     assert ours is not None

@@ -118,7 +118,7 @@ def test_reference_of_python_has_every_public_name() -> None:
     assert sorted(name for name in winml.modelkit.__all__ if not name.startswith("__")) == sorted(entries)
 
 
-def test_picture_of_the_house_is_what_its_script_draws() -> None:
+def test_architecture_picture_equals_the_output_of_its_script() -> None:
     """``make documents`` draws the picture anew."""
     assert package() == PICTURE.read_text(encoding="utf-8")
 
@@ -140,7 +140,7 @@ def test_notebook_becomes_a_page_with_its_outputs(tmp_path: Path) -> None:
     assert page.endswith("<div><svg/></div>\n")
 
 
-def test_requests_to_other_hosts_are_found(tmp_path: Path) -> None:
+def test_requests_to_other_hosts_are_detected(tmp_path: Path) -> None:
     """Links that a reader may follow are not requests."""
     (tmp_path / "a.html").write_text('<a href="https://onnx.ai">a</a><script src="https://cdn.example/x.js"></script>')
     (tmp_path / "a.css").write_text(

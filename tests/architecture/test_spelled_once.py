@@ -75,7 +75,7 @@ def test_precisions_are_named_in_their_registry() -> None:
     assert [] == named
 
 
-def test_patterns_see_what_they_are_for() -> None:
+def test_spelling_patterns_match_keys_and_file_names() -> None:
     """The patterns match a key and a file name of ours, but neither a module nor a checkpoint's file."""
     assert _METADATA_KEY.search("winml.hierarchy.tag")
     assert not _METADATA_KEY.search("winml.modelkit")

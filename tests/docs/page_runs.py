@@ -70,7 +70,7 @@ def blocks_of(page: str) -> list[Block]:
     ]
 
 
-def given_of(page: str) -> list[tuple[str, str]]:
+def supplies_of(page: str) -> list[tuple[str, str]]:
     """Return (supply, path in the folder) that a page needs before its run; path "." keeps the supply's own name."""
     things = [thing.strip() for found in _GIVEN.findall(page) for thing in found.split(";")]
     parts = [thing.partition(" as ") for thing in things]

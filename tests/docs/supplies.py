@@ -46,7 +46,7 @@ class Supplies:
 
     def place(self, name: str, target: Path) -> None:
         """Place a supply in the folder of a page: a folder or a file; the target "." keeps its own name."""
-        source = self._made(name)
+        source = self._create(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             shutil.copytree(source, target, dirs_exist_ok=True, copy_function=_link)
@@ -58,7 +58,7 @@ class Supplies:
         if HUB_ID not in words:
             return run_here(*words, stdin=stdin)
         is_open = {"--layout", "--dynamic-batch"} & {*words}
-        hub = self._made("half-minilm") if is_open else self._minilm
+        hub = self._create("half-minilm") if is_open else self._minilm
         told = tuple(str(hub) if word == HUB_ID else word for word in words)
         if words[0] != "export":
             return run_here(*told, stdin=stdin)
@@ -71,12 +71,12 @@ class Supplies:
         shutil.copytree(folder, Path.cwd(), dirs_exist_ok=True, copy_function=_link)
         return outcome
 
-    def _made(self, name: str) -> Path:
+    def _create(self, name: str) -> Path:
         path = self._folder / name
         if not path.exists():
             kind, _, source = name.rpartition(" of ")
             if kind:
-                self._command(_FROM[kind], self._made(source), path)
+                self._command(_FROM[kind], self._create(source), path)
             else:
                 _MAKERS[name](path) if name in _MAKERS else _DATA[name](self, path)
         return path
@@ -89,7 +89,7 @@ class Supplies:
 
     def _reviews(self, path: Path) -> None:
         """Write the sentences with the checkpoint's most certain predictions, which are their labels."""
-        answers = pipeline_of(self._made("classifier"), "text-classification")
+        answers = pipeline_of(self._create("classifier"), "text-classification")
         judged = sorted(((answers(text)[0], text) for text in sentences(120)), key=lambda row: -row[0]["score"])
         _write_table(path, [("text", "label"), *((text, answer["label"]) for answer, text in judged[:40])])
 

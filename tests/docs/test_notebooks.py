@@ -16,16 +16,16 @@ _NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
 
 
 @pytest.fixture
-def _logging_kept() -> Iterator[None]:
+def _restored_logging() -> Iterator[None]:
     """Restore the logging level that a notebook changes."""
     disabled = logging.root.manager.disable
     yield
     logging.disable(disabled)
 
 
-@pytest.mark.usefixtures("_logging_kept")
+@pytest.mark.usefixtures("_restored_logging")
 @pytest.mark.parametrize("name", _NAMES)
-def test_notebook_prints_what_it_was_committed_with(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_reproduces_its_committed_outputs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs are compared cell by cell, without the numbers of measuring cells; ``scripts/notebook_outputs.py`` writes
     them.
     """
@@ -49,7 +49,7 @@ def test_lines_of_notebooks_are_short(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_numbers_in_the_prose_of_a_notebook_are_computed_in_it(name: str) -> None:
+def test_numbers_in_notebook_prose_occur_in_outputs(name: str) -> None:
     """A number of two digits or more in the prose also stands in an output."""
     notebook = read_notebook(NOTEBOOKS / name)
     prose = " ".join(source_of(cell) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
@@ -80,7 +80,7 @@ def test_notebook_was_run_from_top_to_bottom(name: str) -> None:
     assert any("image/svg+xml" in output.get("data", {}) for cell in cells for output in cell["outputs"])
 
 
-def test_ratio_whose_interval_holds_one_is_called_undecided() -> None:
+def test_ratio_with_an_interval_around_one_is_called_undecided() -> None:
     """The prose says "undecided" exactly if the interval of the committed run contains 1."""
     notebook = read_notebook(NOTEBOOKS / "deployed_int8.ipynb")
     printed = " ".join(text_of(cell["outputs"], measured=False) for cell in code_cells(notebook))

@@ -9,7 +9,7 @@ import pytest
 
 from architecture.sources import REPOSITORY
 from benchmark_page import saved_results
-from docs.page_runs import PageRun, blocks_of, given_of, matches
+from docs.page_runs import PageRun, blocks_of, matches, supplies_of
 from docs.supplies import Supplies
 from e2e.in_process import run_here
 from winml.modelkit.cli.main import COMMANDS
@@ -52,7 +52,7 @@ def supplies(minilm_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> S
 
 @pytest.mark.usefixtures("libraries_may_warn")
 @pytest.mark.parametrize("page", _RUNS, ids=_name)
-def test_examples_of_a_page_run_and_print_what_it_shows(
+def test_page_examples_run_with_the_printed_output(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supplies: Supplies
 ) -> None:
     """The blocks run from top to bottom in one folder; the Hub id resolves to a local checkpoint."""
@@ -62,12 +62,12 @@ def test_examples_of_a_page_run_and_print_what_it_shows(
     monkeypatch.chdir(here)
     monkeypatch.setenv("WINML_CACHE", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(here))
-    for name, path in given_of(text):
+    for name, path in supplies_of(text):
         supplies.place(name, here / path)
     PageRun(supplies.run).check(text)
 
 
-def test_blocks_that_are_not_run_say_why_and_are_counted() -> None:
+def test_skipped_blocks_have_a_reason_and_are_counted() -> None:
     """Every such block has a reason on the page and counts in ``NOT_RUN``."""
     reasons = {
         _name(page): [block.why_not for block in blocks_of(page.read_text(encoding="utf-8")) if block.why_not]
@@ -78,7 +78,7 @@ def test_blocks_that_are_not_run_say_why_and_are_counted() -> None:
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=_name)
-def test_pages_show_commands_in_blocks_that_are_run(page: Path) -> None:
+def test_pages_show_commands_in_executed_blocks(page: Path) -> None:
     """No page has an indented block, or a command in a block of another kind."""
     text = page.read_text(encoding="utf-8")
     assert [] == re.findall(r"^\n    +(\S.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.MULTILINE)
@@ -91,7 +91,7 @@ def test_pages_show_commands_in_blocks_that_are_run(page: Path) -> None:
     assert text.count("\n```") == 2 * len(blocks_of(text))
 
 
-def test_verbs_beside_those_of_winml_cli_are_all_there_are() -> None:
+def test_table_lists_all_verbs_of_both_tools() -> None:
     """The table lists the shared names and the names that only one tool has."""
     page = (REPOSITORY / "docs" / "coming_from" / "winml_cli.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.*) \|$", page.partition("## Verbs")[2].partition("\n## ")[0], re.MULTILINE)
@@ -100,7 +100,7 @@ def test_verbs_beside_those_of_winml_cli_are_all_there_are() -> None:
     assert sorted(COMMANDS) == sorted(re.findall(r"`(\w+)`", same + ours))
 
 
-def test_text_that_nothing_printed_is_refused() -> None:
+def test_unprinted_output_text_is_refused() -> None:
     """A block of output needs a preceding block that prints."""
     with pytest.raises(AssertionError, match="nothing printed"):
         PageRun(run_here).check("```text\nsaid by nobody\n```\n")
@@ -126,6 +126,6 @@ def test_text_that_nothing_printed_is_refused() -> None:
         ("no \n\n", "no", False, True),
     ],
 )
-def test_what_a_page_shows_is_compared_line_by_line(shown: str, printed: str, measured: bool, expected: bool) -> None:
+def test_page_output_is_compared_line_by_line(shown: str, printed: str, measured: bool, expected: bool) -> None:
     """An ellipsis stands for omitted text; numbers of a measurement are not compared."""
     assert expected == matches(shown, printed, measured=measured)

@@ -75,7 +75,7 @@ def test_second_build_reuses_all_without_importing_torch(place: Workplace, bert_
     assert "--no-quant" == record["parts"][0]["stages"][2]["reason"]
 
 
-def test_precision_on_the_command_line_wins_over_a_config_that_leaves_it_out(place: Workplace, bert_tiny: Path) -> None:
+def test_precision_option_overrides_a_config_without_precision(place: Workplace, bert_tiny: Path) -> None:
     """The model has the precision of the command line; without a precision, the stage says that none was requested."""
     flags = ("-c", '{"optim": {"gelu_fusion": true}, "quant": null}', "--precision", "int8", "--exclude", "BertPooler")
     outcome = place.winml("build", "-m", bert_tiny, "-o", "out", *flags)
@@ -100,7 +100,7 @@ def test_no_optimize_leaves_the_export_as_the_model(place: Workplace, bert_tiny:
     assert files["out/export.onnx"] == files["out/model.onnx"]
 
 
-def test_two_builds_in_one_folder_take_turns(place: Workplace, bert_tiny: Path) -> None:
+def test_second_build_in_a_folder_waits_for_the_first(place: Workplace, bert_tiny: Path) -> None:
     """The second build reports that it waits, and then reuses all stages."""
     lock = filelock.FileLock(place.folder / "out" / ".winml-build.lock")
     command = [*place.program, "build", "-m", str(bert_tiny), "-o", "out", *_FLAGS]
@@ -116,7 +116,7 @@ def test_two_builds_in_one_folder_take_turns(place: Workplace, bert_tiny: Path) 
     assert 2 == out.count("reused")
 
 
-def test_config_of_winml_config_is_what_build_takes(workplace: Workplace, bert_tiny: Path) -> None:
+def test_build_accepts_a_generated_config(workplace: Workplace, bert_tiny: Path) -> None:
     """The config has the model and its dynamic dimensions; the build resolves it to an equal config."""
     asked = ("--dynamic-batch", "--shape-config", '{"sequence_length": 16}', "--no-quant", "--no-compile")
     assert 0 == workplace.winml("config", "-m", bert_tiny, *asked, "-o", "config.json").code
@@ -139,7 +139,7 @@ def test_use_cache_builds_in_the_cache(place: Workplace) -> None:
     assert before == place.files()
 
 
-def test_ignored_option_is_said_to_be(place: Workplace) -> None:
+def test_ignored_option_is_reported(place: Workplace) -> None:
     """``--skip-pre-normalization`` is ignored if the optimizer needs the normalized graph."""
     arguments = ("-m", "out/export.onnx", "-o", "other", "--level", "basic", "--skip-pre-normalization")
     outcome = place.winml("build", *arguments)
@@ -180,7 +180,7 @@ def test_wrong_usage_is_refused(place: Workplace, arguments: tuple[str, ...], wo
 @pytest.mark.parametrize(
     ("output", "code"), [("x" * 300, 2), (f"new/{'x' * 300}", 1)], ids=["folder", "folder in a new one"]
 )
-def test_name_that_is_too_long_is_refused(place: Workplace, output: str, code: int) -> None:
+def test_overlong_name_is_refused(place: Workplace, output: str, code: int) -> None:
     """The error of the system is reported before a model is read; no folder is left."""
     refuse(place, "-m", "out/model.onnx", "-o", output, code=code, words="too long")
     assert not (place.folder / "new").exists()
@@ -204,7 +204,7 @@ main()
 
 
 @pytest.mark.parametrize(("stage", "words"), [("export", "no stage"), ("optimize", "completed: export;")])
-def test_interrupted_build_says_what_is_kept(workplace: Workplace, bert_tiny: Path, stage: str, words: str) -> None:
+def test_interrupted_build_lists_remaining_files(workplace: Workplace, bert_tiny: Path, stage: str, words: str) -> None:
     """An interruption before the first result leaves no file."""
     stopped = Workplace(workplace.root, (sys.executable, "-c", _INTERRUPTED, stage), is_warm=True)
     outcome = stopped.winml("build", "-m", bert_tiny, "-o", "new", *_FLAGS, "-q")
@@ -218,7 +218,7 @@ def test_place_that_cannot_be_written_is_refused(place: Workplace) -> None:
     refuse(place, "-m", "out/model.onnx", "-o", "out/model.onnx/new", code=1, words="cannot write")
 
 
-def test_manifest_of_a_newer_version_is_not_used_and_said(place: Workplace) -> None:
+def test_manifest_of_a_newer_version_is_ignored_with_a_note(place: Workplace) -> None:
     """The list of files in the manifest still tells which files may be replaced."""
     arguments = ("-m", "out/export.onnx", "-o", "new")
     assert 0 == place.winml("build", *arguments).code

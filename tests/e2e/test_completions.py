@@ -100,7 +100,7 @@ def test_unknown_names_complete_to_nothing() -> None:
         ("sweep plan.json --do export,p", ["export,perf"]),
     ],
 )
-def test_names_are_completed_from_the_lists_that_hold_them(words: str, expected: list[str]) -> None:
+def test_names_are_completed_from_their_registries(words: str, expected: list[str]) -> None:
     """The lists are those of execution providers, tasks, precisions, modes and steps; a name may follow a comma."""
     assert expected == _completed(words)
 

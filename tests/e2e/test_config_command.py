@@ -36,7 +36,7 @@ def test_config_round_trip_is_valid(workplace: Workplace, bert_tiny: Path) -> No
     jsonschema.validate(record, schema)
 
 
-def test_config_export_section_exports_what_it_says(workplace: Workplace, bert_tiny: Path) -> None:
+def test_config_export_section_determines_the_export(workplace: Workplace, bert_tiny: Path) -> None:
     """An export with the written inputs makes a file with these inputs."""
     written = workplace.winml("config", "-m", bert_tiny, "--batch-size", "2", "-o", "config.json")
     assert (0, "") == (written.code, written.out)
@@ -59,7 +59,7 @@ def test_config_export_section_exports_what_it_says(workplace: Workplace, bert_t
     assert {(2, 128)} == {tuple(spec["shape"]) for spec in record["export"]["input_tensors"]}
 
 
-def test_config_check_of_an_older_version_says_what_changed(workplace: Workplace) -> None:
+def test_config_check_of_an_older_version_lists_changes(workplace: Workplace) -> None:
     """A file of the first layout is valid; notes go to stderr."""
     checked = workplace.winml("config", "--check", DATA / "build_config_v0.json")
     assert 0 == checked.code

@@ -49,7 +49,7 @@ def _refused(*arguments: str | Path, words: str) -> None:
     assert words in refused.err
 
 
-def test_config_says_the_opset_and_null_for_stages_that_will_not_run(here: Path, small_bert: Path) -> None:
+def test_config_has_the_opset_and_null_for_skipped_stages(here: Path, small_bert: Path) -> None:
     """The opset is that of the export; a requested section stays, with a note if no stage reads it."""
     record, told = _config("-m", small_bert)
     assert "" == told
@@ -65,7 +65,7 @@ def test_config_says_the_opset_and_null_for_stages_that_will_not_run(here: Path,
     assert "(compile.ep)" in told
 
 
-def test_device_fills_the_section_quant_and_says_with_what(here: Path, small_file: Path) -> None:
+def test_device_fills_the_quant_section_with_a_note(here: Path, small_file: Path) -> None:
     """``auto`` is written as its precision; a device starts no quantization that a config leaves out."""
     record, told = _config("-m", small_file, "--device", "gpu", "--no-compile")
     assert ("fp16", "gpu") == (record["quant"]["precision"], record["quant"]["device"])
@@ -78,7 +78,7 @@ def test_device_fills_the_section_quant_and_says_with_what(here: Path, small_fil
     _refused("quantize", "-m", small_file, "-o", "q.onnx", "-c", '{"precision": "auto"}', words="left at fp32")
 
 
-def test_config_of_an_onnx_file_is_what_build_takes(here: Path, small_file: Path) -> None:
+def test_config_of_an_onnx_file_is_accepted_by_build(here: Path, small_file: Path) -> None:
     """The config skips the export; options of a PyTorch model do not apply."""
     assert 0 == run_here("config", "-m", small_file, "-o", "config.json").code
     record = json.loads((here / "config.json").read_text(encoding="utf-8"))
@@ -90,7 +90,7 @@ def test_config_of_an_onnx_file_is_what_build_takes(here: Path, small_file: Path
     _refused("config", "-m", small_file, "-o", small_file, "--overwrite", words=f"input {small_file}")
 
 
-def test_config_of_a_model_type_is_for_any_checkpoint_of_it(here: Path, small_bert: Path) -> None:
+def test_config_of_a_model_type_applies_to_any_checkpoint_of_the_type(here: Path, small_bert: Path) -> None:
     """The config names no model: ``-m`` of the build does."""
     sizes = ("--shape-config", '{"sequence_length": 8}')
     record, _ = _config("--model-type", "bert", *sizes)
@@ -102,7 +102,7 @@ def test_config_of_a_model_type_is_for_any_checkpoint_of_it(here: Path, small_be
     _refused("config", "-c", "{}", words="-m")
 
 
-def test_config_merges_with_one_that_is_given(here: Path, small_bert: Path) -> None:
+def test_config_merges_with_a_base_config(here: Path, small_bert: Path) -> None:
     """The given config is the base, and an option wins; sizes on the command line replace the inputs of the base."""
     base, _ = _config("-m", small_bert, "--dynamic-batch", "--no-quant")
     base["optim"] = {"level": "full", "module": [], "exclude": []}
@@ -153,7 +153,7 @@ def test_export_takes_a_whole_config_or_its_section_and_options_win(here: Path, 
     _refused("export", "-m", small_bert, "--opset", "3", "-o", "n.onnx", words="--opset")
 
 
-def test_config_of_winml_cli_is_read_where_it_means_the_same(here: Path, small_bert: Path) -> None:
+def test_config_of_winml_cli_is_read_if_its_meaning_is_equal(here: Path, small_bert: Path) -> None:
     """Other keys are named in notes; inputs have the intended values, and the export follows the config."""
     (here / "theirs.json").write_text(json.dumps(WINML_CLI), encoding="utf-8")
     record, told = _config("-c", "theirs.json", "-m", small_bert)
@@ -186,7 +186,7 @@ def test_range_of_winml_cli_ends_before_its_second_number_for_integers_alone() -
 
 
 @pytest.mark.parametrize("bounds", [["a", "b"], [True, None], [[], {}], [0]])
-def test_range_of_winml_cli_that_is_none_is_refused(here: Path, small_bert: Path, bounds: list[Any]) -> None:
+def test_invalid_range_of_winml_cli_is_refused(here: Path, small_bert: Path, bounds: list[Any]) -> None:
     """The message names the key, as for a config of ours."""
     (spec, other) = WINML_CLI["export"]["input_tensors"]
     export = {**WINML_CLI["export"], "input_tensors": [{**spec, "value_range": bounds}, other]}
@@ -232,7 +232,7 @@ def test_build_of_a_file_names_the_key_of_the_config(here: Path, small_file: Pat
     _refused("build", "-m", small_file, "-o", "out", "--dynamic-seq-len", words="--dynamic-seq-len")
 
 
-def test_error_names_where_dynamic_axes_were_given(here: Path, small_bert: Path) -> None:
+def test_error_names_the_source_of_dynamic_axes(here: Path, small_bert: Path) -> None:
     """The source is an option, the section of a config, or the JSON of the export."""
     axes = {"dynamic_axes": {"inputs": {"0": "b"}}}
     common = ("-m", small_bert, "-o", "out.onnx")
@@ -243,7 +243,7 @@ def test_error_names_where_dynamic_axes_were_given(here: Path, small_bert: Path)
     _refused(*built, "-c", json.dumps({"export": axes}), words="export.dynamic_axes:")
 
 
-def test_build_of_a_file_leads_to_where_its_sizes_are_fixed(here: Path, small_file: Path) -> None:
+def test_hint_of_a_build_of_a_file_fixes_its_sizes(here: Path, small_file: Path) -> None:
     """The command in the hint, with the given sizes, works."""
     sizes = '{"sequence": 16}'
     _refused("build", "-m", small_file, "-o", "out", "--shape-config", sizes, words=f"winml export -m {small_file} -o")
@@ -252,7 +252,7 @@ def test_build_of_a_file_leads_to_where_its_sizes_are_fixed(here: Path, small_fi
     assert 0 == run_here("build", "-m", "fixed.onnx", "-o", "out", "-q").code
 
 
-def test_size_above_what_a_file_takes_is_named_with_its_limit(here: Path, small_file: Path) -> None:
+def test_size_above_the_limit_of_a_file_is_refused_with_the_limit(here: Path, small_file: Path) -> None:
     """The file is not at fault: the exit code is 2, and no file is written."""
     at_most = "sequence_length 65: the graph was made for sizes 1 to 64"
     asked = '{"sequence_length": 65, "batch": 3}'
@@ -282,7 +282,7 @@ def test_size_above_what_a_file_takes_is_named_with_its_limit(here: Path, small_
         ((), "no size"),
     ],
 )
-def test_export_of_a_file_names_what_means_nothing_there(
+def test_export_of_a_file_refuses_inapplicable_options(
     here: Path, small_file: Path, options: tuple[str, ...], words: str
 ) -> None:
     """The option is refused with sizes and without."""
@@ -297,7 +297,7 @@ def _stages_of(*arguments: str | Path) -> dict[str, dict[str, Any]]:
     return {stage["name"]: stage for stage in part["stages"]}
 
 
-def test_provider_of_the_command_is_the_one_that_the_compile_section_names(here: Path, small_file: Path) -> None:
+def test_provider_option_equals_the_compile_section(here: Path, small_file: Path) -> None:
     """Both forms compile the result and tell the provider to earlier stages; ``--no-compile`` skips one stage only."""
     asked = ("-m", small_file, "--level", "extended")
     for ep, switch, status in (("cpu", (), "run"), ("qnn", ("--no-compile",), "skipped")):
@@ -307,7 +307,7 @@ def test_provider_of_the_command_is_the_one_that_the_compile_section_names(here:
             assert status == stages["compile"]["status"]
 
 
-def test_reason_to_compile_nothing_is_none_that_is_not_true(here: Path, small_file: Path) -> None:
+def test_reason_to_skip_compilation_is_true(here: Path, small_file: Path) -> None:
     """The named provider has no file format, or only another section names it."""
     told = {
         place: _stages_of("-m", small_file, *place)["compile"]["reason"]
@@ -344,9 +344,7 @@ def test_options_of_the_provider_are_read_or_refused(
     assert not (here / "out").exists()
 
 
-def test_capability_that_does_nothing_for_the_provider_is_refused_before_the_export(
-    here: Path, small_bert: Path
-) -> None:
+def test_ineffective_capability_is_refused_before_the_export(here: Path, small_bert: Path) -> None:
     """The message names the key and the key that helps, and a build with that key works."""
     optim = {"gelu_fusion": True}
     asked = ("build", "-m", small_bert, "-o", "out", "--ep", "qnn", "--no-compile", "--no-quant", "-c")

@@ -36,7 +36,7 @@ NOT_TEXT = os.fsdecode(b"na\xffme") if sys.platform != "win32" else "na\ud800me"
     ],
     ids=" ".join,
 )
-def test_value_that_means_nothing_is_wrong_usage(small_file: Path, here: Path, command: tuple[str, ...]) -> None:
+def test_meaningless_value_is_wrong_usage(small_file: Path, here: Path, command: tuple[str, ...]) -> None:
     """The values are names that are no text, and numbers that are no number or too large."""
     outcome = run_here(*(word.format(model=small_file) for word in command))
     assert 2 == outcome.code, outcome.err
@@ -60,9 +60,7 @@ def test_value_that_means_nothing_is_wrong_usage(small_file: Path, here: Path, c
     ],
     ids=lambda command: command[0],
 )
-def test_name_that_is_too_long_is_told(
-    small_file: Path, small_bert: Path, here: Path, command: tuple[str, ...]
-) -> None:
+def test_overlong_name_is_reported(small_file: Path, small_bert: Path, here: Path, command: tuple[str, ...]) -> None:
     """Either the command or the system reports it, in one sentence."""
     outcome = run_here(*(word.format(model=small_file, checkpoint=small_bert) for word in command))
     assert outcome.code in (1, 2), outcome.err
@@ -70,7 +68,7 @@ def test_name_that_is_too_long_is_told(
     assert len([line for line in outcome.complaint if line.startswith("error")]) == 1
 
 
-def test_answer_that_cannot_be_written_is_a_failure(small_file: Path, tmp_path: Path, workplace: Workplace) -> None:
+def test_unwritable_result_is_a_failure(small_file: Path, tmp_path: Path, workplace: Workplace) -> None:
     """The exit code is 1, whether the result was positive or negative."""
     if not Path("/dev/full").exists():
         pytest.skip("needs the device /dev/full")
@@ -102,7 +100,7 @@ def _into_full(workplace: Workplace, *arguments: str | Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("command", [(), ("--chat",)])
-def test_stdin_that_is_no_text_is_wrong_usage(llama: Path, workplace: Workplace, command: tuple[str, ...]) -> None:
+def test_stdin_without_text_is_wrong_usage(llama: Path, workplace: Workplace, command: tuple[str, ...]) -> None:
     """The input has a wrong encoding, or half a character if Python has no encoding."""
     done = subprocess.run(
         [*workplaces.PROGRAM, "generate", str(llama), "-p", "-", *command],
@@ -116,7 +114,7 @@ def test_stdin_that_is_no_text_is_wrong_usage(llama: Path, workplace: Workplace,
     assert b"stdin is not" in done.stderr
 
 
-def test_lack_of_memory_names_what_was_read(small_file: Path) -> None:
+def test_lack_of_memory_names_the_file(small_file: Path) -> None:
     """The error itself holds nothing but its class."""
     assert 0 == run_here("inspect", small_file).code
     assert str(small_file) in _errors.out_of_memory_error(MemoryError()).message
@@ -135,7 +133,7 @@ def test_lack_of_memory_names_what_was_read(small_file: Path) -> None:
     ],
     ids=lambda note: repr(note[:20]),
 )
-def test_damaged_note_of_the_cache_is_no_obstacle(here: Path, note: bytes) -> None:
+def test_damaged_cache_note_is_ignored(here: Path, note: bytes) -> None:
     """The build is listed, and removed as one without a model."""
     root = here.parent / "cache"
     build = root / "builds" / f"model-{'0' * 16}"

@@ -115,7 +115,7 @@ def test_sentences_calibrate_a_bert_and_are_compared_on() -> None:
     assert 5 == _answer(run_here(*command, "--split", "train", "--by-module"))["draws"]
 
 
-def test_build_of_a_file_makes_arrays_by_what_lies_beside_it() -> None:
+def test_build_of_a_file_prepares_arrays_with_the_processors_beside_the_file() -> None:
     """The build folder has no tokenizer yet, so that of the source is used; another tokenizer makes another result."""
     command = ("build", "-m", "bert/model.onnx", "-o", "built", "-p", "w8a8", "--calibration-data", "sentences.parquet")
     done = run_here(*command, "-q")
@@ -161,7 +161,7 @@ def test_data_that_does_not_fit_is_refused(arguments: tuple[str, ...], code: int
     assert not Path("no.onnx").exists()
 
 
-def test_words_about_a_data_set_that_is_none_are_refused() -> None:
+def test_data_set_options_without_a_data_set_are_refused() -> None:
     """The options do not apply to random values, to arrays, or beside other values."""
     np.savez("one.npz", x=np.zeros(1))
     quantize = ("quantize", "-m", "bert/model.onnx", "-o", "no.onnx", "--mode", "qdq")
@@ -182,7 +182,9 @@ def test_words_about_a_data_set_that_is_none_are_refused() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes in folders")
-def test_foreign_images_start_nothing_and_the_others_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_images_run_no_program_and_the_other_images_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An EPS named .png, a pipe and a link to a file of the machine are skipped; the images beside them count."""
     folder = tmp_path / "pictures"
     folder.mkdir()

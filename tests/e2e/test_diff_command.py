@@ -117,7 +117,7 @@ def test_files_of_the_same_model_are_the_same(before: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("outside", [False, True])
-def test_changed_weight_is_found_by_content(before: Path, tmp_path: Path, *, outside: bool) -> None:
+def test_changed_weight_is_detected_by_content(before: Path, tmp_path: Path, *, outside: bool) -> None:
     """A change of one number is reported as a change of the weight and the module, wherever the weight is stored.
 
     No value is shown.
@@ -135,7 +135,7 @@ def test_changed_weight_is_found_by_content(before: Path, tmp_path: Path, *, out
     }  # fmt: skip
 
 
-def test_changed_attribute_is_counted_and_a_default_is_none(before: Path, tmp_path: Path) -> None:
+def test_changed_attribute_is_counted_and_a_written_default_is_not(before: Path, tmp_path: Path) -> None:
     """An attribute is compared by its value, whether it is written or a default."""
     diff = diff_models(before, saved(build(change_attribute), tmp_path / "after.onnx"))
     assert [(module.tag, module.attributes_changed) for module in diff.modules] == [("/M/Second", 1)]
@@ -161,7 +161,7 @@ def test_renamed_weights_and_modules_are_matched(before: Path, tmp_path: Path) -
     ]
 
 
-def test_types_operators_and_interface_are_told(before: Path, tmp_path: Path) -> None:
+def test_types_operators_and_interface_are_compared(before: Path, tmp_path: Path) -> None:
     """A weight of another type changes the operators, the types and the bytes of its module."""
     (module,) = diff_models(before, saved(build(half), tmp_path / "half.onnx")).modules
     assert [(item.status, item.renamed_from, item.before, item.after) for item in module.weights] == [
@@ -179,7 +179,7 @@ def test_types_operators_and_interface_are_told(before: Path, tmp_path: Path) ->
     assert re.search(r"\bx\b.*float\[2, 40\].*float\[batch, 40\]", change)
 
 
-def test_command_answers_for_people_programs_and_comments(before: Path, tmp_path: Path) -> None:
+def test_command_compares_for_people_programs_and_comments(before: Path, tmp_path: Path) -> None:
     """Exit code 3 means a difference; 0 means no difference, or ``--exit-zero``."""
     after = saved(build(change_weight), tmp_path / "after.onnx")
 
@@ -196,7 +196,7 @@ def test_command_answers_for_people_programs_and_comments(before: Path, tmp_path
     assert "| changed | `/M/Second` |" in (tmp_path / "changes.md").read_text()
 
 
-def test_missing_data_and_files_that_are_none_are_refused(before: Path, tmp_path: Path) -> None:
+def test_missing_data_and_invalid_files_are_refused(before: Path, tmp_path: Path) -> None:
     """A file that cannot be read is an error, not a difference."""
     outside = saved(build(), tmp_path / "outside.onnx", external_data="outside.data", size_threshold_bytes=0)
     (tmp_path / "outside.data").unlink()
@@ -221,7 +221,7 @@ def test_graph_without_modules_is_compared_as_a_whole(before: Path, tmp_path: Pa
     assert (module.tag, dict(module.operators)) == ("", {"Relu": (1, 0), "Tanh": (0, 1)})
 
 
-def test_order_of_outputs_is_told_whatever_else_changed(tmp_path: Path) -> None:
+def test_order_of_outputs_is_compared_despite_other_changes(tmp_path: Path) -> None:
     """Inputs and outputs are compared separately, in the order of the names that both files have."""
 
     def second_output(model: ir.Model) -> None:
@@ -252,7 +252,7 @@ def test_order_of_outputs_is_told_whatever_else_changed(tmp_path: Path) -> None:
     assert not any("order of the" in words for words in told)
 
 
-def test_page_has_a_row_for_each_module_and_links_to_the_answer(before: Path, tmp_path: Path) -> None:
+def test_page_has_a_row_for_each_module_and_links_to_the_json(before: Path, tmp_path: Path) -> None:
     """Page and JSON are written together; an existing page is not replaced without ``--overwrite``."""
     after = saved(build(change_weight), tmp_path / "after.onnx")
     (tmp_path / "pages").mkdir()

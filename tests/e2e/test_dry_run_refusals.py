@@ -78,7 +78,7 @@ def _complaint(outcome: Outcome) -> str:
         if {"export": "--layout", "build": "--functions"}[verb] not in options
     ],
 )
-def test_dry_run_refuses_what_the_run_refuses(checkpoints: Path, verb: str, name: str) -> None:
+def test_dry_run_refuses_the_same_requests_as_the_run(checkpoints: Path, verb: str, name: str) -> None:
     """Neither the plan nor the run writes a file."""
     model, *options = REQUESTS[name]
     output = {"export": "out/model.onnx", "build": "out"}[verb]
@@ -128,7 +128,7 @@ def make_network(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ONNX_REQUESTS)
-def test_dry_run_of_an_onnx_file_refuses_what_the_run_refuses(here: Path, network: Path, name: str) -> None:
+def test_dry_run_of_an_onnx_file_refuses_the_same_requests_as_the_run(here: Path, network: Path, name: str) -> None:
     """Some refusals depend on batch norms folded into the weights."""
     verb, *options = ONNX_REQUESTS[name]
     arguments = (verb, "-m", network, "-o", "out.json" if "--sensitivity" in options else "out.onnx", *options)

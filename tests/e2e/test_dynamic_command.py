@@ -14,7 +14,7 @@ from e2e.in_process import run_here
 from e2e.workplace import Workplace
 
 
-def without(libraries: tuple[str, ...], workplace: Workplace, folder: Path) -> Workplace:
+def block_libraries(libraries: tuple[str, ...], workplace: Workplace, folder: Path) -> Workplace:
     """Return the workplace with libraries that fail when they are imported."""
     traps = folder / "traps"
     traps.mkdir()
@@ -43,7 +43,7 @@ def shapes(path: Path) -> dict[str, list[int | str]]:
     }
 
 
-def test_dynamic_export_names_dimensions_and_warns_of_nothing(
+def test_dynamic_export_names_dimensions_without_warnings(
     dynamic: tuple[Workplace, dict[str, object], list[str]],
 ) -> None:
     """An intended dynamic export prints no warning, and its JSON lists every dimension with the compared sizes."""
@@ -62,7 +62,7 @@ def test_dynamic_file_is_pinned_without_torch(
     dynamic: tuple[Workplace, dict[str, object], list[str]], tmp_path: Path
 ) -> None:
     """Sizes are fixed by name or key, without torch and transformers."""
-    light = without(("torch", "transformers"), dynamic[0], tmp_path)
+    light = block_libraries(("torch", "transformers"), dynamic[0], tmp_path)
     sizes = '{"batch_size": 1, "sequence_length": 32}'
     done = light.export("-m", "dynamic.onnx", "-o", "static.onnx", "--shape-config", sizes, "--overwrite")
     assert 0 == done.code, done.err
@@ -114,7 +114,7 @@ def test_wrong_dynamic_request_is_refused_before_torch(
     arguments: tuple[str, ...], words: tuple[str, ...], workplace: Workplace, bert_tiny: Path, tmp_path: Path
 ) -> None:
     """A request that is wrong in itself is refused at once, with exit code 2."""
-    light = without(("torch", "transformers", "onnx", "onnx_ir", "onnxruntime"), workplace, tmp_path)
+    light = block_libraries(("torch", "transformers", "onnx", "onnx_ir", "onnxruntime"), workplace, tmp_path)
     done = light.export("-m", bert_tiny, "-o", "model.onnx", *arguments)
     assert 2 == done.code, done.err
     for word in words:
@@ -124,7 +124,7 @@ def test_wrong_dynamic_request_is_refused_before_torch(
 def test_options_about_pytorch_are_refused_for_an_onnx_file(workplace: Workplace, tmp_path: Path) -> None:
     """Only sizes of a graph can be changed."""
     (workplace.folder / "model.onnx").write_bytes(b"")
-    light = without(("torch", "onnx"), workplace, tmp_path)
+    light = block_libraries(("torch", "onnx"), workplace, tmp_path)
     done = light.export("-m", "model.onnx", "-o", "static.onnx", "--batch-size", "1", "--dynamic-batch")
     assert 2 == done.code
     assert "--dynamic-batch" in done.err

@@ -64,14 +64,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _enter_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
 MODEL = "model/onnx/model.onnx"
 
 
-def test_answer_is_told_written_and_the_same_from_python(tmp_path: Path) -> None:
+def test_evaluation_is_equal_in_terminal_file_and_python(tmp_path: Path) -> None:
     output, page = tmp_path / "eval.json", tmp_path / "eval.html"
     done = run_here("eval", MODEL, "--dataset", "texts.csv", "--batch-size", "3", "-o", output, "--report", page)
     record = json.loads(output.read_text(encoding="utf-8"))
@@ -99,7 +99,7 @@ def test_answer_is_told_written_and_the_same_from_python(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("milliseconds", "is_busy"), [([1, 3, 3, 3], True), ([2], False)])
-def test_times_of_a_busy_machine_are_called_so(
+def test_times_of_a_busy_machine_are_marked_as_disturbed(
     monkeypatch: pytest.MonkeyPatch, milliseconds: Sequence[int], is_busy: bool
 ) -> None:
     """The clock shows runs of equally long texts that take longer than the fastest one."""
@@ -110,7 +110,7 @@ def test_times_of_a_busy_machine_are_called_so(
     assert is_busy == any("busy" in note for note in result.notes)
 
 
-def test_progress_is_told_off_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_printed_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines with the number of measured samples are printed now and then; ``--quiet`` prints none."""
     monkeypatch.setattr(_progress, "LINE_S", 0.0)
     asked = ("eval", MODEL, "--dataset", "texts.csv", "--baseline", "none", "--batch-size", "1")
@@ -119,7 +119,7 @@ def test_progress_is_told_off_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "measuring" not in run_here(*asked, "--quiet").err
 
 
-def test_limits_that_are_not_met_end_with_three(folder: Path) -> None:
+def test_missed_limits_exit_with_3(folder: Path) -> None:
     asked = ("eval", MODEL, "--dataset", "texts.csv", "--columns", "label=wrong", "--baseline", MODEL, "-f", "json")
     met = run_here(
         *asked,
@@ -154,7 +154,7 @@ def test_limits_that_cannot_be_are_refused_before_a_model_is_loaded() -> None:
         assert 2 == run_here(*asked, *limit).code
 
 
-def test_checkpoint_is_judged_by_itself() -> None:
+def test_checkpoint_is_evaluated_without_a_file() -> None:
     done = run_here("eval", "-m", "model", "--dataset", "texts.csv", "--metric", "accuracy", "-f", "json")
     record = json.loads(done.out)
 
@@ -214,7 +214,7 @@ def test_checkpoint_in_the_hub_cache_is_the_baseline(
     assert judged(revision="v2")["baseline"] is None
 
 
-def test_build_judges_its_result_and_keeps_what_it_found(folder: Path, tmp_path: Path) -> None:
+def test_build_stores_its_evaluation(folder: Path, tmp_path: Path) -> None:
     """``eval.json`` belongs to the build.
 
     A build without a section ``eval`` removes it, and a missed limit exits with 3.
@@ -301,7 +301,7 @@ def test_baseline_of_other_labels_or_tokens_is_refused(folder: Path, tmp_path: P
         evaluate_model(MODEL, "texts.csv", baseline=str(turned))
 
 
-def test_threads_of_torch_are_as_before_and_options_are_given_once() -> None:
+def test_torch_threads_are_restored_and_duplicate_options_are_refused() -> None:
     """The number of threads applies to the evaluation only; ``options`` and its fields cannot be combined."""
     before = torch.get_num_threads()
     evaluate_model(MODEL, "texts.csv", threads=before + 1, samples=2, metrics=["accuracy"])
@@ -324,7 +324,7 @@ def test_judge_of_forms_reads_samples_once(tmp_path: Path, monkeypatch: pytest.M
         assert first["accuracy"] > 0.5
 
 
-def test_tuning_judges_candidates_by_what_a_metric_loses(tmp_path: Path) -> None:
+def test_tuning_judges_candidates_by_the_drop_of_a_metric(tmp_path: Path) -> None:
     """A file with opposite outputs loses the whole accuracy, and a file without a score is wrong as well."""
     shutil.copytree("model", tmp_path / "model")
     wrong = onnx.load(tmp_path / MODEL)
@@ -425,7 +425,7 @@ def test_modules_stay_in_float_until_a_metric_is_reached(tmp_path: Path) -> None
         assert problem in refused.err
 
 
-def test_plan_writes_nothing_and_lists_the_file_of_the_answer(tmp_path: Path) -> None:
+def test_plan_writes_nothing_and_lists_the_result_file(tmp_path: Path) -> None:
     """The model and the data set are read; the only listed file is that of the result."""
     output = tmp_path / "eval.json"
     arguments = ("eval", MODEL, "--dataset", "texts.csv", "--baseline", "none", "-o", output)

@@ -29,7 +29,7 @@ FOREIGN_KEYS = ("winml.", "namespace", "pkg.torch.")
 
 
 @pytest.fixture(scope="module")
-def told(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> tuple[Workplace, Outcome]:
+def verbose_export(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> tuple[Workplace, Outcome]:
     """A verbose export with a report, in a process of its own."""
     workplace = replace(make_workplace(), runs_here=False)
     return workplace, workplace.export("-m", bert_tiny, "-o", "model.onnx", "-v", "--with-report")
@@ -50,18 +50,18 @@ def _keys(path: Path) -> set[str]:
     return {entry.key for holder in holders for entry in holder.metadata_props}
 
 
-def test_export_shows_eight_steps_with_their_times(told: tuple[Workplace, Outcome]) -> None:
+def test_export_shows_eight_steps_with_their_times(verbose_export: tuple[Workplace, Outcome]) -> None:
     """Each step is one line on stderr: number, name, seconds and summary."""
-    lines = told[1].err.splitlines()
-    assert 0 == told[1].code
+    lines = verbose_export[1].err.splitlines()
+    assert 0 == verbose_export[1].code
     assert len(lines) == len(STEPS)
     for number, (line, step) in enumerate(zip(lines, STEPS, strict=True), start=1):
         assert re.match(rf"\[{number}/8\] {step} +\d+\.\d\d s  \S", line), line
 
 
-def test_verbose_export_prints_the_tree_with_node_counts(told: tuple[Workplace, Outcome]) -> None:
+def test_verbose_export_prints_the_tree_with_node_counts(verbose_export: tuple[Workplace, Outcome]) -> None:
     """The tree of a bert-tiny has 18 modules, with own nodes that add up to the nodes of the file; all are tagged."""
-    workplace, outcome = told
+    workplace, outcome = verbose_export
     tree, _, summary = outcome.out.partition("\n\n")
     counts = re.findall(r" · (\d+) nodes?(?: \((\d+) own\))?(?: ·|$)", tree, re.MULTILINE)
     graph = onnx.load(workplace.folder / "model.onnx").graph
@@ -82,9 +82,9 @@ def test_verbose_export_prints_the_tree_with_node_counts(told: tuple[Workplace, 
     assert "equals PyTorch" in summary
 
 
-def test_export_writes_what_it_says_and_nothing_else(told: tuple[Workplace, Outcome]) -> None:
+def test_export_writes_only_the_listed_files(verbose_export: tuple[Workplace, Outcome]) -> None:
     """Model, sidecar and report are written, and nothing else in the current directory or the temporary folder."""
-    workplace, outcome = told
+    workplace, outcome = verbose_export
     written = {"model.onnx", "model_htp_metadata.json", "model_htp_export_report.md"}
     assert {*written, "config.json"} == set(workplace.files())
     assert "beside it  config.json (" in outcome.out
@@ -93,14 +93,14 @@ def test_export_writes_what_it_says_and_nothing_else(told: tuple[Workplace, Outc
     onnx.checker.check_model(workplace.folder / "model.onnx", full_check=True)
 
 
-def test_export_tells_nobody(told: tuple[Workplace, Outcome]) -> None:
+def test_export_sends_no_telemetry(verbose_export: tuple[Workplace, Outcome]) -> None:
     """ONNX Runtime's telemetry is off: the user's home has no device id and no queue of events."""
-    assert [] == [path for path in (told[0].root / "home").rglob("*") if "onnxruntime" in path.name.lower()]
+    assert [] == [path for path in (verbose_export[0].root / "home").rglob("*") if "onnxruntime" in path.name.lower()]
 
 
-def test_export_writes_a_valid_sidecar_and_report(told: tuple[Workplace, Outcome]) -> None:
+def test_export_writes_a_valid_sidecar_and_report(verbose_export: tuple[Workplace, Outcome]) -> None:
     """The sidecar fits the shipped schema, and both files name every node of the model."""
-    folder = told[0].folder
+    folder = verbose_export[0].folder
     record = json.loads((folder / "model_htp_metadata.json").read_text(encoding="utf-8"))
     schema = Path(winml.modelkit.export.__file__).with_name("htp_metadata.schema.json")
     jsonschema.validate(record, json.loads(schema.read_text(encoding="utf-8")))
@@ -111,7 +111,7 @@ def test_export_writes_a_valid_sidecar_and_report(told: tuple[Workplace, Outcome
     assert [] == [step for step in STEPS if step not in report]
 
 
-def test_json_format_prints_one_object_and_nothing_else(recorded: tuple[Workplace, Outcome]) -> None:
+def test_json_format_prints_one_object_only(recorded: tuple[Workplace, Outcome]) -> None:
     """Stdout is one JSON object; progress is on stderr."""
     workplace, outcome = recorded
     record = json.loads(outcome.out)
@@ -124,7 +124,7 @@ def test_json_format_prints_one_object_and_nothing_else(recorded: tuple[Workplac
     assert record["verification"]["is_verified"] is True
 
 
-def test_sizes_asked_for_are_the_shapes_of_the_graph(recorded: tuple[Workplace, Outcome]) -> None:
+def test_requested_sizes_are_the_shapes_of_the_graph(recorded: tuple[Workplace, Outcome]) -> None:
     """``--batch-size`` and ``--shape-config`` apply to every input and output."""
     graph = onnx.load(recorded[0].folder / "out" / "model.onnx").graph
     shapes = {
@@ -135,7 +135,7 @@ def test_sizes_asked_for_are_the_shapes_of_the_graph(recorded: tuple[Workplace, 
     assert shapes == {**inputs, "last_hidden_state": [2, 24, 128], "pooler_output": [2, 128]}
 
 
-def test_torch_class_asked_for_has_tags_of_its_own(recorded: tuple[Workplace, Outcome]) -> None:
+def test_requested_torch_class_has_separate_tags(recorded: tuple[Workplace, Outcome]) -> None:
     """``--torch-module LayerNorm`` makes each LayerNorm a module of the hierarchy."""
     graph = onnx.load(recorded[0].folder / "out" / "model.onnx").graph
     tags = {entry.value for node in graph.node for entry in node.metadata_props if entry.key == "winml.hierarchy.tag"}
@@ -144,7 +144,7 @@ def test_torch_class_asked_for_has_tags_of_its_own(recorded: tuple[Workplace, Ou
 
 
 @pytest.mark.parametrize("option", ["--no-hierarchy", "--clean-onnx"])
-def test_export_without_hierarchy_leaves_no_trace_of_it(workplace: Workplace, bert_tiny: Path, option: str) -> None:
+def test_export_without_hierarchy_writes_no_hierarchy_keys(workplace: Workplace, bert_tiny: Path, option: str) -> None:
     """Neither the model nor its nodes have a key of ours or of torch, no sidecar is written, and stderr is empty."""
     outcome = workplace.export(
         "-m", bert_tiny, "-o", "model.onnx", option, "-q", "--keep-torch-metadata", "--no-tokenizer"
@@ -154,7 +154,7 @@ def test_export_without_hierarchy_leaves_no_trace_of_it(workplace: Workplace, be
     assert set() == {key for key in _keys(workplace.folder / "model.onnx") if key.startswith(FOREIGN_KEYS)}
 
 
-def test_companion_of_somebody_else_is_told_even_when_quiet(workplace: Workplace, bert_tiny: Path) -> None:
+def test_foreign_companion_is_reported_with_quiet(workplace: Workplace, bert_tiny: Path) -> None:
     """A config of an earlier export is removed with it, so that no wrong config stays beside a model."""
     request = ("-m", bert_tiny, "-o", "out/model.onnx", "--no-verify", "-q")
     assert 0 == workplace.export(*request).code
@@ -168,7 +168,7 @@ def test_companion_of_somebody_else_is_told_even_when_quiet(workplace: Workplace
     assert "config.json" in outcome.err
 
 
-def test_companion_the_user_changed_is_kept_and_told(workplace: Workplace, bert_tiny: Path) -> None:
+def test_companion_changed_by_the_user_is_not_replaced(workplace: Workplace, bert_tiny: Path) -> None:
     """``--overwrite`` applies to files of an export only."""
     request = ("-m", bert_tiny, "-o", "model.onnx", "--no-verify", "-q")
     assert 0 == workplace.export(*request).code
@@ -179,7 +179,7 @@ def test_companion_the_user_changed_is_kept_and_told(workplace: Workplace, bert_
 
 
 @pytest.mark.parametrize("form", [(), ("-q",), ("-f", "json")])
-def test_companion_of_somebody_else_is_told_once(workplace: Workplace, bert_tiny: Path, form: tuple[str, ...]) -> None:
+def test_foreign_companion_is_reported_once(workplace: Workplace, bert_tiny: Path, form: tuple[str, ...]) -> None:
     """The message is a row of the table, or a line on stderr without a table."""
     (workplace.folder / "config.json").write_text("{}", encoding="utf-8")
     outcome = workplace.export("-m", bert_tiny, "-o", "model.onnx", "--no-verify", *form)
@@ -201,8 +201,8 @@ def test_config_alone_becomes_a_model_of_seeded_weights(workplace: Workplace, be
     assert "warning: --clean-onnx is deprecated; use --no-hierarchy" == again.complaint[0]
 
 
-def test_torch_metadata_is_kept_on_request_alone(
-    workplace: Workplace, bert_tiny: Path, told: tuple[Workplace, Outcome]
+def test_torch_metadata_is_written_on_request_only(
+    workplace: Workplace, bert_tiny: Path, verbose_export: tuple[Workplace, Outcome]
 ) -> None:
     """Source lines are local paths, so that the file has them with ``--keep-torch-metadata`` only."""
     options = ("--keep-torch-metadata", "--operation-fallback", "--export-config", '{"opset_version": 18}')
@@ -210,12 +210,12 @@ def test_torch_metadata_is_kept_on_request_alone(
     path = workplace.folder / "model.onnx"
     assert 0 == outcome.code, outcome.err
     assert "pkg.torch.onnx.stack_trace" in _keys(path)
-    assert "pkg.torch.onnx.stack_trace" not in _keys(told[0].folder / "model.onnx")
+    assert "pkg.torch.onnx.stack_trace" not in _keys(verbose_export[0].folder / "model.onnx")
     assert [18] == [entry.version for entry in onnx.load(path).opset_import if entry.domain == ""]
     assert "torchscript, opset 18" in outcome.out
 
 
-def test_input_specs_win_over_sizes_and_say_so(workplace: Workplace, bert_tiny: Path) -> None:
+def test_input_specs_override_sizes_with_a_note(workplace: Workplace, bert_tiny: Path) -> None:
     """The specs define all inputs; a note names the overruled option."""
     specs = workplace.root / "specs.json"
     entry = {"name": "input_ids", "shape": [1, 9], "dtype": "int64", "value_range": [5, 60]}
@@ -237,7 +237,7 @@ def test_overwrite_replaces_the_files_of_an_earlier_export(workplace: Workplace,
     onnx.checker.check_model(workplace.folder / "net.onnx", full_check=True)
 
 
-def test_dynamo_is_used_when_asked_for_and_prints_nothing_of_its_own(workplace: Workplace, bert_tiny: Path) -> None:
+def test_requested_dynamo_export_prints_no_library_output(workplace: Workplace, bert_tiny: Path) -> None:
     """The summary names dynamo, stderr has the eight steps alone, and the tags are those of TorchScript."""
     tags = {}
     for flag in ("--dynamo", "--no-dynamo"):

@@ -32,7 +32,7 @@ def _arguments(command: str, minilm_folder: Path) -> list[str]:
     return [word.replace(HUB_ID, str(minilm_folder)) for word in words[2:]]
 
 
-def test_readme_tree_is_what_the_command_prints(workplace: Workplace, minilm_folder: Path) -> None:
+def test_readme_tree_equals_the_command_output(workplace: Workplace, minilm_folder: Path) -> None:
     """Every line of tree and summary is compared, except for sizes and differences, which depend on the machine.
 
     An older transformers exports other numbers of nodes, so that lines are then compared without the numbers.
@@ -57,7 +57,7 @@ def _missing_lines(shown: list[str], printed: list[str]) -> list[str]:
     return [line for line in shown if counted.sub("…", line) not in bare]
 
 
-def test_factory_of_an_importable_module_is_found_from_the_current_directory(workplace: Workplace, nets: Path) -> None:
+def test_factory_module_is_imported_from_the_current_directory(workplace: Workplace, nets: Path) -> None:
     """``package.module:factory`` is searched as Python does, in the current directory first."""
     package = workplace.folder / "zoo"
     package.mkdir()

@@ -90,7 +90,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("damage", "words"), CHECKPOINTS.values(), ids=CHECKPOINTS)
-def test_checkpoint_that_is_damaged_is_refused_without_running_anything(
+def test_damaged_checkpoint_is_refused_without_running_code(
     workplace: Workplace, checkpoint: Path, damage: Callable[[Path], None], words: tuple[str, ...]
 ) -> None:
     """The message names the file and its damage; code in the checkpoint has not run."""
@@ -142,7 +142,7 @@ FACTORIES: dict[str, tuple[str, int, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("factory", "code", "words"), FACTORIES.values(), ids=FACTORIES)
-def test_factory_whose_model_cannot_be_exported_is_refused(
+def test_unexportable_factory_model_is_refused(
     workplace: Workplace, nets: Path, factory: str, code: int, words: tuple[str, ...]
 ) -> None:
     """The message names operator and module, the output, or the line of the user's code.
@@ -154,7 +154,7 @@ def test_factory_whose_model_cannot_be_exported_is_refused(
     workplace.refuse(*arguments, code=code, words=words)
 
 
-def test_operator_of_a_newer_opset_is_told_with_that_opset(workplace: Workplace, tmp_path: Path) -> None:
+def test_operator_of_a_newer_opset_is_refused_with_the_opset(workplace: Workplace, tmp_path: Path) -> None:
     """The hint has the option for an opset with the operator, and the option works."""
     script = tmp_path / "image.py"
     script.write_text(
@@ -196,7 +196,7 @@ def test_value_that_the_trace_fixed_is_refused_or_declared(workplace: Workplace,
     assert "n is fixed to 3" in outcome.out
 
 
-def test_unreachable_hub_is_told_with_the_way_around_it(workplace: Workplace) -> None:
+def test_unreachable_hub_is_reported_with_remedies(workplace: Workplace) -> None:
     """Offline, the error for an uncached id has both remedies."""
     workplace.refuse("-m", "nobody/no-model", "-o", "model.onnx", code=1, words=("nobody/no-model", "HF_HUB_OFFLINE"))
 

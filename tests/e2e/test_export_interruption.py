@@ -65,7 +65,7 @@ def _stopped_by(number: int, workplace: Workplace, nets: Path, *options: str) ->
 @pytest.mark.parametrize(
     ("name", "options"), [("SIGINT", ()), ("SIGTERM", ()), ("SIGINT", ("--dynamo",))], ids=["INT", "TERM", "INT-dynamo"]
 )
-def test_export_that_is_interrupted_says_so_and_changes_no_file(
+def test_interrupted_export_ends_by_signal_and_changes_no_file(
     busy: Workplace, nets: Path, name: str, options: tuple[str, ...]
 ) -> None:
     """Ctrl-C and SIGTERM end the export with one sentence, and the process ends by the signal."""
@@ -77,7 +77,7 @@ def test_export_that_is_interrupted_says_so_and_changes_no_file(
     assert busy.files() == _EARLIER
 
 
-def test_export_that_is_killed_changes_no_file(busy: Workplace, nets: Path) -> None:
+def test_killed_export_changes_no_file(busy: Workplace, nets: Path) -> None:
     """Nothing can be cleaned up after SIGKILL, and before the last step nothing has to be."""
     assert -signal.SIGKILL == _stopped_by(signal.SIGKILL, busy, nets).code
     assert busy.files() == _EARLIER
@@ -109,7 +109,7 @@ def test_full_disk_ends_the_export_and_changes_no_file(busy: Workplace, nets: Pa
     assert ".winml-partial" not in outcome.err
 
 
-def test_disk_without_room_for_temporary_files_is_told(busy: Workplace, nets: Path) -> None:
+def test_full_temporary_disk_is_reported(busy: Workplace, nets: Path) -> None:
     """A package that makes temporary files at its import is not blamed for the disk."""
     pytest.importorskip("dill", reason="the package that makes one")
     limited = replace(busy, program=(sys.executable, "-c", WITH_A_LIMIT, "0"))
@@ -118,9 +118,7 @@ def test_disk_without_room_for_temporary_files_is_told(busy: Workplace, nets: Pa
 
 
 @pytest.mark.parametrize("exporter", ["--dynamo", "--no-dynamo"])
-def test_disk_that_fills_up_in_the_weights_leaves_nothing_half_written(
-    busy: Workplace, nets: Path, exporter: str
-) -> None:
+def test_full_disk_during_the_weights_leaves_no_partial_file(busy: Workplace, nets: Path, exporter: str) -> None:
     """The third of four megabytes does not fit: the data file is named and removed."""
     limited = replace(busy, program=(sys.executable, "-c", _OUTSIDE, "full"), is_warm=True)
     arguments = ("-m", f"{nets}:wide", "-o", "model.onnx", "--overwrite", "--no-verify", exporter)
@@ -129,7 +127,7 @@ def test_disk_that_fills_up_in_the_weights_leaves_nothing_half_written(
 
 
 @pytest.mark.parametrize("exporter", ["--dynamo", "--no-dynamo"])
-def test_interruption_in_the_weights_leaves_nothing_half_written(busy: Workplace, nets: Path, exporter: str) -> None:
+def test_interruption_during_the_weights_leaves_no_partial_file(busy: Workplace, nets: Path, exporter: str) -> None:
     """Ctrl-C comes after the second of four megabytes."""
     stopped = replace(busy, program=(sys.executable, "-c", _OUTSIDE, "Ctrl-C"), is_warm=True)
     arguments = ("-m", f"{nets}:wide", "-o", "model.onnx", "--overwrite", "--no-verify", exporter)
@@ -139,7 +137,7 @@ def test_interruption_in_the_weights_leaves_nothing_half_written(busy: Workplace
     assert _EARLIER == busy.files()
 
 
-def test_terminal_that_is_gone_is_no_error_of_ours(workplace: Workplace, nets: Path) -> None:
+def test_closed_terminal_is_no_error(workplace: Workplace, nets: Path) -> None:
     """A pipe that ends early costs neither the file nor a traceback."""
     process = subprocess.Popen(
         [*workplace.program, "export", "-m", f"{nets}:good", "-o", "model.onnx", "-q", "--format", "json"],

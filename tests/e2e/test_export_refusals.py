@@ -47,7 +47,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize(("model", "words"), MODELS.values(), ids=MODELS)
-def test_model_that_is_none_is_refused_before_torch(light: Workplace, model: str, words: tuple[str, ...]) -> None:
+def test_invalid_model_is_refused_before_torch(light: Workplace, model: str, words: tuple[str, ...]) -> None:
     """A wrong ``-m`` costs no import, and the message lists the accepted forms."""
     light.refuse("-m", model, "-o", "out.onnx", code=2, words=words)
 
@@ -99,7 +99,7 @@ KEYS = {
 
 
 @pytest.mark.parametrize(("option", "text", "known"), KEYS.values(), ids=KEYS)
-def test_unknown_key_is_refused_with_the_nearest_known_one(
+def test_unknown_key_is_refused_with_the_nearest_known_key(
     light: Workplace, option: str, text: str, known: str
 ) -> None:
     """The message suggests the nearest key for every JSON option."""
@@ -127,7 +127,7 @@ def test_output_that_cannot_be_is_refused_before_torch(
     light.refuse("-m", "./weightless", "--random-weights", "-o", output, code=code, words=words)
 
 
-def test_output_whose_companion_exists_is_refused_before_torch(light: Workplace) -> None:
+def test_output_with_an_existing_companion_is_refused_before_torch(light: Workplace) -> None:
     """An existing sidecar is refused like an existing model."""
     (light.folder / "other_htp_metadata.json").write_text("{}", encoding="utf-8")
     words = ("other_htp_metadata.json exists already", "--overwrite")

@@ -95,7 +95,7 @@ def _refuse(place: Workplace, *arguments: str, code: int, words: tuple[str, ...]
     assert before == place.files()
 
 
-def test_each_call_becomes_a_file_and_the_rest_is_told(extracted: tuple[Workplace, Outcome]) -> None:
+def test_each_call_becomes_a_file_and_uncut_modules_are_listed(extracted: tuple[Workplace, Outcome]) -> None:
     """A module that cannot be extracted makes the exit code 1, and a module without nodes does not count.
 
     Other modules are written.
@@ -118,7 +118,7 @@ def test_each_call_becomes_a_file_and_the_rest_is_told(extracted: tuple[Workplac
     assert files | {"extract_manifest.json"} == {path.name for path in (place.folder / "out").iterdir()}
 
 
-def test_manifest_is_what_the_command_answered(extracted: tuple[Workplace, Outcome]) -> None:
+def test_manifest_equals_the_printed_json(extracted: tuple[Workplace, Outcome]) -> None:
     """The manifest has the content of the printed JSON."""
     place, outcome = extracted
     manifest = json.loads((place.folder / "out" / "extract_manifest.json").read_text(encoding="utf-8"))
@@ -163,7 +163,7 @@ def test_words_name_file_module_and_boundary(place: Workplace) -> None:
     assert {*names, "out/block.bend.call2.onnx"} == set(place.files())
 
 
-def test_nothing_that_can_be_cut_leaves_no_file(place: Workplace) -> None:
+def test_extraction_without_a_cut_module_leaves_no_file(place: Workplace) -> None:
     """No folder is made if every module is refused, and the reasons are printed."""
     before = place.files()
     outcome = place.winml("extract", "net.onnx", "--module", "branch", "-o", "out")
@@ -193,7 +193,7 @@ def test_wrong_request_is_refused(
     _refuse(place, "extract", "net.onnx", *arguments, code=code, words=words)
 
 
-def test_model_it_cuts_from_is_never_written_over(place: Workplace) -> None:
+def test_source_model_of_an_extraction_is_never_overwritten(place: Workplace) -> None:
     """The source stays even with --overwrite, and so does its data if named like that of an output."""
     model = onnx.load(place.folder / "net.onnx")
     (place.folder / "net.onnx").unlink()
@@ -218,7 +218,7 @@ def test_file_without_tags_is_refused(place: Workplace) -> None:
     _refuse(place, "perf", "bare.onnx", "--module", "block", code=1, words=words)
 
 
-def test_data_of_the_file_is_used_where_it_lies(place: Workplace) -> None:
+def test_external_data_of_the_source_is_not_copied(place: Workplace) -> None:
     """A model with external data is extracted without a second copy of the data."""
     model = onnx.load(place.folder / "net.onnx")
     onnx.save(model, place.folder / "far.onnx", save_as_external_data=True, location="far.data", size_threshold=0)
@@ -231,7 +231,7 @@ def test_data_of_the_file_is_used_where_it_lies(place: Workplace) -> None:
     assert ["b"] == [value.name for value in session.get_inputs()]
 
 
-def test_perf_measures_each_call_and_shows_what_failed(place: Workplace) -> None:
+def test_perf_measures_each_call_and_lists_failures(place: Workplace) -> None:
     """Each instance has its times or the reason of its failure; a failure makes the exit code 1."""
     before = place.files()
     outcome = place.winml("perf", "net.onnx", "--module", "**", *FEW, "--format", "json")
@@ -253,7 +253,7 @@ def test_perf_measures_each_call_and_shows_what_failed(place: Workplace) -> None
     assert (2, pytest.approx(sum(blocks), abs=1e-5)) == (by_class["Block"]["instances"], by_class["Block"]["total_ms"])
 
 
-def test_perf_tells_people_per_instance_and_per_class(place: Workplace) -> None:
+def test_perf_prints_tables_per_instance_and_per_class(place: Workplace) -> None:
     """Two tables are printed; without a failure the exit code is 0."""
     sizes = ("--shape-config", '{"batch": 3}')
     outcome = place.winml("perf", "net.onnx", "--module", "Block", *FEW, *sizes, "-q")
@@ -278,7 +278,7 @@ def test_perf_of_modules_and_of_the_whole_exclude_each_other(place: Workplace, o
     _refuse(place, "perf", "net.onnx", "--module", "Block", *other, code=2, words=words)
 
 
-def test_checkpoint_is_exported_first_and_kept(place: Workplace, bert_tiny: Path) -> None:
+def test_checkpoint_is_exported_once_for_several_commands(place: Workplace, bert_tiny: Path) -> None:
     """A folder is exported once; the second command finds the export."""
     shapes = ("--shape-config", '{"sequence_length": 8}')
     outcome = place.winml("extract", "-m", str(bert_tiny), "--module", "BertSelfOutput", "-o", "out", *shapes)

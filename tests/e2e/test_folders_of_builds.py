@@ -64,7 +64,7 @@ def test_quantized_folder_is_the_folder_of_a_build(place: Path, tmp_path: Path) 
     assert not operators(out / "encoder.onnx")["MatMulInteger"]
 
 
-def test_one_part_of_a_folder_is_changed_and_the_other_comes_along(place: Path, tmp_path: Path) -> None:
+def test_one_part_of_a_folder_is_changed_and_the_other_is_copied(place: Path, tmp_path: Path) -> None:
     """The other part is copied unchanged, and the summary says so."""
     out = tmp_path / "int8"
     record = answer("quantize", "-m", place / "t5", "-o", out, "--submodel", "decoder")
@@ -122,7 +122,7 @@ def test_steps_and_notes_name_their_part(place: Path, tmp_path: Path) -> None:
     assert set(PARTS) <= set(outcome.out.splitlines())
 
 
-def test_selector_counts_for_the_parts_that_have_its_modules(place: Path, tmp_path: Path) -> None:
+def test_selector_counts_for_the_parts_with_its_modules(place: Path, tmp_path: Path) -> None:
     """Other parts are quantized as a whole, or not at all with ``--include``.
 
     A selector without any match is refused.
@@ -140,7 +140,7 @@ def test_selector_counts_for_the_parts_that_have_its_modules(place: Path, tmp_pa
     assert {"a", "b"} == names(tmp_path)
 
 
-def test_failed_part_leaves_the_folder_as_it_was(place: Path, tmp_path: Path) -> None:
+def test_failed_part_leaves_the_folder_unchanged(place: Path, tmp_path: Path) -> None:
     """The folder keeps its earlier files, or is not created: no part is put in place alone."""
     arguments = ("quantize", "-m", place / "t5", "-o", tmp_path / "out", "-q")
     assert 3 == run_here(*arguments, "--min-sqnr", "200").code
@@ -152,7 +152,7 @@ def test_failed_part_leaves_the_folder_as_it_was(place: Path, tmp_path: Path) ->
     assert before == {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
 
 
-def test_folder_is_not_written_over_itself_or_a_file(place: Path, tmp_path: Path) -> None:
+def test_folder_is_not_overwritten_by_itself_or_a_file(place: Path, tmp_path: Path) -> None:
     """A checkpoint is no build, and a part must exist."""
     (tmp_path / "file").write_text("", encoding="utf-8")
     for arguments in (

@@ -95,7 +95,7 @@ def test_pipe_in_a_checkpoint_ends_at_once(text: Path, name: str) -> None:
 
 
 @needs_links
-def test_link_to_weights_outside_is_refused_with_what_helps(here: Path, text: Path) -> None:
+def test_link_to_outside_weights_is_refused_with_a_remedy(here: Path, text: Path) -> None:
     """A copy in place of the link is read."""
     (text / "model.safetensors").rename(here / "weights")
     (text / "model.safetensors").symlink_to("../weights")
@@ -168,7 +168,7 @@ _DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("damage", _DAMAGES)
-def test_damaged_file_beside_a_model_is_told_in_words(here: Path, built: Path, damage: str) -> None:
+def test_damaged_file_beside_a_model_is_reported_in_words(here: Path, built: Path, damage: str) -> None:
     """The damage is not reported as a bug of winml."""
     from PIL import Image
 

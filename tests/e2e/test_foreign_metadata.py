@@ -63,7 +63,7 @@ def save_whole(tmp_path_factory: pytest.TempPathFactory) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_commands_end_in_words(
+def test_commands_end_with_a_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: onnx.ModelProto, value: str
 ) -> None:
     """The value is set for every key, on the model and on its nodes."""

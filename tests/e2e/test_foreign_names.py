@@ -69,7 +69,7 @@ def test_manifest_names_a_file_below_its_folder(here: Path, built: Path) -> None
 @needs_links
 @pytest.mark.parametrize("verb", ["inspect", "perf", "optimize", "quantize", "compare", "diff", "extract", "compile"])
 @pytest.mark.parametrize("data", ["link", "device", "pipe"])
-def test_data_file_that_is_none_is_never_read(here: Path, verb: str, data: str) -> None:
+def test_invalid_data_file_is_never_read(here: Path, verb: str, data: str) -> None:
     """A link out of the folder, a device and a pipe are refused at once, in one sentence."""
     (here / "model").mkdir()
     model = onnx.load(save_chain(here / "plain.onnx"))
@@ -95,7 +95,7 @@ def test_data_file_that_is_none_is_never_read(here: Path, verb: str, data: str) 
     assert "internal error" not in done.err
 
 
-def test_checkpoint_that_a_file_names_is_never_asked_for_at_the_hub(here: Path) -> None:
+def test_checkpoint_named_in_a_file_is_never_fetched_from_the_hub(here: Path) -> None:
     """Without a value, ``--reference`` accepts a local checkpoint only; the command is refused before it writes."""
     model = onnx.load(save_chain(here / "model.onnx"))
     for name in ("owner/name", "\\\\server\\share", "//server/share/folder", "pack.module:factory"):

@@ -58,7 +58,7 @@ def test_template_reads_any_message(tmp_path: Path) -> None:
     assert "<s>" == chat_prompt(tmp_path, message)
 
 
-def test_process_that_ends_without_an_answer_is_told() -> None:
+def test_process_without_an_answer_is_reported() -> None:
     """The module prints no answer."""
     with pytest.raises(InputError, match="terminated its process"):
         ask_limited("this", None, "the test", seconds=5, resident_bytes=10**9)

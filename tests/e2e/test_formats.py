@@ -49,9 +49,9 @@ def _metadata(properties: Any) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def made(bert_tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(bert_tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with files of every kind, which is the current one during the tests."""
-    folder = tmp_path_factory.mktemp("made")
+    folder = tmp_path_factory.mktemp("folder")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("WINML_CACHE", str(folder / "cache"))
@@ -71,26 +71,26 @@ def made(bert_tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 FILES = ("model", "dynamo", "functions", "built/decoder", "full", "int8", "cpu", "parts/pooler")
 
 
-def _graphs(made: Path) -> list[onnx.ModelProto]:
-    found = [path for path in made.rglob("*.onnx") if "cache" not in path.parts]
+def _graphs(folder: Path) -> list[onnx.ModelProto]:
+    found = [path for path in folder.rglob("*.onnx") if "cache" not in path.parts]
     assert len(found) >= len(FILES)
     return [onnx.load(path, load_external_data=False) for path in found]
 
 
-def test_rows_of_tags_are_those_of_an_export(made: Path) -> None:
+def test_tag_rows_equal_the_tags_of_an_export(folder: Path) -> None:
     """Each example of the mapping is a node of its model."""
     (table,) = _tables("## Tags (HTP)")
     nodes = {
         node.name: _metadata(node.metadata_props)["winml.hierarchy.tag"]
-        for node in onnx.load(made / "model.onnx").graph.node
+        for node in onnx.load(folder / "model.onnx").graph.node
     }
     told = {name.strip("`"): tag.strip("`") for name, tag in table.items()}
     assert told == {name: nodes.get(name) for name in told}
 
 
-def test_rows_of_metadata_are_the_keys_of_files(made: Path) -> None:
+def test_rows_of_metadata_are_the_keys_of_files(folder: Path) -> None:
     """Every written key of nodes and models is documented, and some verb writes every documented key."""
-    models = _graphs(made)
+    models = _graphs(folder)
     (of_nodes,) = _tables("## Node metadata (`node.metadata_props`, keys unique)")
     # In files of onnxscript's builder: tests/unit/onnx/test_module_tree.py.
     assert _keys(of_nodes) - {"pkg.onnxscript.name_scopes", "pkg.onnxscript.class_hierarchy"} == {
@@ -102,10 +102,10 @@ def test_rows_of_metadata_are_the_keys_of_files(made: Path) -> None:
     assert _keys(of_models) - {"winml.adapters", "winml.io.dimensions"} == written
 
 
-def test_rows_of_a_cache_are_the_names_of_inputs(made: Path) -> None:
+def test_rows_of_a_cache_are_the_names_of_inputs(folder: Path) -> None:
     """The table lists the kinds in the file's metadata."""
     table = _tables("### A cache")[0]
-    model = onnx.load(made / "built" / "decoder.onnx", load_external_data=False)
+    model = onnx.load(folder / "built" / "decoder.onnx", load_external_data=False)
     inputs = json.loads(_metadata(model.metadata_props)["winml.io.inputs"])
     kinds = {entry["cache"]["kind"] for entry in inputs if "cache" in entry}
     assert {"key", "value"} == kinds <= _keys(table)
@@ -114,26 +114,26 @@ def test_rows_of_a_cache_are_the_names_of_inputs(made: Path) -> None:
     assert re.fullmatch(r"past_key_values\.\d+\.(decoder|encoder)\.(key|value)", first["name"])
 
 
-def test_rows_of_the_sidecar_are_its_keys(made: Path) -> None:
+def test_rows_of_the_sidecar_are_its_keys(folder: Path) -> None:
     """The keys are those of the table and of the text after it."""
     (table,) = _tables("## Sidecar `<stem>_htp_metadata.json`")
-    sidecar = json.loads((made / "built" / "decoder_htp_metadata.json").read_text(encoding="utf-8"))
+    sidecar = json.loads((folder / "built" / "decoder_htp_metadata.json").read_text(encoding="utf-8"))
     text = (REPOSITORY / "docs/reference/formats.md").read_text(encoding="utf-8")
     behind = text.partition("\nThen `export_context`")[2].partition("A JSON Schema")[0]
     named = {"export_context", *re.findall(r"[·)]\s`(\w+)` \(", behind), *re.findall(r"·\n`(\w+)` \(", behind)}
     assert set(sidecar) == _keys(table) | named
 
 
-def test_rows_of_a_manifest_are_its_keys(made: Path) -> None:
+def test_rows_of_a_manifest_are_its_keys(folder: Path) -> None:
     """The tables are those of the build, of a part, and of a stage."""
     build, part, stage = map(_keys, _tables("## Manifest of a build `build_manifest.json`"))
-    manifest = json.loads((made / "built" / "build_manifest.json").read_text(encoding="utf-8"))
+    manifest = json.loads((folder / "built" / "build_manifest.json").read_text(encoding="utf-8"))
     assert {"manifest_version", *build} == set(manifest)
     assert part == {key for item in manifest["parts"] for key in item}
     assert {"name", *stage} == {key for item in manifest["parts"] for run in item["stages"] for key in run}
 
 
-def test_rows_of_answers_are_their_keys(made: Path) -> None:
+def test_rows_of_results_are_their_keys(folder: Path) -> None:
     """The verbs are those that finish in a second or two."""
     perf, by_module, of_modules = _tables("## JSON of `winml perf`")
     timed = ("perf", "model.onnx", "--iterations", "3")
@@ -152,10 +152,10 @@ def test_rows_of_answers_are_their_keys(made: Path) -> None:
     tokens = [f"--input={name}={[[1] * 16]}" for name in ("input_ids", "attention_mask", "token_type_ids")]
     assert _keys(answer) == set(_done("run", "model.onnx", *tokens))
     (extracted,) = _tables("## Manifest of `winml extract`")
-    assert _keys(extracted) == set(json.loads((made / "parts" / "extract_manifest.json").read_text(encoding="utf-8")))
+    assert _keys(extracted) == set(json.loads((folder / "parts" / "extract_manifest.json").read_text(encoding="utf-8")))
 
 
-@pytest.mark.usefixtures("made")
+@pytest.mark.usefixtures("folder")
 def test_rows_of_a_plan_are_its_keys() -> None:
     """The verbs are those with ``--dry-run``."""
     (table,) = _tables("## JSON of `--dry-run`")

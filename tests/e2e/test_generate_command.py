@@ -105,7 +105,7 @@ def test_generate_writes_the_tokens_of_pytorch(
     assert "deprecated" not in caplog.text
 
 
-def test_forward_goes_on_from_its_cache(built: Path, reference: Any, batch: dict[str, torch.Tensor]) -> None:
+def test_forward_continues_from_its_cache(built: Path, reference: Any, batch: dict[str, torch.Tensor]) -> None:
     """Prompt and steps are run one by one, then a second text.
 
     The logits are those of PyTorch, also for a prompt in two pieces.
@@ -128,7 +128,7 @@ def test_forward_goes_on_from_its_cache(built: Path, reference: Any, batch: dict
         other(input_ids=tokens[:, :1], past_key_values=cache)
 
 
-def test_generate_goes_on_from_the_cache_of_an_earlier_call(built: Path, batch: dict[str, torch.Tensor]) -> None:
+def test_generate_continues_from_the_cache_of_an_earlier_call(built: Path, batch: dict[str, torch.Tensor]) -> None:
     """Two calls generate the text of one; the second reads only the tokens that the cache lacks."""
     model: Any = WinMLModelForCausalLM.from_pretrained(built)
     tokens, cache = batch["input_ids"][1:], loop_cache_name()
@@ -167,7 +167,7 @@ def test_command_and_transformers_loop_write_the_same(built: Path, plain: Path) 
     assert "KV cache" in without["notes"][0]
 
 
-def test_text_is_streamed_and_the_rest_is_told_on_stderr(built: Path) -> None:
+def test_text_is_streamed_to_stdout_and_notes_to_stderr(built: Path) -> None:
     """The prompt is read from stdin, and stdout has the text alone."""
     outcome = run_here("generate", built, "-p", "-", "--max-new-tokens", "5", stdin=PROMPT)
     assert (0, answer(built, "-p", PROMPT, "--max-new-tokens", "5")["text"] + "\n") == (outcome.code, outcome.out)
@@ -175,7 +175,7 @@ def test_text_is_streamed_and_the_rest_is_told_on_stderr(built: Path) -> None:
     assert "tokens/s" in outcome.err
 
 
-def test_several_prompts_are_answered_one_after_the_other(built: Path) -> None:
+def test_several_prompts_are_answered_in_order(built: Path) -> None:
     """Each text is that of its prompt alone, and the reference is loaded once for all."""
     other = TEXTS[1]
     alone = [run_here("generate", built, "-p", text, "--max-new-tokens", "6", "-q").out for text in (PROMPT, other)]
@@ -188,7 +188,7 @@ def test_several_prompts_are_answered_one_after_the_other(built: Path) -> None:
     assert [PROMPT, other] == [entry["prompt"] for entry in record["texts"]]
 
 
-def test_chat_and_seed_decide_what_is_written(built: Path) -> None:
+def test_chat_and_seed_determine_the_text(built: Path) -> None:
     """A message is inserted into the template. A seed repeats its text, and different seeds give different texts."""
     message = answer(built, "-p", "who", "--chat", "--max-new-tokens", "2")
     assert "<s>user: who\nassistant: " == message["prompt"]
@@ -229,7 +229,7 @@ def test_few_of_the_likeliest_tokens_are_drawn_from(built: Path) -> None:
         assert greedy["tokens"] == drawn["tokens"]
 
 
-def test_text_ends_where_a_stop_string_does(built: Path, checkpoint: Path) -> None:
+def test_text_ends_at_a_stop_string(built: Path, checkpoint: Path) -> None:
     """The text ends with the token that completes the string, in transformers' loop and in PyTorch."""
     whole = answer(built, "-p", PROMPT, "--max-new-tokens", "10")
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -241,7 +241,7 @@ def test_text_ends_where_a_stop_string_does(built: Path, checkpoint: Path) -> No
     assert ended["reference"]["difference"] is None
 
 
-def test_system_message_is_put_before_that_of_the_user(built: Path) -> None:
+def test_system_message_precedes_the_user_message(built: Path) -> None:
     """The chat template inserts it; without a template the command is refused."""
     message = answer(built, "-p", "who", "--chat", "--system", "be brief", "--max-new-tokens", "2")
     assert "<s>system: be brief\n<s>user: who\nassistant: " == message["prompt"]
@@ -320,7 +320,7 @@ def test_different_text_of_a_quantized_model_is_a_result(built: Path, checkpoint
     assert "error" not in outcome.err
 
 
-def test_what_only_transformers_knows_is_left_to_its_loop(built: Path, tmp_path: Path) -> None:
+def test_settings_of_transformers_only_use_the_loop_of_transformers(built: Path, tmp_path: Path) -> None:
     """A folder with beams in ``generation_config.json`` gives the tokens of transformers' loop."""
     folder = tmp_path / "beams"
     shutil.copytree(built, folder)
@@ -365,7 +365,7 @@ def test_first_token_needs_no_torch(built: Path) -> None:
     assert repr(expected) == done.stdout.splitlines()[-1]
 
 
-def test_wrong_requests_are_refused_with_what_to_do(built: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_wrong_requests_are_refused_with_a_remedy(built: Path, checkpoint: Path, tmp_path: Path) -> None:
     """Each request is refused before the model is opened."""
     bare = tmp_path / "bare"
     shutil.copytree(built, bare)
@@ -426,7 +426,7 @@ def test_perf_measures_prompts_and_steps(built: Path, plain: Path) -> None:
     assert (2, True) == (both.code, "--by-module" in both.err)
 
 
-def test_perf_by_module_shows_prompt_and_step_apart(built: Path, tmp_path: Path) -> None:
+def test_perf_by_module_separates_prompt_and_step(built: Path, tmp_path: Path) -> None:
     """The JSON has both, the page a chart for each, and the trace a process for each."""
     page, trace, nodes = tmp_path / "time.html", tmp_path / "trace.json", tmp_path / "nodes.json"
     files = ("--report", page, "--trace", trace, "--node-data", nodes)
@@ -468,7 +468,7 @@ def test_perf_of_a_decoder_measures_a_step(built: Path) -> None:
     assert [1, 7] == json.loads(one.out)["model_info"]["measured_shapes"]["attention_mask"]
 
 
-def test_step_of_a_comparison_is_that_of_the_reference(built: Path, reference: Any) -> None:
+def test_step_of_a_comparison_equals_the_step_of_the_reference(built: Path, reference: Any) -> None:
     """The step has the token that PyTorch generates after the tokens in the cache."""
     side = OnnxSide(built / "model.onnx", by_module=False)
     inputs = graph_inputs(side.session())
@@ -528,7 +528,7 @@ def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_decoder(checkpoint, tmp_path_factory.mktemp("built") / "t5")
 
 
-def test_encoder_decoder_writes_what_pytorch_writes(translator: Path) -> None:
+def test_encoder_decoder_generates_the_text_of_pytorch(translator: Path) -> None:
     """The command uses our own loop, Python that of transformers; the folder names its source."""
     record = answer(translator, "-p", PROMPT, "--max-new-tokens", "8", "--reference")
     assert "winml" == record["loop"]
@@ -548,7 +548,7 @@ def test_encoder_decoder_writes_what_pytorch_writes(translator: Path) -> None:
         ([], "no prompt"),
     ],
 )
-def test_encoder_decoder_refuses_what_its_encoder_does_not_read(
+def test_encoder_decoder_refuses_unread_inputs_of_its_encoder(
     translator: Path, arguments: list[str], message: str
 ) -> None:
     """The message lists the inputs of the encoder, before a graph is opened."""

@@ -144,7 +144,7 @@ def test_value_of_the_wrong_kind_is_named(llama_copy: Path, key: str, value: Any
     assert "unknown" in outcome.err or f" {key}" in outcome.err
 
 
-def test_settings_that_do_not_go_together_are_refused_in_words(llama_copy: Path) -> None:
+def test_conflicting_settings_are_refused_in_words(llama_copy: Path) -> None:
     """The message has the words of transformers' loop, and the file."""
     outcome = generated(configure(llama_copy, num_beams=2, num_return_sequences=5))
     assert 1 == outcome.code
@@ -165,7 +165,7 @@ def test_every_key_of_transformers_is_known() -> None:
     assert OF_A_MODEL_TYPE == kinds - own
 
 
-def test_token_that_is_none_of_the_model_is_refused() -> None:
+def test_token_outside_the_vocabulary_is_refused() -> None:
     """The token is an error as the only allowed one at a position, and has no effect among suppressed tokens."""
     import numpy as np
 

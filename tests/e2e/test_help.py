@@ -68,7 +68,7 @@ def test_help_names_every_group(monkeypatch: pytest.MonkeyPatch, verb: str) -> N
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
-def test_help_shows_what_is_marked_as_common(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+def test_help_lists_common_options(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     """The mark of an option decides alone."""
     text = _help(monkeypatch, verb, "--help", 100)
     listed = {line.split()[0].rstrip(",") for line in text.splitlines() if re.match(r"^  -", line)}
@@ -77,7 +77,7 @@ def test_help_shows_what_is_marked_as_common(monkeypatch: pytest.MonkeyPatch, ve
     assert [option for option in options if getattr(option, "is_common", False)] == shown
 
 
-def test_width_of_the_help_is_that_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_has_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The width has an upper limit for readability."""
     narrow, wide = (_help(monkeypatch, "build", "--help-all", columns) for columns in (80, 300))
     assert len(narrow.splitlines()) > len(wide.splitlines())

@@ -37,7 +37,7 @@ def test_inspect_bert_tiny_in_both_forms(workplace: Workplace, bert_tiny: Path) 
     assert 18 == len(record["hierarchy"]["modules"])
 
 
-def test_inspect_minilm_is_what_its_export_is(workplace: Workplace, minilm_folder: Path) -> None:
+def test_inspect_minilm_equals_its_export(workplace: Workplace, minilm_folder: Path) -> None:
     """The tokenizer of a published checkpoint is found by its files."""
     told = workplace.winml("inspect", "-m", minilm_folder, "--format", "json")
     assert 0 == told.code, told.err
@@ -95,7 +95,7 @@ def test_inspect_model_type_needs_no_checkpoint(workplace: Workplace, model_type
         ),
     ],
 )
-def test_inspect_bad_config_is_told_in_one_sentence(
+def test_inspect_bad_config_is_refused_in_one_sentence(
     workplace: Workplace, tmp_path: Path, content: dict[str, Any] | str, words: str
 ) -> None:
     """The command ends with an error and a remedy, without a traceback or output on stdout."""
@@ -107,7 +107,7 @@ def test_inspect_bad_config_is_told_in_one_sentence(
     assert 2 == len(refused.complaint), refused.complaint
 
 
-def test_inspect_a_config_that_asks_for_values_says_so(workplace: Workplace, tmp_path: Path) -> None:
+def test_inspect_of_a_value_dependent_config_has_a_note(workplace: Workplace, tmp_path: Path) -> None:
     """A small model gets random weights if the forward cannot run without values, and a note says so."""
     content = {
         "model_type": "longformer", "architectures": ["LongformerModel"], "vocab_size": 120, "hidden_size": 32,

@@ -75,14 +75,14 @@ def test_inspect_of_our_export_in_both_formats_agrees(exported: Path) -> None:
     assert 64 == record["macs"] == blocks["/Net"]["total"]["macs"]
 
 
-def test_inspect_of_the_folder_of_an_export_is_that_of_its_file(exported: Path) -> None:
+def test_inspect_of_an_export_folder_equals_that_of_its_file(exported: Path) -> None:
     """The folder is accepted as by every verb that reads ONNX files."""
     code, text, words = _run("inspect", exported.parent, "--format", "json")
     assert (0, "") == (code, words)
     assert json.loads(_run("inspect", exported, "--format", "json")[1]) == json.loads(text)
 
 
-def test_inspect_module_lists_the_nodes_of_what_it_names(exported: Path) -> None:
+def test_inspect_module_lists_the_selected_nodes(exported: Path) -> None:
     """A selector over paths gives one block, and the JSON has its nodes."""
     code, text, _ = _run("inspect", exported, "--module", "blocks.1", "--format", "json")
     assert 0 == code
@@ -163,7 +163,7 @@ def test_inspect_of_a_broken_file_is_one_sentence(
     assert 2 == len(found[2].splitlines())
 
 
-def test_inspect_with_missing_data_file_answers(tmp_path: Path) -> None:
+def test_inspect_with_missing_data_file_succeeds(tmp_path: Path) -> None:
     """An inspection does not need the weights."""
     path = tmp_path / "model.onnx"
     onnx.save(

@@ -125,7 +125,7 @@ def test_bfloat16_is_verified_in_float32(workplace: Workplace, tied: Path) -> No
     assert onnx.TensorProto.BFLOAT16 == proto.graph.output[0].type.tensor_type.elem_type
 
 
-def test_parts_in_bfloat16_are_verified_one_by_one(workplace: Workplace) -> None:
+def test_bfloat16_parts_are_verified_separately(workplace: Workplace) -> None:
     """The parts are an encoder and its decoder; a note says that no text was generated."""
     import torch
 
@@ -140,7 +140,7 @@ def test_parts_in_bfloat16_are_verified_one_by_one(workplace: Workplace) -> None
     assert any("No text was generated" in note for part in parts for note in part["notes"])
 
 
-def test_export_with_weights_in_memory_casts_them_too(workplace: Workplace, bert_tiny: Path) -> None:
+def test_export_with_weights_in_memory_casts_weights(workplace: Workplace, bert_tiny: Path) -> None:
     """The TorchScript exporter has the same option."""
     options = ("--no-dynamo", "--dtype", "fp16", "--no-verify", "-q", "--shape-config", '{"sequence_length": 8}')
     outcome = workplace.export("-m", bert_tiny, "-o", "model.onnx", *options)
@@ -157,23 +157,23 @@ def test_dtype_of_a_factory_is_refused(workplace: Workplace, nets: Path) -> None
     workplace.refuse("-m", f"{nets}:good", "-o", "model.onnx", "--dtype", "fp16", code=2, words=words)
 
 
-def _without_a_shard(folder: Path) -> None:
+def _remove_shard(folder: Path) -> None:
     sorted(folder.glob("*.safetensors"))[-1].unlink()
 
 
-def _with_an_index_that_lies(folder: Path) -> None:
+def _falsify_index(folder: Path) -> None:
     path = folder / "model.safetensors.index.json"
     index = json.loads(path.read_text())
     index["weight_map"]["bert.encoder.layer.7.made_up.weight"] = sorted(index["weight_map"].values())[0]
     path.write_text(json.dumps(index))
 
 
-def _with_a_shard_cut(folder: Path) -> None:
+def _truncate_shard(folder: Path) -> None:
     shard = sorted(folder.glob("*.safetensors"))[0]
     shard.write_bytes(shard.read_bytes()[:-1])
 
 
-def _without_a_tensor(folder: Path) -> None:
+def _remove_tensor(folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     path = folder / "model.safetensors.index.json"
@@ -185,7 +185,7 @@ def _without_a_tensor(folder: Path) -> None:
     path.write_text(json.dumps(index))
 
 
-def _in_fp8(folder: Path) -> None:
+def _convert_to_fp8(folder: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -198,16 +198,16 @@ def _in_fp8(folder: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
-    "shard missing": (_without_a_shard, ("index.json", "shards, 1 of them missing", "missing file with")),
-    "index that lies": (_with_an_index_that_lies, ("bert.encoder.layer.7.made_up.weight", "does not contain it")),
-    "shard cut": (_with_a_shard_cut, ("truncated", "ends at byte", "checkpoint again")),
-    "tensor missing": (_without_a_tensor, ("lacks 1 of the", "would be random", "bert.embeddings.LayerNorm.weight")),
-    "fp8 with scales": (_in_fp8, ("float8_e4m3fn", "with scales", "quantization_config")),
+    "shard missing": (_remove_shard, ("index.json", "shards, 1 of them missing", "missing file with")),
+    "index that lies": (_falsify_index, ("bert.encoder.layer.7.made_up.weight", "does not contain it")),
+    "shard cut": (_truncate_shard, ("truncated", "ends at byte", "checkpoint again")),
+    "tensor missing": (_remove_tensor, ("lacks 1 of the", "would be random", "bert.embeddings.LayerNorm.weight")),
+    "fp8 with scales": (_convert_to_fp8, ("float8_e4m3fn", "with scales", "quantization_config")),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_shards_are_told_in_one_sentence(workplace: Workplace, sharded: Path, damage: str) -> None:
+def test_damaged_shards_are_refused_in_one_sentence(workplace: Workplace, sharded: Path, damage: str) -> None:
     """The error comes before a trace and before a file is written."""
     spoil, words = DAMAGES[damage]
     spoil(sharded)
@@ -215,7 +215,7 @@ def test_damaged_shards_are_told_in_one_sentence(workplace: Workplace, sharded: 
 
 
 @_POSIX
-def test_disk_that_is_full_half_way_changes_no_file(workplace: Workplace, tied: Path) -> None:
+def test_disk_filling_up_during_the_weights_changes_no_file(workplace: Workplace, tied: Path) -> None:
     """Some megabytes of the weights are written by then."""
     (workplace.folder / "model.onnx").write_bytes(b"earlier")
     limit = _weight_bytes(tied) // 2

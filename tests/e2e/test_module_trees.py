@@ -40,14 +40,14 @@ def _modules(*arguments: str | Path) -> list[list[str]]:
     return [[row[0], *row[-10:-8]] for row in cells]
 
 
-def test_equal_layers_are_folded_unless_asked_for_twice(layers: Path) -> None:
+def test_equal_layers_are_folded_unless_verbose_is_doubled(layers: Path) -> None:
     """Both counts of nodes are those of one layer; the root counts the nodes of the file."""
     folded = _modules(layers, "-H")
     assert [["M", "7", "1"], ["Layer.0 … .2 × 3, equal", "2", "1"], ["Act", "1", "1"]] == folded
     assert 7 == len(_modules(layers, "-H", "-vv"))
 
 
-def test_depth_hides_deeper_levels_and_says_how_many(layers: Path) -> None:
+def test_depth_hides_deeper_levels_with_a_count(layers: Path) -> None:
     """Hidden modules are counted."""
     assert [["M · 6 more below", "7", "1"]] == _modules(layers, "-H", "--depth", "1")
     assert ["Layer.0 … .2 × 3, equal · 1 more below", "2", "1"] == _modules(layers, "-H", "--depth", "2")[-1]

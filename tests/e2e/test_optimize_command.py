@@ -31,7 +31,7 @@ def model(exported: Path, workplace: Workplace) -> Path:
 
 
 @pytest.mark.usefixtures("model")
-def test_full_level_fuses_and_says_what_and_where(workplace: Workplace) -> None:
+def test_full_level_fuses_and_lists_fusions_by_module(workplace: Workplace) -> None:
     """GELUs, attentions and normalizations become one operator each; every node keeps its module; the file is valid."""
     outcome = workplace.winml("optimize", "-m", "model.onnx", "-o", "fast.onnx", "--level", "full", "--format", "json")
     assert 0 == outcome.code, outcome.err
@@ -52,7 +52,7 @@ def test_full_level_fuses_and_says_what_and_where(workplace: Workplace) -> None:
 
 
 @pytest.mark.usefixtures("model")
-def test_no_flags_pass_the_export_on_and_say_so(workplace: Workplace) -> None:
+def test_optimize_without_flags_copies_the_export_with_a_note(workplace: Workplace) -> None:
     """An export is normalized already."""
     outcome = workplace.winml("optimize", "-m", "model.onnx", "-o", "same.onnx")
     assert 0 == outcome.code, outcome.err
@@ -82,7 +82,7 @@ def test_pair_of_flags_switches_one_capability(workplace: Workplace) -> None:
     assert ("Erf" in operators["without.onnx"], "Gelu" in operators["without.onnx"]) == (True, False)
 
 
-def test_list_shows_what_is_on_where(workplace: Workplace) -> None:
+def test_capability_list_has_the_defaults_per_level(workplace: Workplace) -> None:
     """The table and the JSON come from one registry."""
     table = workplace.winml("optimize", "--list", "--level", "extended", "--ep", "qnn")
     assert 0 == table.code

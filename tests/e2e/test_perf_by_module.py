@@ -35,7 +35,7 @@ def model(workplace: Workplace) -> Path:
     return path
 
 
-def test_by_module_prints_the_tree_and_what_is_left(workplace: Workplace, model: Path) -> None:
+def test_by_module_prints_the_tree_and_unattributed_time(workplace: Workplace, model: Path) -> None:
     """Every module has a line, all of the kernel time is attributed, and no file is left beside the model."""
     done = workplace.winml("perf", model.name, "--by-module", "--iterations", "5")
     assert 0 == done.code, done.err
@@ -61,7 +61,7 @@ def test_by_module_json_adds_up(workplace: Workplace, model: Path) -> None:
     assert 5 == len(by_module["runs_ms"])
 
 
-def test_by_module_writes_the_files_that_were_asked_for(workplace: Workplace, model: Path) -> None:
+def test_by_module_writes_the_requested_files(workplace: Workplace, model: Path) -> None:
     """Page, node data and trace are complete, name the file's own nodes, and need ``--overwrite`` to be replaced."""
     arguments = ["perf", model.name, "--by-module", "--iterations", "3"]
     files = ["--report", "time.html", "--node-data", "nodes.json", "--trace", "trace.json"]
@@ -102,7 +102,7 @@ def test_by_module_writes_the_files_that_were_asked_for(workplace: Workplace, mo
         (["--by-module", "--top", "0"], "error: Invalid value for '--top'"),
     ],
 )
-def test_by_module_refuses_what_does_not_go_together(
+def test_by_module_refuses_conflicting_options(
     workplace: Workplace, model: Path, options: list[str], sentence: str
 ) -> None:
     """The exit code is 2, before anything runs."""
@@ -114,7 +114,7 @@ def test_by_module_refuses_what_does_not_go_together(
 
 
 @pytest.mark.parametrize("read", ["net.onnx", "weights.bin", "net_htp_metadata.json", "values.npz"])
-def test_by_module_never_writes_over_what_it_reads(workplace: Workplace, model: Path, read: str) -> None:
+def test_by_module_never_overwrites_its_inputs(workplace: Workplace, model: Path, read: str) -> None:
     """Model, data, sidecar and values stay, even with --overwrite."""
     content = onnx.load(model)
     onnx.save(content, model, save_as_external_data=True, location="weights.bin", size_threshold=0)
@@ -138,7 +138,9 @@ def test_by_module_never_writes_over_what_it_reads(workplace: Workplace, model: 
     ],
     ids=" ".join,
 )
-def test_modules_of_a_compiled_file_are_those_of_its_source(here: Path, asked: tuple[str, ...], source: object) -> None:
+def test_modules_of_a_compiled_file_are_read_from_its_source(
+    here: Path, asked: tuple[str, ...], source: object
+) -> None:
     """One node replaces all modules: the error names the source file if it is known."""
     (here / "built" / "sub").mkdir(parents=True)
     for path in (here / "net.onnx", here / "built" / "sub" / "net.onnx"):

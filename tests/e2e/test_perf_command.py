@@ -85,7 +85,7 @@ def test_json_has_the_keys_of_its_format(place: Workplace) -> None:
     assert found["memory"]["peak_bytes"] >= found["memory"]["process_bytes"] > 0
 
 
-def test_arrays_are_passed_in_every_run_where_binding_is_declined(place: Workplace) -> None:
+def test_arrays_are_passed_in_every_run_without_binding(place: Workplace) -> None:
     """JSON and table name the mode; binding is the default, which the table does not mention."""
     bound = record(place.winml("perf", "net.onnx", *FEW, "--format", "json"))["benchmark_info"]
     assert (True, ["cpu"]) == (bound["io_binding"], bound["output_memory"])
@@ -96,7 +96,7 @@ def test_arrays_are_passed_in_every_run_where_binding_is_declined(place: Workpla
     assert not any("text" in note for note in written["benchmark_info"]["notes"])
 
 
-def test_table_tells_the_same_and_leaves_no_file(place: Workplace) -> None:
+def test_table_has_the_facts_of_the_json_and_writes_no_file(place: Workplace) -> None:
     """The table has the times, the inputs and the batch; no file is written."""
     before = place.files()
     outcome = place.winml("perf", "-m", "net.onnx", *FEW)
@@ -114,7 +114,7 @@ def test_duration_decides_how_many_runs(place: Workplace) -> None:
     assert (0.5, 1) == (found["benchmark_info"]["duration_s"], found["benchmark_info"]["threads"])
 
 
-def test_input_data_is_what_is_fed(place: Workplace) -> None:
+def test_input_data_is_fed_unchanged(place: Workplace) -> None:
     """Values and sizes come from the file."""
     arrays = {"x": np.ones((5, 8), np.float32), "ids": np.zeros(5, np.int64)}
     np.savez(place.folder / "values.npz", **arrays)
@@ -122,7 +122,7 @@ def test_input_data_is_what_is_fed(place: Workplace) -> None:
     assert (5, "file") == (found["benchmark_info"]["batch_size"], found["benchmark_info"]["input_source"])
 
 
-def test_nan_and_what_is_no_number_are_noted(workplace: Workplace) -> None:
+def test_nan_and_non_numeric_outputs_are_noted(workplace: Workplace) -> None:
     """Outputs with NaN, text or sequences do not stop a measurement."""
     text = """<ir_version: 10, opset_import: ["" : 17]>
 g (string[2] s, float[2, 2] x) => (string[2] t, seq(float[1, 2]) parts, float[2, 2] root)
@@ -147,7 +147,7 @@ def test_baseline_of_the_same_file_shows_no_difference(place: Workplace) -> None
     assert found["ratio"]["low"] <= found["ratio"]["value"] <= found["ratio"]["high"]
 
 
-def test_baseline_that_does_far_more_is_found_slower(place: Workplace) -> None:
+def test_slower_baseline_is_detected(place: Workplace) -> None:
     """A model with a hundred large products is slower, and the sentence has the ratio."""
     products = "\n".join(f"a{number} = MatMul(a{number - 1}, w)" for number in range(1, 101))
     text = f"""<ir_version: 10, opset_import: ["" : 17]>
@@ -198,7 +198,7 @@ def example_inputs():
         ({"winml.model": '{"name_or_path": "evil.py:build"}'}, "evil.py:build"),
     ],
 )
-def test_pytorch_baseline_of_a_file_runs_and_fetches_nothing_it_names(
+def test_pytorch_baseline_named_in_a_file_is_not_fetched(
     workplace: Workplace, metadata: dict[str, str], words: str
 ) -> None:
     """The name in a foreign file is untrusted: no network is used and no script runs."""
@@ -248,7 +248,7 @@ def test_pytorch_baseline_of_a_file_runs_and_fetches_nothing_it_names(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_wrong_request_is_told_in_one_sentence(
+def test_wrong_request_is_refused_in_one_sentence(
     place: Workplace, arguments: tuple[str, ...], code: int, words: tuple[str, ...]
 ) -> None:
     """The message has the failure, the value, the expectation and a remedy, without a traceback or a file."""

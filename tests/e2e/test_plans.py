@@ -146,7 +146,7 @@ def planned(*arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("arguments", CASES.values(), ids=CASES)
-def test_plan_lists_exactly_what_the_run_writes(place: Path, arguments: tuple[str, ...]) -> None:
+def test_plan_lists_exactly_the_files_of_the_run(place: Path, arguments: tuple[str, ...]) -> None:
     """Each file that appears or changes is in the plan, and each unconditional file of the plan is written."""
     make_earlier_build(arguments)
     before = states(place)
@@ -183,7 +183,7 @@ commands that write nothing.
 
 
 @pytest.mark.parametrize("arguments", RECOVERED.values(), ids=RECOVERED)
-def test_plan_writes_nothing_beside_what_a_killed_command_left(place: Path, arguments: tuple[str, ...]) -> None:
+def test_plan_writes_nothing_beside_files_of_a_killed_command(place: Path, arguments: tuple[str, ...]) -> None:
     """The plan lists the recovery, and the run does it first."""
     make_earlier_build(arguments)
     output = Path(arguments[arguments.index("-o") + 1] if "-o" in arguments else "models/model_opt.onnx")
@@ -265,7 +265,7 @@ def test_plan_refuses_as_the_run_does(place: Path, code: int, arguments: tuple[s
     assert (run.code, run.err) == (planned.code, planned.err)
 
 
-def test_plan_of_a_build_says_what_becomes_of_each_stage(place: Path) -> None:
+def test_plan_of_a_build_has_the_state_of_each_stage(place: Path) -> None:
     """A stage is up to date, runs again with a reason, runs after a stage that makes another graph, or is skipped."""
     build = EARLIER["quantized"]
     make_earlier_build(build)
@@ -329,7 +329,7 @@ def test_inspect_for_a_provider_is_refused_before_the_model_is_exported(
     assert (code, before) == (run_here("inspect", "net.py:build", "--ep", "cpu", *more).code, states(place))
 
 
-def test_dry_run_of_cache_clean_removes_nothing_and_names_what_the_run_removes(place: Path) -> None:
+def test_dry_run_of_cache_clean_removes_nothing_and_lists_the_removals(place: Path) -> None:
     """The plan has each build with its size, and the total."""
     cache = Path(os.environ["WINML_CACHE"])
     assert 0 == run_here("build", "-m", "models/model.onnx", "--use-cache").code
@@ -345,7 +345,7 @@ def test_dry_run_of_cache_clean_removes_nothing_and_names_what_the_run_removes(p
     assert not [path for path in cache.rglob("*") if path.is_file()]
 
 
-def test_plan_of_a_sweep_says_which_cells_are_finished(place: Path) -> None:
+def test_plan_of_a_sweep_lists_finished_cells(place: Path) -> None:
     """Each cell is a step; a second configuration is an unfinished cell."""
     sweep = ("sweep", "models/models.txt", "-o", "out")
     assert 0 == run_here(*sweep, "--set", "optim.level=none").code

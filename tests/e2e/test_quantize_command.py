@@ -23,7 +23,7 @@ def model(here: Path) -> Path:
 
 
 @pytest.mark.usefixtures("here")
-def test_export_is_quantized_and_all_readers_know_it(small_file: Path) -> None:
+def test_quantized_export_is_accepted_by_all_readers(small_file: Path) -> None:
     """Every node keeps its module; summary, record and tree agree; the file can be timed and extracted by module."""
     outcome = run_here("quantize", "-m", small_file, "-o", "int8.onnx", "--exclude", "BertPooler", "--format", "json")
     assert 0 == outcome.code, outcome.err
@@ -56,7 +56,7 @@ def test_export_is_quantized_and_all_readers_know_it(small_file: Path) -> None:
 
 
 @pytest.mark.usefixtures("model")
-def test_summary_shows_each_module_left_ones_first() -> None:
+def test_summary_lists_float_modules_first() -> None:
     """The summary has requested and actual precision by module with reasons, so that float32 is not taken for int8."""
     outcome = run_here("quantize", "-m", "model.onnx", "-o", "out.onnx", "--per-module", '{"Gemm": "fp32"}')
     assert 0 == outcome.code, outcome.err
@@ -69,7 +69,7 @@ def test_summary_shows_each_module_left_ones_first() -> None:
 
 
 @pytest.mark.usefixtures("model")
-def test_quiet_says_nothing() -> None:
+def test_quiet_prints_nothing() -> None:
     """Only errors are printed."""
     outcome = run_here("quantize", "-m", "model.onnx", "-o", "out.onnx", "-q")
     assert (0, "", "") == (outcome.code, outcome.out, outcome.err)
@@ -142,7 +142,7 @@ def test_build_and_quantize_take_the_same_options() -> None:
     assert {16} == sizes
 
 
-def test_untagged_file_is_quantized_and_told(here: Path) -> None:
+def test_untagged_file_is_quantized_with_a_note(here: Path) -> None:
     """Coverage is unknown rather than zero, and a note says that selectors match node names."""
     graph = parse(PERCEPTRON)
     for node in graph.graph:

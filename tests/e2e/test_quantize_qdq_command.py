@@ -66,7 +66,7 @@ def test_layers_between_conversions_keep_their_modules(workplace: Workplace) -> 
 
 
 @pytest.mark.usefixtures("model")
-def test_summary_without_data_says_so(workplace: Workplace) -> None:
+def test_summary_without_data_has_a_note(workplace: Workplace) -> None:
     """Random values do not count as data."""
     outcome = workplace.winml("quantize", "-m", "model.onnx", "-o", "out.onnx", "--mode", "qdq", "--samples", "2")
     assert 0 == outcome.code, outcome.err
@@ -76,7 +76,7 @@ def test_summary_without_data_says_so(workplace: Workplace) -> None:
 
 
 @pytest.mark.usefixtures("model")
-def test_16_bit_activations_are_told_to_be_slow_here(workplace: Workplace) -> None:
+def test_16_bit_activations_have_a_note_on_speed(workplace: Workplace) -> None:
     """ONNX Runtime's CPU provider computes them in float32; the outputs are more exact."""
     outcome = workplace.winml(
         "quantize", "-m", "model.onnx", "-o", "out.onnx", "--precision", "w8a16", "--calibration-data", "samples"

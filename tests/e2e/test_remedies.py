@@ -126,7 +126,7 @@ def test_remedy_of_the_message_helps(remedy: Remedy, models: Path, here: Path) -
 
 
 @pytest.mark.parametrize("name", CACHED)
-def test_sizes_of_a_cache_are_fixed_for_a_provider_that_needs_them(name: str, models: Path, here: Path) -> None:
+def test_cache_sizes_are_fixed_for_a_provider_without_dynamic_sizes(name: str, models: Path, here: Path) -> None:
     """The sizes are fixed unrequested; a note has the option for others, which gives the same file."""
     asked = ("export", "-m", models / name, "--ep", "qnn", "--no-verify", "-o")
     exported = run_here(*asked, "m/m.onnx")
@@ -187,14 +187,14 @@ def _followed(words: list[str], advice: re.Match[str], then: str) -> Outcome:
         old, new = then.split("=")
         kept = [new if word == old else word for word in words]
         for done in {"--shape-config", "--batch-size"}.intersection(advised, kept):
-            kept = _without(kept, done)
+            kept = _remove_option(kept, done)
         return run_here(*kept)
     if advice[0].lower().startswith(("remove ", "omit ")):
-        return run_here(*_without(words, advised[0]))
-    return run_here(*_without(words, advised[0]), *advised)
+        return run_here(*_remove_option(words, advised[0]))
+    return run_here(*_remove_option(words, advised[0]), *advised)
 
 
-def _without(words: list[str], flag: str) -> list[str]:
+def _remove_option(words: list[str], flag: str) -> list[str]:
     """Return a command without an option and its value, however it is spelled."""
     command: click.Command = VERBS[words[0]]
     options = [item for item in command.params if isinstance(item, click.Option)]

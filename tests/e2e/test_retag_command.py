@@ -50,7 +50,7 @@ def keep_outside(source: Path, target: Path) -> None:
     ir.save(ir.load(source), target, external_data="after.data", size_threshold_bytes=0)
 
 
-def without_metadata(path: Path) -> onnx.ModelProto:
+def flat_model(path: Path) -> onnx.ModelProto:
     """Return a flat model without metadata on model and nodes."""
     model = onnx.load(path, load_external_data=False)
     model.ClearField("metadata_props")
@@ -59,7 +59,7 @@ def without_metadata(path: Path) -> onnx.ModelProto:
     return model
 
 
-def test_retag_writes_a_tagged_copy_and_tells_how(place: Workplace) -> None:
+def test_retag_writes_a_tagged_copy_with_statistics(place: Workplace) -> None:
     """Every node has a tag, the checker accepts the file, and only metadata differs; both inputs stay."""
     inputs = place.files()
     outcome = place.winml("retag", "before.onnx", "after.onnx", "-o", "tagged.onnx")
@@ -69,7 +69,7 @@ def test_retag_writes_a_tagged_copy_and_tells_how(place: Workplace) -> None:
     assert coverage.is_complete
     assert f"{coverage.nodes} of {coverage.nodes} nodes tagged" in outcome.out
     onnx.checker.check_model(str(written))
-    assert without_metadata(place.folder / "after.onnx") == without_metadata(written)
+    assert flat_model(place.folder / "after.onnx") == flat_model(written)
     assert inputs == {name: content for name, content in place.files().items() if name != "tagged.onnx"}
 
 
@@ -83,7 +83,7 @@ def test_retag_json_is_the_only_thing_on_stdout(place: Workplace) -> None:
     assert (place.folder / "tagged.onnx").stat().st_size == record["size_bytes"]
 
 
-def test_retag_in_place_needs_to_be_asked_for(place: Workplace) -> None:
+def test_retag_in_place_needs_overwrite(place: Workplace) -> None:
     """Without an output the file itself is changed, with --overwrite only."""
     before = place.files()
     refused = place.winml("retag", "before.onnx", "after.onnx")
@@ -110,23 +110,21 @@ def test_retag_in_the_same_folder_shares_the_weights(external: Workplace) -> Non
     assert 0 == outcome.code
     assert "after.data" in outcome.out
     assert {*before, "big/tagged.onnx"} == set(external.files())
-    assert without_metadata(external.folder / "big" / "after.onnx") == without_metadata(
-        external.folder / "big" / "tagged.onnx"
-    )
+    assert flat_model(external.folder / "big" / "after.onnx") == flat_model(external.folder / "big" / "tagged.onnx")
 
 
-def test_retag_into_another_folder_takes_the_weights_along(external: Workplace) -> None:
+def test_retag_into_another_folder_copies_the_weights(external: Workplace) -> None:
     """A file in another folder gets a copy of the data."""
     outcome = external.winml("retag", "before.onnx", "big/after.onnx", "-o", "new/tagged.onnx")
     assert 0 == outcome.code
     written = external.files()
     (data,) = (name for name in written if name.startswith("new/tagged.onnx."))
     assert written["big/after.data"] == written[data]
-    kept = without_metadata(external.folder / "new" / "tagged.onnx")
+    kept = flat_model(external.folder / "new" / "tagged.onnx")
     for tensor in kept.graph.initializer:
         assert Path(data).name == tensor.external_data[0].value
         tensor.external_data[0].value = "after.data"
-    assert without_metadata(external.folder / "big" / "after.onnx") == kept
+    assert flat_model(external.folder / "big" / "after.onnx") == kept
     onnxruntime.InferenceSession(external.folder / "new" / "tagged.onnx", providers=["CPUExecutionProvider"])
 
 
@@ -195,7 +193,7 @@ def output_is_a_file_below(place: Workplace) -> None:
         (output_is_a_file_below, 2, ("tagged.onnx is a directory",)),
     ],
 )
-def test_retag_refusals_say_what_to_do_and_leave_everything(
+def test_retag_refusals_have_a_remedy_and_change_no_file(
     damage: object, code: int, words: tuple[str, ...], place: Workplace
 ) -> None:
     """The refusal has one sentence, a remedy and the right exit code, and no file changes."""

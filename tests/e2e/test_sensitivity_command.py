@@ -38,7 +38,7 @@ def test_ranking_is_printed_and_nothing_is_written(workplace: Workplace, model: 
     assert [model.name] == [path.name for path in workplace.folder.iterdir()]
 
 
-def test_answer_and_page_are_written_together(workplace: Workplace, model: Path) -> None:
+def test_json_and_page_are_written_together(workplace: Workplace, model: Path) -> None:
     """JSON on stdout equals the file, the page needs no network, and no measurements are left."""
     done = workplace.winml(
         "quantize", "-m", model.name, "--sensitivity", *_PER_TENSOR, "-o", "r.json", "--report", "r.html",
@@ -53,7 +53,7 @@ def test_answer_and_page_are_written_together(workplace: Workplace, model: Path)
     assert {"chain.onnx", "r.json", "r.html"} == {path.name for path in workplace.folder.iterdir()}
 
 
-def test_list_that_is_found_reaches_its_target_with_per_module(workplace: Workplace, model: Path) -> None:
+def test_exclude_list_reaches_its_target_with_per_module(workplace: Workplace, model: Path) -> None:
     """``--per-module`` accepts the file; without it, the same minimum ratio is missed."""
     found = workplace.winml(
         "quantize", "-m", model.name, "--sensitivity", *_PER_TENSOR, "--target", "sqnr_db=14",
@@ -85,7 +85,7 @@ def test_target_out_of_reach_ends_with_3_and_writes_no_list(workplace: Workplace
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process there")
-def test_interrupted_command_is_taken_up_again(workplace: Workplace, model: Path) -> None:
+def test_interrupted_command_resumes(workplace: Workplace, model: Path) -> None:
     """Ctrl-C leaves the measurements beside the result; the next run makes the missing ones, and removes all."""
     arguments = ("quantize", "-m", model.name, "--sensitivity", "-o", "r.json", "--samples", "3000")
     process = subprocess.Popen(
@@ -137,7 +137,7 @@ def test_wrong_use_is_refused(workplace: Workplace, model: Path, arguments: tupl
     assert [model.name] == [path.name for path in workplace.folder.iterdir()]
 
 
-def test_what_is_read_is_never_replaced(workplace: Workplace) -> None:
+def test_sensitivity_never_replaces_its_inputs(workplace: Workplace) -> None:
     """Neither the data file of the weights nor the calibration data is replaced, even with --overwrite."""
     folder = workplace.folder
     onnx.save(onnx.load(save_chain(folder / "inline.onnx")), folder / "chain.onnx", save_as_external_data=True,
@@ -161,7 +161,7 @@ def test_quiet_run_prints_nothing(workplace: Workplace, model: Path) -> None:
     assert answer["quantized"]["sqnr_db"] == json.loads(asked.out)["quantized"]["sqnr_db"]
 
 
-def test_answer_that_exists_is_not_replaced(workplace: Workplace, model: Path) -> None:
+def test_existing_result_is_not_replaced(workplace: Workplace, model: Path) -> None:
     """The command is refused before a measurement."""
     (workplace.folder / "r.json").write_text("{}", encoding="utf-8")
     done = workplace.winml("quantize", "-m", model.name, "--sensitivity", "-o", "r.json")

@@ -58,7 +58,7 @@ def _shell(place: Workplace, command: str, *, unbuffered: bool = False) -> subpr
 
 @pytest.mark.parametrize("unbuffered", [False, True], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("arguments", ["inspect model.onnx -H --module '**'", "inspect model.onnx --format json -v"])
-def test_reader_that_leaves_early_is_no_failure(place: Workplace, arguments: str, unbuffered: bool) -> None:
+def test_early_closing_reader_is_no_failure(place: Workplace, arguments: str, unbuffered: bool) -> None:
     """The exit code is 0, and stderr is empty."""
     done = _shell(place, f"{{ $WINML {arguments}; echo $? >&2; }} | true", unbuffered=unbuffered)
     assert "0\n" == done.stderr
@@ -67,7 +67,7 @@ def test_reader_that_leaves_early_is_no_failure(place: Workplace, arguments: str
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")  # noqa: PTH110
 @pytest.mark.parametrize("unbuffered", [False, True], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("arguments", ["sys", "--help", "--version", "inspect model.onnx --format json"])
-def test_answer_that_finds_no_room_is_a_failure_with_its_reason(
+def test_result_for_a_full_disk_is_a_failure_with_its_reason(
     place: Workplace, arguments: str, unbuffered: bool
 ) -> None:
     """The reason is on stderr, and the exit code is 1."""
@@ -77,7 +77,7 @@ def test_answer_that_finds_no_room_is_a_failure_with_its_reason(
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
-def test_work_is_done_whatever_is_closed(place: Workplace, closed: str) -> None:
+def test_work_is_complete_with_any_closed_stream(place: Workplace, closed: str) -> None:
     """The file is complete: no text of a stream was written into it."""
     (place.folder / "new.onnx").unlink(missing_ok=True)
     done = _shell(place, f"$WINML optimize -m small.onnx -o new.onnx {closed}")
@@ -87,14 +87,14 @@ def test_work_is_done_whatever_is_closed(place: Workplace, closed: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["sys", "inspect model.onnx", "--help"])
-def test_answer_for_a_closed_stdout_is_a_failure(place: Workplace, arguments: str) -> None:
+def test_result_for_a_closed_stdout_is_a_failure(place: Workplace, arguments: str) -> None:
     """The result was the only request."""
     done = _shell(place, f"$WINML {arguments} >&-")
     assert 1 == done.returncode
     assert "stdout: Bad file descriptor" in done.stderr
 
 
-def test_what_is_kept_in_the_cache_is_no_answer(place: Workplace) -> None:
+def test_cached_export_is_no_result(place: Workplace) -> None:
     """The request is for the times of a checkpoint, not for the cached export."""
     (place.folder / "closed.py").write_text(_NET)
     command = "$WINML perf -m closed.py:net --iterations 2 --warmup 0"
@@ -104,14 +104,14 @@ def test_what_is_kept_in_the_cache_is_no_answer(place: Workplace) -> None:
 
 
 @pytest.mark.parametrize("place_of_words", ["2>&-", "2>/dev/full"])
-def test_stderr_that_takes_nothing_changes_no_exit_code(place: Workplace, place_of_words: str) -> None:
+def test_unwritable_stderr_changes_no_exit_code(place: Workplace, place_of_words: str) -> None:
     """Neither the exit code of a failure nor that of a success depends on stderr."""
     assert 2 == _shell(place, f"$WINML nosuchverb {place_of_words}").returncode
     done = _shell(place, f"$WINML optimize -m small.onnx -o new.onnx --overwrite {place_of_words}")
     assert 0 == done.returncode
 
 
-def test_closed_stdin_is_an_empty_one(place: Workplace) -> None:
+def test_closed_stdin_is_empty(place: Workplace) -> None:
     """A config read from it is no valid JSON."""
     done = _shell(place, "$WINML config --check - <&-")
     assert 2 == done.returncode
@@ -132,7 +132,7 @@ main()
 """
 
 
-def test_interruption_after_the_files_are_in_place_says_what_was_written(place: Workplace) -> None:
+def test_interruption_after_publishing_lists_written_files(place: Workplace) -> None:
     """The message lists the written files."""
     command = [sys.executable, "-c", _LATE, "optimize", "-m", "small.onnx", "-o", "late.onnx", "--format", "table"]
     done = subprocess.run(
@@ -169,7 +169,7 @@ def test_ctrl_c_before_the_command_is_read_shows_no_traceback(place: Workplace) 
     assert (-2, "", "") == (done.returncode, done.stdout, done.stderr)
 
 
-def test_entry_point_is_the_one_that_expects_an_early_interruption() -> None:
+def test_entry_point_handles_an_early_interruption() -> None:
     """The installed command starts in the function of ``python -m``."""
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     assert 'winml = "winml.modelkit.__main__:main"' in text
@@ -190,7 +190,7 @@ main()
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["--no-such"], 2)])
-def test_library_that_talks_at_the_end_is_not_heard_and_nothing_else_is_lost(arguments: list[str], code: int) -> None:
+def test_library_output_at_exit_is_hidden_and_the_exit_status_is_unchanged(arguments: list[str], code: int) -> None:
     """Exit status, output and exit handlers of others are unchanged."""
     command = [sys.executable, "-c", _HELD_TO_THE_END, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -23,7 +23,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     return Workplace(root)
 
 
-def test_json_tells_versions_providers_devices_and_memory(place: Workplace) -> None:
+def test_json_has_versions_providers_devices_and_memory(place: Workplace) -> None:
     """The versions are those of the installed metadata."""
     outcome = place.winml("sys", "--format", "json")
     assert (0, "") == (outcome.code, outcome.err)
@@ -38,7 +38,7 @@ def test_json_tells_versions_providers_devices_and_memory(place: Workplace) -> N
     assert found["processor"]["logical_cores"] >= 1
 
 
-def test_table_tells_how_to_install_what_is_missing(place: Workplace) -> None:
+def test_table_has_install_commands_of_missing_providers(place: Workplace) -> None:
     """Each present provider has a line, and each missing provider the package that installs it."""
     outcome = place.winml("sys")
     assert (0, "") == (outcome.code, outcome.err)
@@ -48,7 +48,7 @@ def test_table_tells_how_to_install_what_is_missing(place: Workplace) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--format", "json")])
-def test_answer_names_no_place_and_nobody(place: Workplace, arguments: tuple[str, ...]) -> None:
+def test_sys_output_contains_no_path_or_user_name(place: Workplace, arguments: tuple[str, ...]) -> None:
     """The output can be published anywhere."""
     out = place.winml("sys", *arguments).out
     secrets = {str(Path.home()), str(place.root), platform.node()}

@@ -41,7 +41,7 @@ def test_image_feature_extraction_keeps_its_name(here: Path, vit: Path) -> None:
     assert ("WinMLModelForFeatureExtraction", "image-feature-extraction") == (type(model).__name__, model.task)
 
 
-def test_variant_of_a_task_is_taken_where_the_architecture_serves_it(vit: Path, small_bert: Path) -> None:
+def test_task_variant_is_chosen_if_the_architecture_supports_it(vit: Path, small_bert: Path) -> None:
     """Text models have no image features, and a translation needs a decoder."""
     for task in ("image-feature-extraction", "translation"):
         refused = run_here("inspect", "-m", small_bert, "-t", task)
@@ -71,7 +71,7 @@ def test_variant_of_a_task_is_taken_where_the_architecture_serves_it(vit: Path, 
         ("# No facts", "feature-extraction", "type 'bert'"),
     ],
 )
-def test_model_card_decides_where_the_config_names_no_architecture(
+def test_model_card_decides_the_task_if_the_config_names_no_architecture(
     tmp_path: Path, small_bert: Path, card: str, task: str, words: str
 ) -> None:
     """A damaged card, or one with a task that the architecture lacks, is ignored."""

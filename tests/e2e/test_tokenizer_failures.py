@@ -30,7 +30,7 @@ def change(folder: Path, **values: Any) -> Path:
 
 
 @pytest.mark.parametrize(("part", "prompt"), [(PRECOMPILED, PROMPT), (RETRIES, WORDS)], ids=["reading", "encoding"])
-def test_panic_is_told_as_an_error_of_the_file(
+def test_panic_is_reported_as_an_error_of_the_file(
     llama_copy: Path, workplace: Workplace, part: dict[str, Any], prompt: str
 ) -> None:
     """The error has two lines, without the traceback that Rust writes to the descriptor itself."""
@@ -40,7 +40,7 @@ def test_panic_is_told_as_an_error_of_the_file(
     assert str(llama_copy / "tokenizer.json") in outcome.err
 
 
-def test_panic_is_told_by_eval(llama_copy: Path, workplace: Workplace) -> None:
+def test_panic_is_reported_by_eval(llama_copy: Path, workplace: Workplace) -> None:
     """The error names the samples, too."""
     rows = workplace.folder / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in (PROMPT, WORDS)))
@@ -53,7 +53,7 @@ def test_panic_is_told_by_eval(llama_copy: Path, workplace: Workplace) -> None:
 
 
 @pytest.mark.parametrize("open_one", [read_tokenizer, lambda folder: _Whole(open_tokenizer(folder))])
-def test_text_that_is_too_long_is_refused(llama: Path, open_one: Any) -> None:
+def test_overlong_text_is_refused(llama: Path, open_one: Any) -> None:
     """The library does not get the text, because its memory would end the process."""
     tokenizer: TextTokenizer = open_one(llama)
     assert tokenizer.encode(PROMPT)
@@ -72,7 +72,7 @@ class _Whole:
             return self._tokenizer(text)["input_ids"]
 
 
-def test_words_of_others_on_stderr_stay(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_foreign_text_on_stderr_stays(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Other text on stderr appears after the call, and errors of another kind are passed on."""
     with tokenizer_call(llama):
         os.write(2, b"some words\n")

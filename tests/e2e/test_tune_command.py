@@ -61,7 +61,7 @@ def rows(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in record["candidates"]}
 
 
-def test_answer_has_every_candidate_with_what_it_takes(tuned: Tuned) -> None:
+def test_result_has_every_candidate_with_its_cost(tuned: Tuned) -> None:
     """Names of keys include units; all candidates are compared with the plain file."""
     record = tuned.record
     assert (1, "size", 20.0) == (record["schema_version"], record["target"], record["limits"]["min_sqnr_db"])
@@ -78,7 +78,7 @@ def test_answer_has_every_candidate_with_what_it_takes(tuned: Tuned) -> None:
     assert tuned.kept == record
 
 
-def test_smallest_right_file_wins_and_is_a_build(tuned: Tuned) -> None:
+def test_smallest_sufficient_file_wins_and_is_a_build(tuned: Tuned) -> None:
     """The files of the other candidates are removed; their measurements stay."""
     assert ("won", "dynamic-int8") == (rows(tuned.record)["dynamic-int8"]["status"], tuned.record["winner"]["name"])
     folder = tuned.folder / "tuned"
@@ -89,7 +89,7 @@ def test_smallest_right_file_wins_and_is_a_build(tuned: Tuned) -> None:
     assert str(folder / "best") == tuned.record["winner"]["folder"]
 
 
-def test_config_of_the_winner_makes_it_again(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_of_the_winner_reproduces_its_files(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files are equal byte by byte."""
     monkeypatch.chdir(tuned.folder)
     done = run_here("build", "-c", tuned.record["winner"]["config"], "-o", "again", "-q")
@@ -108,7 +108,7 @@ def test_page_shows_all_candidates_without_a_network(tuned: Tuned) -> None:
     assert not re.search(r'<(script|link|img)[^>]+(src|href)="https?:', page)
 
 
-def test_plan_says_what_is_measured_already(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_lists_existing_measurements(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is changed; other options are refused as in the run, and start anew with --overwrite."""
     monkeypatch.chdir(tuned.folder)
     before = {path: path.stat().st_mtime_ns for path in tuned.folder.rglob("*")}
@@ -123,7 +123,7 @@ def test_plan_says_what_is_measured_already(tuned: Tuned, monkeypatch: pytest.Mo
     assert before == {path: path.stat().st_mtime_ns for path in tuned.folder.rglob("*")}
 
 
-def test_same_command_answers_from_what_is_kept(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_command_reuses_measurements(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
     """No candidate is made or measured again, and candidates and winner stay equal."""
     monkeypatch.chdir(tuned.folder)
     best = tuned.folder / "tuned" / "best" / "model.onnx"
@@ -137,7 +137,7 @@ def test_same_command_answers_from_what_is_kept(tuned: Tuned, monkeypatch: pytes
     assert before == best.stat().st_mtime_ns
 
 
-def test_other_options_are_refused_and_nothing_is_lost(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_options_are_refused_and_measurements_stay(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the changed options."""
     monkeypatch.chdir(tuned.folder)
     state = (tuned.folder / "tuned" / "tune_state.json").read_bytes()
@@ -158,7 +158,7 @@ def mixed(make_workplace: Callable[[], Workplace]) -> Tuned:
     return Tuned(place.folder, json.loads(done.out), arguments, tune_record(place))
 
 
-def test_budget_ends_with_what_was_measured_and_more_of_it_goes_on(
+def test_exhausted_budget_keeps_measurements_and_a_larger_budget_resumes(
     mixed: Tuned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plain file wins if nothing else was tried; later the failed whole candidate is mended by its modules."""
@@ -169,7 +169,7 @@ def test_budget_ends_with_what_was_measured_and_more_of_it_goes_on(
     assert 0 == done.code, done.err
     record = json.loads((mixed.folder / "tuned" / "tune.json").read_text(encoding="utf-8"))
     found = rows(record)
-    assert ("wrong", "right", "won") == tuple(found[name]["status"] for name in found_order(record))
+    assert ("wrong", "right", "won") == tuple(found[name]["status"] for name in candidate_order(record))
     assert "minimum 42" in found["dynamic-int8"]["reason"]
     assert found["dynamic-int8-part"]["sqnr_db"] >= 42
     assert found["dynamic-int8"]["size_bytes"] < found["dynamic-int8-part"]["size_bytes"] < found["plain"]["size_bytes"]
@@ -178,12 +178,12 @@ def test_budget_ends_with_what_was_measured_and_more_of_it_goes_on(
     assert "fp32" in config["quant"]["per_module"].values()
 
 
-def found_order(record: dict[str, Any]) -> list[str]:
+def candidate_order(record: dict[str, Any]) -> list[str]:
     """Return the names with the whole candidate first, the plain file second, the mixed one last."""
     return sorted(rows(record), key=["dynamic-int8", "plain", "dynamic-int8-part"].index)
 
 
-def test_winner_that_its_build_refuses_leaves_the_others_in(here: Path) -> None:
+def test_winner_refused_by_its_build_leaves_the_other_candidates(here: Path) -> None:
     """An input a thousand times as large gets integers of one step.
 
     The error is within the limit of the tuning, but not of its build.
@@ -205,7 +205,7 @@ def test_winner_that_its_build_refuses_leaves_the_others_in(here: Path) -> None:
     assert ("won", "wrong") == (found["plain"], found["dynamic-int8"])
 
 
-def test_fastest_is_looked_for_in_races_of_few_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fastest_candidate_is_selected_in_few_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The candidates are measured in few rounds; other values in the data file make another tuning."""
     monkeypatch.setattr(contest, "RUNGS", (1, 2))
     monkeypatch.setattr(contest, "FIRST_RUNG", (1,))
@@ -222,7 +222,7 @@ def test_fastest_is_looked_for_in_races_of_few_turns(tmp_path: Path, monkeypatch
         tune_model(model, tmp_path / "tuned", options=options)
 
 
-def test_factory_is_exported_once_and_its_tuning_goes_on(here: Path) -> None:
+def test_factory_is_exported_once_and_its_tuning_resumes(here: Path) -> None:
     """The factory returns other weights each time; with other options the export is kept, and refused."""
     lines = ("import torch", "def factory():", "    return torch.nn.Linear(64, 64).eval()", "")
     (here / "model.py").write_text("\n".join(lines), encoding="utf-8")
@@ -239,7 +239,7 @@ def test_factory_is_exported_once_and_its_tuning_goes_on(here: Path) -> None:
     assert before != exported.stat().st_mtime_ns
 
 
-def test_plan_lists_each_candidate_and_nothing_is_made(here: Path) -> None:
+def test_plan_lists_each_candidate_and_builds_nothing(here: Path) -> None:
     """The plan is the same each time, as text and as JSON."""
     save_chain(here / "chain.onnx")
     arguments = ("tune", "-m", "chain.onnx", "-o", "tuned", "--dry-run", "--only", "dynamic")
@@ -267,7 +267,7 @@ def test_plan_lists_each_candidate_and_nothing_is_made(here: Path) -> None:
         (("-o", "full"), "thesis.txt"),
     ],
 )
-def test_wrong_usage_is_refused_before_anything_is_done(here: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_wrong_usage_is_refused_before_any_work(here: Path, arguments: tuple[str, ...], words: str) -> None:
     """The exit code is 2, and the folder is not made."""
     save_chain(here / "chain.onnx")
     (here / "full").mkdir()
@@ -281,7 +281,7 @@ def test_wrong_usage_is_refused_before_anything_is_done(here: Path, arguments: t
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no limits to stop writing with")
-def test_full_disk_names_the_file_and_leaves_nothing_half_written(make_workplace: Callable[[], Workplace]) -> None:
+def test_full_disk_names_the_file_and_leaves_no_partial_file(make_workplace: Callable[[], Workplace]) -> None:
     """The values of the runs exceed the limit; the process of a candidate names the file."""
     place = make_workplace()
     wide = '<ir_version: 10, opset_import: ["" : 17]> g (float[1,100000] x) => (float[1,100000] y) { y = Abs(x) }'

@@ -62,7 +62,7 @@ def states(folder: Path) -> dict[str, tuple[int, int]]:
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else str(value),
 )
-def test_reader_is_told_once_and_changes_nothing(unfinished: Path, code: int, arguments: tuple[str, ...]) -> None:
+def test_reader_gets_one_note_and_changes_nothing(unfinished: Path, code: int, arguments: tuple[str, ...]) -> None:
     """The note is on stderr, even if the file does not exist yet."""
     before = states(unfinished)
     done = run_here(*arguments)
@@ -72,7 +72,7 @@ def test_reader_is_told_once_and_changes_nothing(unfinished: Path, code: int, ar
     assert before == states(unfinished)
 
 
-def test_writer_finishes_and_tells_no_more_than_that(unfinished: Path) -> None:
+def test_writer_completes_the_set_with_one_note(unfinished: Path) -> None:
     """The set is complete before the file is read."""
     done = run_here("optimize", "-m", "models/model.onnx", "-o", "models/optimized.onnx")
     assert 0 == done.code, done.err
@@ -82,7 +82,7 @@ def test_writer_finishes_and_tells_no_more_than_that(unfinished: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there, a process cannot kill itself by a signal")
-def test_killed_compilation_leaves_nothing_that_is_seen(here: Path) -> None:
+def test_killed_compilation_leaves_hidden_files_only(here: Path) -> None:
     """The leftovers are hidden, and the next command that writes into the folder removes them."""
     save_chain(here / "model.onnx")
     command = [sys.executable, "-c", KILLED, "compile", "-m", "model.onnx", "-o", "compiled.onnx", "--ep", "cpu"]

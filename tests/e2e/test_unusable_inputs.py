@@ -47,7 +47,7 @@ def commands() -> Iterator[CommandProcess]:
     ],
     ids=lambda value: "-".join(value)[:30] if isinstance(value, tuple) else None,
 )
-def test_name_that_is_none_is_wrong_usage(commands: CommandProcess, arguments: tuple[str, ...], words: str) -> None:
+def test_empty_name_is_wrong_usage(commands: CommandProcess, arguments: tuple[str, ...], words: str) -> None:
     """The name is refused before a library fails on it."""
     ending = commands.run(*arguments)
     assert 2 == ending.code
@@ -101,7 +101,7 @@ main()
         (COMPILE_KEY, ("perf", "optimize", "quantize", "compare", "compile")),
     ],
 )
-def test_deep_metadata_of_a_model_is_none(here: Path, key: str, verbs: tuple[str, ...]) -> None:
+def test_deeply_nested_metadata_counts_as_absent(here: Path, key: str, verbs: tuple[str, ...]) -> None:
     """Unreadable metadata counts as absent or as damaged, never as a bug of winml."""
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 17]> g (float[1,4] x) => (float[1,4] y) { a = Relu(x) y = Abs(a) }'
@@ -122,7 +122,7 @@ def test_deep_metadata_of_a_model_is_none(here: Path, key: str, verbs: tuple[str
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on the address space of a process")
-def test_too_little_memory_is_told_of_as_that(tmp_path: Path) -> None:
+def test_lack_of_memory_is_reported_as_such(tmp_path: Path) -> None:
     """The libraries fail to load, each with its own message; a hint about the file would mislead."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     arguments = ("inspect", "-m", str(tmp_path))

@@ -12,7 +12,7 @@ from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVELS
 from winml.modelkit.optimize.options import OptimizeOptions
 
 
-def test_perf_output_is_the_answer_as_json(here: Path, small_file: Path) -> None:
+def test_perf_output_contains_the_json(here: Path, small_file: Path) -> None:
     """The table goes to stdout all the same; an existing file is not replaced without ``--overwrite``."""
     measuring = ("perf", small_file, "--iterations", "3", "--shape-config", '{"sequence": 8}', "-o", "latency.json")
     measured = run_here(*measuring)
@@ -81,7 +81,7 @@ def test_optimize_list_shows_the_default_of_each_level(ep: str | None, monkeypat
     assert ["off", "on", "on"] if ep is None else ["off"] * 3 == fusion[1:4]
 
 
-def test_inspect_class_stands_for_a_model_or_beside_one(small_bert: Path) -> None:
+def test_inspect_class_replaces_or_accompanies_a_model(small_bert: Path) -> None:
     """The class decides the task; a class of another architecture is refused with the nearest."""
     alone = json.loads(run_here("inspect", "--model-class", "BertForMaskedLM", "-f", "json").out)
     beside = json.loads(run_here("inspect", "-m", small_bert, "--model-class", "BertForMaskedLM", "-f", "json").out)
@@ -131,7 +131,7 @@ def test_list_tasks_without_a_model_lists_all() -> None:
     assert of_type == of_class
 
 
-def test_selector_that_matches_nothing_lists_the_classes(small_file: Path) -> None:
+def test_unmatched_selector_lists_the_classes(small_file: Path) -> None:
     """The most similar classes come first."""
     refused = run_here("inspect", small_file, "--module", "BertLayr")
     assert (2, "") == (refused.code, refused.out)
@@ -141,7 +141,7 @@ def test_selector_that_matches_nothing_lists_the_classes(small_file: Path) -> No
 
 
 @pytest.mark.parametrize("verb", [("perf",), ("extract", "--module", "Block", "-o", "out")])
-def test_folder_that_is_neither_checkpoint_nor_build_is_said_to_be(here: Path, verb: tuple[str, ...]) -> None:
+def test_folder_without_checkpoint_or_build_is_refused(here: Path, verb: tuple[str, ...]) -> None:
     """The message lists the accepted kinds of model."""
     (here / "models").mkdir()
     refused = run_here(*verb, "models")

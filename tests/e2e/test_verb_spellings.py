@@ -57,7 +57,7 @@ def test_verb_or_option_with_a_typo_is_met_with_the_nearest(arguments: tuple[str
     assert "--help' shows" in refused.err
 
 
-def test_quiet_and_verbose_before_the_verb_mean_what_they_mean_behind_it(tmp_path: Path, small_file: Path) -> None:
+def test_quiet_and_verbose_before_the_verb_equal_those_behind_the_verb(tmp_path: Path, small_file: Path) -> None:
     """A verb without the option says so."""
     quiet = run_here("-q", "optimize", "-m", small_file, "-o", tmp_path / "quiet.onnx")
     assert (0, "", "") == (quiet.code, quiet.out, quiet.err)

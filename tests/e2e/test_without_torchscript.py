@@ -81,7 +81,7 @@ def later(make_workplace: Callable[[], Workplace]) -> Workplace:
     return replace(workplace, variables=variables)
 
 
-def test_every_verb_works_without_the_exporter_and_a_request_for_it_is_refused(later: Workplace) -> None:
+def test_every_verb_works_without_torchscript_and_a_request_for_torchscript_is_refused(later: Workplace) -> None:
     """The graphs are dynamo's, verified and tagged; the refusal names the missing exporter and a remedy."""
     *outcomes, refused = later.winml_in_turn(*VERBS, REFUSED)
     failed = {command[0]: each.err for command, each in zip(VERBS, outcomes, strict=True) if each.code != 0}

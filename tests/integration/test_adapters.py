@@ -154,7 +154,7 @@ def test_adapter_merged_without_values_in_memory_gives_the_same_weights(
 
 
 @pytest.mark.parametrize("form", ["awq", "gptq"])
-def test_codes_stay_and_lora_is_added_in_floats_beside_them(form: str, tmp_path: Path) -> None:
+def test_codes_stay_and_lora_is_added_in_floats(form: str, tmp_path: Path) -> None:
     """Packed weights stay as without an adapter, and every node of a LoRA branch has its module."""
     saved = getattr(coded_checkpoints, f"save_{form}")(tmp_path)
     targets = ("q_proj", "v_proj", "down_proj", "lm_head")
@@ -183,7 +183,7 @@ def test_codes_stay_and_lora_is_added_in_floats_beside_them(form: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", [None, "one", "two"])
-def test_switched_adapter_answers_as_pytorch_with_it_merged(
+def test_switched_adapter_equals_pytorch_with_the_merged_adapter(
     switched: Path, llama: Path, adapters: dict[str, tuple[Path, float]], name: str | None
 ) -> None:
     """Outputs without an active adapter equal the base model's."""
@@ -286,7 +286,7 @@ def test_onnxruntime_genai_switches_the_adapters(
     assert expected == json.loads(done.stdout.splitlines()[-1])
 
 
-def test_adapter_of_another_model_is_refused_before_anything_is_written(llama: Path, tmp_path: Path) -> None:
+def test_adapter_of_another_model_is_refused_before_any_write(llama: Path, tmp_path: Path) -> None:
     """The refusal leaves neither file nor folder."""
     path = "base_model.model.model.layers.7.self_attn.q_proj"
     extra = {f"{path}.lora_A.weight": torch.ones(4, 32), f"{path}.lora_B.weight": torch.ones(32, 4)}

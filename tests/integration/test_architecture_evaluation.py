@@ -18,15 +18,15 @@ TYPES = ("bert", "detr", "time_series_transformer")
 
 
 @pytest.fixture
-def _handler_kept() -> Iterator[None]:
+def _restored_handler() -> Iterator[None]:
     """Restore the handler of SIGTERM after the script."""
     handler = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, handler)
 
 
-@pytest.mark.usefixtures("_handler_kept")
-def test_evaluation_exports_once_and_tells_why_others_were_not_attempted(
+@pytest.mark.usefixtures("_restored_handler")
+def test_evaluation_exports_once_and_lists_reasons_of_skipped_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A second run repeats nothing: the recorded times stay."""

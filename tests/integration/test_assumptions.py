@@ -280,7 +280,7 @@ def tokens_of_a_result(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("forward", "sizes"), [(rows_by_seven, "rows"), (tokens_of_a_result, "rows, tokens")])
-def test_size_that_decides_is_named_before_anything_is_compared(forward: Forward, sizes: str, tmp_path: Path) -> None:
+def test_deciding_size_is_named_before_any_comparison(forward: Forward, sizes: str, tmp_path: Path) -> None:
     axes = {"x": {0: "rows", 1: "tokens"}}
     part = exported(forward, tmp_path / "model.onnx", dynamic_axes=axes, verify=False).only_part
     (item,) = part.assumed
@@ -293,7 +293,7 @@ def test_size_that_decides_is_named_before_anything_is_compared(forward: Forward
     "forward",
     [nothing, large_size, rows_selected, classes_one_by_one, error_replaced, mode_beside_written_views],
 )
-def test_nothing_is_assumed_where_inputs_decide_nothing(forward: Forward, tmp_path: Path) -> None:
+def test_inputs_without_influence_cause_no_assumption(forward: Forward, tmp_path: Path) -> None:
     result = exported(forward, tmp_path / "model.onnx")  # of fixed sizes, so that no size decides either
     verification = result.only_part.verification
     assert verification is not None
@@ -307,7 +307,7 @@ def test_accepted_assumptions_are_listed_and_the_file_is_verified(tmp_path: Path
     assert [item.kind for item in verification.assumed or ()] == ["branch"]
 
 
-def test_inspection_knows_nothing_of_sidecars_of_other_files_and_of_version_1(tmp_path: Path) -> None:
+def test_inspection_ignores_sidecars_of_other_files_and_of_version_1(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     exported(branch, path)
     sidecar = json.loads(sidecar_path(path).read_text(encoding="utf-8"))
@@ -347,7 +347,7 @@ def printed(*arguments: str) -> Any:
 
 
 @pytest.mark.parametrize("accepts", [False, True])
-def test_ci_reads_it_from_json_of_export_and_build(tmp_path: Path, *, accepts: bool) -> None:
+def test_json_of_export_and_build_lists_assumptions(tmp_path: Path, *, accepts: bool) -> None:
     (tmp_path / "net.py").write_text(FACTORY, encoding="utf-8")
     options = ["-m", f"{tmp_path / 'net.py'}:build", "--format", "json", *(["--accept-assumptions"] * accepts)]
     verification = printed("export", *options, "-o", str(tmp_path / "net.onnx"))["verification"]

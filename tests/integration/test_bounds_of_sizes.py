@@ -193,7 +193,7 @@ def test_table_of_positions_bounds_its_size(
     assert 2 == run_here("perf", path, "--iterations", "1", "--shape-config", '{"T": 25}').code
 
 
-def test_table_that_pytorch_reads_at_any_size_is_no_bound(tmp_path: Path) -> None:
+def test_table_readable_at_any_size_is_no_bound(tmp_path: Path) -> None:
     """The outputs equal PyTorch's beyond the rows of the table."""
     module, path = MeanOfTable(), tmp_path / "model.onnx"
     assert _largest_size(module, path, "torchscript") is None

@@ -81,7 +81,7 @@ def test_package_that_code_of_a_checkpoint_imports_is_named(packages: Path, tmp_
 
 
 @pytest.mark.parametrize("content", [b"[other.group]\nname = \xff:x\n", b"[other.group]\nname\n"])
-def test_package_whose_metadata_cannot_be_read_is_named(packages: Path, tmp_path: Path, content: bytes) -> None:
+def test_package_with_unreadable_metadata_is_named(packages: Path, tmp_path: Path, content: bytes) -> None:
     """Libraries read the entry points of all packages, and Python's error does not name the unreadable one."""
     (packages / "einops-1.0.dist-info" / "entry_points.txt").write_bytes(content)
     error = _inspect(packages, tmp_path / "missing.onnx", is_warm=False)

@@ -116,13 +116,13 @@ def test_build_leaves_a_model_per_stage_the_config_and_a_manifest(first: BuildRe
         assert 100.0 == stage["coverage"]["percent"]
 
 
-def without_node_counts(module: dict[str, Any]) -> dict[str, Any]:
+def remove_node_counts(module: dict[str, Any]) -> dict[str, Any]:
     """Return the module tree without node counts, which differ between the files of one model."""
-    children = [without_node_counts(child) for child in module.get("children", ())]
+    children = [remove_node_counts(child) for child in module.get("children", ())]
     return {**{key: value for key, value in module.items() if key != "nodes"}, "children": children}
 
 
-def test_sidecar_of_the_result_describes_its_nodes_and_says_so(first: BuildResult) -> None:
+def test_sidecar_of_the_result_describes_its_nodes(first: BuildResult) -> None:
     """The sidecar satisfies its schema, lists every node of model.onnx and has the digest of that file."""
     sidecar = json.loads((first.folder / "model_htp_metadata.json").read_text(encoding="utf-8"))
     jsonschema.validate(sidecar, sidecar_schema())
@@ -133,7 +133,7 @@ def test_sidecar_of_the_result_describes_its_nodes_and_says_so(first: BuildResul
     assert "model.onnx" == sidecar["outputs"]["files"][0]["name"]
     exported = json.loads((first.folder / "export_htp_metadata.json").read_text(encoding="utf-8"))
     assert exported["model_sha256"] != sidecar["model_sha256"]
-    assert without_node_counts(exported["modules"]) == without_node_counts(sidecar["modules"])
+    assert remove_node_counts(exported["modules"]) == remove_node_counts(sidecar["modules"])
 
 
 def test_sidecar_of_another_model_is_not_used(bert: Path, out: Path) -> None:
@@ -175,7 +175,7 @@ def _inputs(result: BuildResult) -> list[dict[str, Any]]:
             for spec in record["export"]["input_tensors"]]  # fmt: skip
 
 
-def test_build_of_a_model_in_which_nothing_fuses_keeps_its_graph_and_tags(tmp_path: Path) -> None:
+def test_build_without_possible_fusions_keeps_graph_and_tags(tmp_path: Path) -> None:
     """The fusions of the other test are requested, but nothing in the graph matches."""
     checkpoint = save_checkpoint("resnet", tmp_path / "checkpoint")
     result = build_hf_model(str(checkpoint), tmp_path / "out", config=FUSIONS)
@@ -183,7 +183,7 @@ def test_build_of_a_model_in_which_nothing_fuses_keeps_its_graph_and_tags(tmp_pa
     assert operators["export.onnx"] == operators["model.onnx"]
 
 
-def test_build_without_optimization_is_taken_by_reference(bert: Path, tmp_path: Path) -> None:
+def test_build_without_optimization_links_the_file(bert: Path, tmp_path: Path) -> None:
     """An empty section and a valid stamp mean a single normalization; the file is the same under another name."""
     result = build_hf_model(str(bert), tmp_path / "out", config=PLAIN)
     assert 1 == result.manifest.normalizations
@@ -202,7 +202,7 @@ def test_second_build_reuses_every_stage_and_changes_no_model(bert: Path, out: P
     }
 
 
-def as_version_1(folder: Path) -> dict[str, Any]:
+def rewrite_as_version_1(folder: Path) -> dict[str, Any]:
     """Rewrite the manifest of a build in version 1."""
     path = folder / "build_manifest.json"
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -214,7 +214,7 @@ def as_version_1(folder: Path) -> dict[str, Any]:
 
 def test_build_of_the_first_manifest_version_is_reused(bert: Path, out: Path) -> None:
     """No stage runs, no model changes, and the manifest has the present version afterwards."""
-    earlier = as_version_1(out)
+    earlier = rewrite_as_version_1(out)
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.name != "build_manifest.json"}
     result = build_hf_model(str(bert), out, config=FUSIONS)
     assert {"export": "reused", "optimize": "reused", "quantize": "skipped", "compile": "skipped"} == statuses(result)
@@ -232,7 +232,7 @@ def test_changed_optimizer_flag_runs_from_optimize_on(bert: Path, out: Path) -> 
     assert "options changed: optim.matmul_add_fusion True → none" == reason(result, "optimize")
 
 
-def test_changed_weights_run_everything(bert: Path, out: Path, tmp_path: Path) -> None:
+def test_changed_weights_rerun_all_stages(bert: Path, out: Path, tmp_path: Path) -> None:
     """The content of the checkpoint counts, not only its name."""
     checkpoint = Path(shutil.copytree(bert, tmp_path / "checkpoint"))
     build_hf_model(str(checkpoint), tmp_path / "there", config=PLAIN)
@@ -257,7 +257,7 @@ def test_finished_build_of_another_model_is_replaced_on_request_only(bert: Path,
     assert "run" == statuses(build_hf_model(str(other), out, config=PLAIN, rebuild=True))["export"]
 
 
-def test_damaged_result_is_made_again_and_said(bert: Path, out: Path) -> None:
+def test_damaged_result_is_rebuilt_with_a_note(bert: Path, out: Path) -> None:
     """The digest does not match, although size and time may."""
     path = out / "optimized.onnx"
     times, content = path.stat().st_mtime_ns, bytearray(path.read_bytes())
@@ -269,7 +269,7 @@ def test_damaged_result_is_made_again_and_said(bert: Path, out: Path) -> None:
     assert any("optimized.onnx is" in note for note in result.notes)
 
 
-def test_other_library_versions_run_everything(bert: Path, out: Path) -> None:
+def test_other_library_versions_rerun_all_stages(bert: Path, out: Path) -> None:
     """A result of another version of onnx may differ."""
     record = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
     for stage in record["parts"][0]["stages"][:2]:
@@ -280,7 +280,7 @@ def test_other_library_versions_run_everything(bert: Path, out: Path) -> None:
     assert reason(result, "export").startswith("versions changed: onnx 1.0 → ")
 
 
-def test_option_that_is_off_and_newer_than_a_finished_stage_leaves_it_up_to_date(bert: Path, out: Path) -> None:
+def test_disabled_new_option_leaves_a_finished_stage_up_to_date(bert: Path, out: Path) -> None:
     """The stage's record lacks the option, so the default applies; another value is a change."""
     record = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
     del record["parts"][0]["stages"][0]["origin"]["options"]["export"]["hierarchy"]
@@ -291,7 +291,7 @@ def test_option_that_is_off_and_newer_than_a_finished_stage_leaves_it_up_to_date
     assert "run" == statuses(build_hf_model(str(bert), out, config=FUSIONS))["optimize"]
 
 
-def test_rebuild_runs_everything_and_touches_no_foreign_file(bert: Path, out: Path) -> None:
+def test_rebuild_reruns_all_stages_and_changes_no_foreign_file(bert: Path, out: Path) -> None:
     """Files of an earlier build are removed only if the manifest lists them."""
     (out / "notes.onnx").write_text("mine")
     result = build_hf_model(str(bert), out, config={**PLAIN, "optim": None}, rebuild=True)
@@ -327,7 +327,7 @@ def _plan_of(config: dict[str, Any], model: Path) -> BuildPlan:
     return plan_build(parse_build_config(config, "config")[0], request)
 
 
-def test_resolved_config_repeats_what_options_asked_of_the_inputs(bert: Path, tmp_path: Path) -> None:
+def test_resolved_config_repeats_the_input_options(bert: Path, tmp_path: Path) -> None:
     """Sizes and dynamic dimensions are part of the written inputs."""
     shapes = parse_shape_config('{"sequence_length": 16}')
     request = ModelRequest(str(bert), shape_config=shapes, dynamic=DynamicRequest(batch=True))
@@ -370,7 +370,7 @@ def _exit_code(program: str, folder: Path, *arguments: str | Path) -> int:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no SIGKILL")
 @pytest.mark.parametrize(("stage", "kept"), [("export", "run"), ("optimize", "reused")])
-def test_killed_build_goes_on_where_it_ended(bert: Path, tmp_path: Path, stage: str, kept: str) -> None:
+def test_killed_build_resumes(bert: Path, tmp_path: Path, stage: str, kept: str) -> None:
     """Finished stages are kept, and leftovers of the killed process are removed."""
     out = tmp_path / "out"
     assert -signal.SIGKILL == _exit_code(_KILLED, tmp_path, bert, out, stage)
@@ -455,7 +455,7 @@ def test_companion_the_user_changed_stays_and_is_the_users(bert: Path, out: Path
         assert with_companions == any("config.json" in note for note in result.notes)
 
 
-def test_companion_follows_the_checkpoint_and_goes_with_it(bert: Path, tmp_path: Path) -> None:
+def test_companion_is_updated_and_removed_with_the_checkpoint_file(bert: Path, tmp_path: Path) -> None:
     """A file that the user did not change is updated and removed together with the checkpoint's file."""
     checkpoint, out = shutil.copytree(bert, tmp_path / "checkpoint"), tmp_path / "out"
     (checkpoint / "vocab.txt").write_text("a", encoding="utf-8")
@@ -470,7 +470,7 @@ def test_companion_follows_the_checkpoint_and_goes_with_it(bert: Path, tmp_path:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a process is killed by a signal")
-def test_companion_of_a_build_killed_before_its_end_is_known_to_be_ours(bert: Path, tmp_path: Path) -> None:
+def test_companion_of_a_killed_build_is_recognized(bert: Path, tmp_path: Path) -> None:
     """The file is in place, but the manifest of the finished build is not."""
     out = tmp_path / "out"
     assert -signal.SIGKILL == _exit_code(KILLED_AFTER_COMMIT, tmp_path, bert, out)
@@ -497,7 +497,7 @@ build_hf_model(sys.argv[1], sys.argv[2], config={"optim": {}, "quant": None, "co
 """
 
 
-def test_failed_stage_keeps_what_is_finished(bert: Path, tmp_path: Path) -> None:
+def test_failed_stage_keeps_finished_stages(bert: Path, tmp_path: Path) -> None:
     """The optimizer refuses a flag; the export is kept for the next build."""
     with pytest.raises((StageError, UsageError)):
         build_hf_model(str(bert), tmp_path / "out", config={**PLAIN, "optim": {"opset": 9999}})
@@ -505,7 +505,7 @@ def test_failed_stage_keeps_what_is_finished(bert: Path, tmp_path: Path) -> None
     assert ("reused", "run") == (statuses(result)["export"], statuses(result)["optimize"])
 
 
-def test_build_in_the_cache_is_found_again_by_what_it_depends_on(bert: Path, cache: Path) -> None:
+def test_cached_build_is_identified_by_its_dependencies(bert: Path, cache: Path) -> None:
     """Another config gets another folder, and takes the export from the first."""
     one = build_hf_model(str(bert), config=PLAIN)
     again = build_hf_model(str(bert), config=PLAIN)
@@ -530,7 +530,7 @@ def test_build_without_companions_is_one_of_its_own(bert: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["export.onnx", "build_manifest.json"])
-def test_damaged_cache_entry_is_built_again_and_said(bert: Path, cache: Path, name: str) -> None:
+def test_damaged_cache_entry_is_rebuilt_with_a_note(bert: Path, cache: Path, name: str) -> None:
     """A damaged manifest does not stop a build in the cache, where every file is ours."""
     one = build_hf_model(str(bert), config={**PLAIN, "optim": None})
     (one.folder / name).write_bytes(b"{")
@@ -600,7 +600,7 @@ def test_optimized_model_can_be_built_from(first: BuildResult, tmp_path: Path) -
     assert check_artifacts(tmp_path / "out")["model.onnx"] == check_artifacts(first.folder)["model.onnx"]
 
 
-def test_build_does_not_link_the_file_it_starts_from(first: BuildResult, tmp_path: Path) -> None:
+def test_build_does_not_link_its_source_file(first: BuildResult, tmp_path: Path) -> None:
     """A write into the copy must not change the user's file."""
     source = Path(shutil.copy(first.folder / "model.onnx", tmp_path / "mine.onnx"))
     for name, config in (("plain", PLAIN), ("none", {**PLAIN, "optim": None})):
@@ -619,7 +619,7 @@ def test_skipping_normalization_copies_the_file(untagged: onnx.ModelProto, tmp_p
     assert (tmp_path / "theirs.onnx").read_bytes() == result.model_path.read_bytes()
 
 
-def test_model_with_operators_nobody_knows_is_built_unverified(tmp_path: Path) -> None:
+def test_model_with_unknown_operators_is_built_unverified(tmp_path: Path) -> None:
     """ONNX Runtime cannot run the model, which is an error unless verification is off."""
     text = """<ir_version: 8, opset_import: ["" : 17, "their.domain" : 1]>
         g (float[2, 4] x) => (float[2, 4] y) { a = Identity(x)  y = their.domain.Secret(a) }"""

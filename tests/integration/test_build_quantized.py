@@ -103,14 +103,14 @@ def test_precision_is_built_and_another_one_reuses_the_export(bert: Path, tmp_pa
     assert operators(few.model_path)["MatMulNBits"] > 10
 
 
-def test_config_that_was_written_builds_the_same_again(bert: Path, tmp_path: Path) -> None:
+def test_written_config_builds_the_same_files(bert: Path, tmp_path: Path) -> None:
     """The config contains the resolved values, so no stage runs."""
     first = build_hf_model(bert, tmp_path / "out", precision="int4", config={"quant": {"exclude": ["BertPooler"]}})
     again = build_hf_model(bert, tmp_path / "out", config=tmp_path / "out" / "winml_build_config.json")
     assert (["skipped", "skipped", "run"], ["skipped", "skipped", "reused"]) == (statuses(first), statuses(again))
 
 
-def test_answer_below_the_threshold_fails_and_leaves_no_quantized_file(bert: Path, tmp_path: Path) -> None:
+def test_result_below_the_threshold_fails_and_leaves_no_quantized_file(bert: Path, tmp_path: Path) -> None:
     """Both builds fail, by files and in memory; only the build by files keeps its export."""
     for precision, kept in (("int8", True), ("int4", False)):
         out = tmp_path / precision
@@ -129,7 +129,7 @@ def test_onnx_file_is_built_to_few_bits(bert: Path, tmp_path: Path) -> None:
     assert operators(result.model_path)["MatMulNBits"] > 10
 
 
-def test_graph_that_is_handed_over_has_one_file(bert: Path, tmp_path: Path) -> None:
+def test_combined_quantization_and_optimization_has_one_file(bert: Path, tmp_path: Path) -> None:
     """The sidecar lists the nodes, the manifest names the tool of each stage, and the optimizer runs first."""
     out = tmp_path / "out"
     result = build_hf_model(bert, out, precision="int4", config={"optim": {"gelu_fusion": True}})
@@ -180,7 +180,7 @@ def test_weights_that_stay_in_the_checkpoint_are_compared_all_the_same(bert: Pat
     assert any("Compared with PyTorch" in note and "weights streamed" in note for note in result.notes)
 
 
-def test_wrong_weight_of_a_block_is_found_where_weights_are_streamed(bert: Path, tmp_path: Path) -> None:
+def test_wrong_weight_of_a_block_is_detected_with_streamed_weights(bert: Path, tmp_path: Path) -> None:
     """The error is planted between export and quantizer; the message names the module."""
 
     def works(path: Path, model: Any) -> list[Quantization]:
@@ -206,7 +206,7 @@ def _build_with_a_limit(llama: Path, folder: Path, limit: int, *more: str) -> tu
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no POSIX limits on the size of a file")
-def test_few_bits_are_built_where_no_file_may_hold_the_weights_as_float(llama: Path, tmp_path: Path) -> None:
+def test_low_bit_build_writes_no_float_file(llama: Path, tmp_path: Path) -> None:
     """The system refuses larger files: 5 MB as float32, 2.7 MB as stored in the checkpoint, 0.9 MB in 4 bits."""
     code, err = _build_with_a_limit(llama, tmp_path, 1_700_000, "--precision", "int4")
     assert 0 == code, err

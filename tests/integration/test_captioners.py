@@ -42,7 +42,7 @@ def reference(checkpoint: Path) -> Any:
     return BlipForConditionalGeneration.from_pretrained(checkpoint).eval()
 
 
-def test_parts_are_encoder_and_decoder_whose_text_is_compared(built: BuildResult) -> None:
+def test_parts_are_encoder_and_decoder_with_compared_text(built: BuildResult) -> None:
     """The decoder file states start and end tokens, which no file of the checkpoint contains."""
     encoder, decoder = built.part_paths.values()
     assert ["encoder", "decoder"] == list(built.part_paths)
@@ -57,7 +57,7 @@ def test_parts_are_encoder_and_decoder_whose_text_is_compared(built: BuildResult
 
 
 @pytest.mark.parametrize("asked", [{}, {"num_beams": 2}], ids=str)
-def test_generate_writes_what_pytorch_writes(built: BuildResult, reference: Any, asked: dict[str, Any]) -> None:
+def test_generated_captions_equal_pytorch(built: BuildResult, reference: Any, asked: dict[str, Any]) -> None:
     """Two images at once are captioned, with the end token requested by the model's own generate()."""
     pixels = torch.randn((2, 3, 16, 16), generator=torch.Generator().manual_seed(1))
     model: Any = WinMLModelForImageTextToText.from_pretrained(built.folder)
@@ -66,7 +66,7 @@ def test_generate_writes_what_pytorch_writes(built: BuildResult, reference: Any,
     assert expected.tolist() == model.generate(pixel_values=pixels, **settings).tolist()
 
 
-def test_command_writes_what_pytorch_writes_of_a_picture(built: BuildResult, reference: Any, tmp_path: Path) -> None:
+def test_caption_command_equals_pytorch(built: BuildResult, reference: Any, tmp_path: Path) -> None:
     """The image processor beside the graphs prepares the image."""
     picture = save_image(tmp_path / "noise.png")
     outcome = run_here("generate", built.folder, "--image", str(picture), "--max-new-tokens", "8", "--format", "json")
@@ -76,7 +76,7 @@ def test_command_writes_what_pytorch_writes_of_a_picture(built: BuildResult, ref
     assert written[0, 1:].tolist() == json.loads(outcome.out)["tokens"]
 
 
-def test_inputs_that_are_described_make_one_graph_for_that_reason_alone(checkpoint: Path) -> None:
+def test_described_inputs_make_one_graph_with_a_single_reason(checkpoint: Path) -> None:
     """The model has an inner decoder, so no note denies it."""
     specs = (
         InputTensorSpec(name="pixel_values", shape=(1, 3, 16, 16), dtype="float32"),

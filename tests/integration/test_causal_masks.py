@@ -106,7 +106,7 @@ def test_exported_decoder_equals_pytorch_under_other_paddings(decoder: Decoder, 
         assert difference <= TOLERANCE * np.abs(expected[kept]).max()
 
 
-def test_exported_decoder_answers_depend_on_the_mask(decoder: Decoder) -> None:
+def test_exported_decoder_outputs_depend_on_the_mask(decoder: Decoder) -> None:
     """A hidden source token changes the output, so the other comparisons are not vacuous."""
     name = "attention_mask"
     full, hidden = decoder.feeds(5), decoder.feeds(5, **{name: padded(4, 4)})
@@ -116,7 +116,7 @@ def test_exported_decoder_answers_depend_on_the_mask(decoder: Decoder) -> None:
 
 
 @pytest.mark.parametrize("position", [1, 4, LENGTH - 1])
-def test_exported_decoder_answers_do_not_see_later_tokens(decoder: Decoder, position: int) -> None:
+def test_exported_decoder_outputs_are_independent_of_later_tokens(decoder: Decoder, position: int) -> None:
     """A changed token changes the output at its position and after it, and not before it."""
     before = decoder.feeds(7)
     after = {name: value.copy() for name, value in before.items()}

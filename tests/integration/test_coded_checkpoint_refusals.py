@@ -24,7 +24,7 @@ Tensors = dict[str, torch.Tensor]
 LAYER = "model.layers.0.mlp.up_proj"
 
 
-def _without(part: str) -> Callable[[Tensors], None]:
+def _remove_tensor(part: str) -> Callable[[Tensors], None]:
     def apply(tensors: Tensors) -> None:
         del tensors[f"{LAYER}.{part}"]
 
@@ -39,8 +39,8 @@ def _changed(part: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Calla
 
 
 DAMAGES: dict[str, tuple[Callable[[Tensors], None], tuple[str, ...]]] = {
-    "no scales": (_without("scales"), (f"{LAYER}.scales", "missing")),
-    "no zero points": (_without("qzeros"), (f"{LAYER}.qzeros", "missing")),
+    "no scales": (_remove_tensor("scales"), (f"{LAYER}.scales", "missing")),
+    "no zero points": (_remove_tensor("qzeros"), (f"{LAYER}.qzeros", "missing")),
     "scales of another layer": (_changed("scales", lambda value: value[:, :32]), (f"{LAYER}.qweight", "shape")),
     "floats for codes": (_changed("qweight", torch.Tensor.float), (f"{LAYER}.qweight", "float32", "int32")),
     "a group with too many": (_changed("g_idx", torch.zeros_like), (f"{LAYER}.g_idx", "group 0", "64")),
@@ -131,7 +131,7 @@ def test_groups_of_another_size_than_declared_are_refused(tmp_path: Path, size: 
         ({"quant_method": "gptq", "bits": 4, "group_size": "big"}, ("groups of 32", "'big'")),
     ],
 )
-def test_unknown_formats_are_named_with_those_that_are_read(
+def test_unknown_formats_are_refused_with_the_supported_formats(
     tmp_path: Path, record: Any, words: tuple[str, ...]
 ) -> None:
     """The config is checked before any weight is loaded."""
@@ -146,7 +146,7 @@ def test_missing_order_of_groups_is_named(tmp_path: Path) -> None:
     """The product with act-order would silently use scales of other groups."""
     folder = coded_checkpoints.save_gptq(tmp_path, act_order=True).folder
     tensors = load_file(folder / "model.safetensors")
-    _without("g_idx")(tensors)
+    _remove_tensor("g_idx")(tensors)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     message = _refused(folder, tmp_path / "out").message
     assert [word for word in (f"{LAYER}.g_idx", "missing", "desc_act") if word not in message] == []
@@ -158,9 +158,9 @@ def _compressed_weights(config: dict[str, Any]) -> dict[str, Any]:
 
 
 OTHER_FORMATS: dict[str, tuple[Callable[[Path], Any], Callable[[Tensors], None], dict[str, Any], str]] = {
-    "awq without zero points": (coded_checkpoints.save_awq, _without("qzeros"), {}, "qzeros"),
+    "awq without zero points": (coded_checkpoints.save_awq, _remove_tensor("qzeros"), {}, "qzeros"),
     "integers without zero points": (
-        coded_checkpoints.save_compressed, _without("weight_zero_point"), {}, "symmetric false",
+        coded_checkpoints.save_compressed, _remove_tensor("weight_zero_point"), {}, "symmetric false",
     ),
     "integers without their order": (
         coded_checkpoints.save_compressed, lambda _tensors: None, {"actorder": "group"}, "weight_g_idx",
@@ -193,7 +193,7 @@ def test_missing_parts_of_other_formats_are_named(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("size", [[0, 0], [32], "big"])
-def test_blocks_of_no_size_are_no_blocks(tmp_path: Path, size: object) -> None:
+def test_scales_without_a_block_size_are_refused(tmp_path: Path, size: object) -> None:
     """The shape of scales that match no rows is unknown."""
     folder = coded_checkpoints.save_fp8(tmp_path).folder
     config = json.loads((folder / "config.json").read_text())
@@ -257,7 +257,7 @@ def test_tensor_of_a_gguf_file_without_a_place_is_named(tmp_path: Path, tensor: 
     assert [note for note in (*result.model_notes, *result.notes) if tensor in note]
 
 
-def test_unknown_architecture_of_a_gguf_file_is_named_with_those_that_are_read(tmp_path: Path) -> None:
+def test_unknown_gguf_architecture_is_refused_with_the_supported_architectures(tmp_path: Path) -> None:
     """The refusal comes before transformers reads the file."""
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "starcoder2")

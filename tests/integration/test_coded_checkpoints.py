@@ -139,7 +139,7 @@ def attribute(node: onnx.NodeProto, name: str) -> int:
     return next(item.i for item in node.attribute if item.name == name)
 
 
-def test_codes_are_those_of_the_checkpoint_bit_by_bit(exported: Any) -> None:
+def test_codes_equal_the_checkpoint_bit_by_bit(exported: Any) -> None:
     """Codes, scales and zero points of each layer equal the packed ones."""
     name, saved, model = exported
     found = written_codes(model)
@@ -169,13 +169,13 @@ def test_codes_are_those_of_the_checkpoint_bit_by_bit(exported: Any) -> None:
             assert np.array_equal(points, np.repeat(linear.zero_points, repeats, axis=1))
 
 
-def test_text_is_that_of_the_dequantized_model(exported: Any) -> None:
+def test_text_equals_the_dequantized_model(exported: Any) -> None:
     """Every token with float32 activations equals PyTorch's."""
     _, saved, _ = exported
     assert generated(saved.folder.parent / "out" / "model.onnx") == reference_tokens(saved)
 
 
-def test_nodes_say_where_their_codes_come_from(exported: Any) -> None:
+def test_nodes_record_the_source_format_of_their_codes(exported: Any) -> None:
     """Each node records the source format; 16-bit layers stay in 16 bits, and no weight is a float matrix."""
     name, saved, model = exported
     layouts = {"nvfp4 of modelopt": "nvfp4", "auto-round as gptq": "gptq", "auto-round as awq": "awq"}
@@ -230,7 +230,7 @@ def test_experts_of_mxfp4_keep_their_numbers(tmp_path: Path) -> None:
     assert generated(tmp_path / "out.onnx") == reference_tokens(saved)
 
 
-def test_experts_that_are_merged_keep_their_codes(tmp_path: Path) -> None:
+def test_merged_experts_keep_their_codes(tmp_path: Path) -> None:
     """Transformers stacks the experts of Mixtral, and concatenates two matrices of each."""
     config = transformers.MixtralConfig(
         vocab_size=120, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
@@ -289,7 +289,7 @@ def test_gguf_types_without_an_exact_form_are_in_the_nearest(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("bits", "symmetric"), [(4, False), (4, True), (8, False)])
-def test_packing_is_that_of_compressed_tensors(tmp_path: Path, bits: int, symmetric: bool) -> None:
+def test_packing_equals_compressed_tensors(tmp_path: Path, bits: int, symmetric: bool) -> None:
     """The compressed-tensors library unpacks the tensors of the helper to the same codes and zero points."""
     pytest.importorskip("compressed_tensors")
     from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32

@@ -72,22 +72,22 @@ def compared(reference: Any, candidate: Any) -> ModelComparison:
     return compare_models(reference, candidate, by_module=True)
 
 
-def found(result: ModelComparison) -> str | None:
+def first_erring_module(result: ModelComparison) -> str | None:
     """Return the path of the first module with an error of its own."""
     return None if result.first_divergence is None else result.first_divergence.identity.module
 
 
 @pytest.mark.parametrize("kind", ["plain", "optimized", "quantized"])
-def test_planted_error_is_found_in_its_module(exported: Path, kind: str, tmp_path: Path) -> None:
+def test_planted_error_is_located_in_its_module(exported: Path, kind: str, tmp_path: Path) -> None:
     """The first module with an error of its own is the changed one, despite rounding in all modules."""
     module = planted(exported / f"{kind}.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
 
-    assert found(compared(exported / "plain.onnx", tmp_path / "wrong.onnx")) == module
+    assert first_erring_module(compared(exported / "plain.onnx", tmp_path / "wrong.onnx")) == module
 
 
 @pytest.mark.parametrize("kind", ["plain", "optimized", "quantized"])
 @pytest.mark.parametrize("exported", ["bert", "gpt2"], indirect=True)
-def test_wrong_mask_is_found_in_its_attention(exported: Path, kind: str, tmp_path: Path) -> None:
+def test_wrong_mask_is_located_in_its_attention(exported: Path, kind: str, tmp_path: Path) -> None:
     """An attention with a flipped mask is named although its weights are correct."""
     model = onnx.load(exported / f"{kind}.onnx")
     readers = [(node, index) for node in model.graph.node for index in _mask_inputs(node)]
@@ -103,7 +103,7 @@ def test_wrong_mask_is_found_in_its_attention(exported: Path, kind: str, tmp_pat
     node.input[index] = "flipped"
     onnx.save(model, tmp_path / "wrong.onnx")
 
-    assert found(compared(exported / "plain.onnx", tmp_path / "wrong.onnx")) == _module_of(node)
+    assert first_erring_module(compared(exported / "plain.onnx", tmp_path / "wrong.onnx")) == _module_of(node)
 
 
 def _mask_inputs(node: onnx.NodeProto) -> list[int]:
@@ -114,7 +114,7 @@ def _mask_inputs(node: onnx.NodeProto) -> list[int]:
     return [list(node.input).index(name) for name in node.input if is_sum_with_mask and "/Where" in name]
 
 
-def test_overflow_of_float16_is_found_in_its_module(exported: Path, tmp_path: Path) -> None:
+def test_float16_overflow_is_located_in_its_module(exported: Path, tmp_path: Path) -> None:
     """Products of large weights are infinite in float16 only; the first such module is named."""
     large = {name: tmp_path / f"{name}.onnx" for name in ("plain", "half")}
 
@@ -132,7 +132,7 @@ def test_overflow_of_float16_is_found_in_its_module(exported: Path, tmp_path: Pa
     assert "first at [" in first.fidelity.problem
 
 
-def test_nothing_is_found_where_nothing_was_planted(exported: Path) -> None:
+def test_rounding_is_not_attributed_to_a_module(exported: Path) -> None:
     """Rounding by optimization or quantization of all modules is not attributed to a module."""
     for kind in ("optimized", "quantized"):
         result = compared(exported / "plain.onnx", exported / f"{kind}.onnx")
@@ -146,13 +146,13 @@ def test_file_is_compared_with_the_pytorch_model(exported: Path, tmp_path: Path)
     """Outputs of PyTorch's modules equal the node values of the file, except for the planted module."""
     request = ModelRequest(model=str(exported / "checkpoint"))
     right = compared(request, exported / "plain.onnx")
-    assert found(right) is None
+    assert first_erring_module(right) is None
     assert max(output.fidelity.relative_error for output in right.outputs) < 1e-4
     assert right.modules is not None
     assert sum(module.fidelity is not None for module in right.modules) >= 0.8 * len(right.modules)
 
     module = planted(exported / "plain.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
-    assert found(compared(request, tmp_path / "wrong.onnx")) == module
+    assert first_erring_module(compared(request, tmp_path / "wrong.onnx")) == module
 
 
 @pytest.mark.parametrize("exported", ["bert"], indirect=True)
@@ -165,15 +165,15 @@ def test_live_modules_are_compared_with_each_other_and_with_a_file(exported: Pat
         wrong.encoder.layer[1].intermediate.dense.weight *= 1.5
 
     for reference, candidate in ((right, wrong), (exported / "plain.onnx", wrong), (wrong, exported / "plain.onnx")):
-        assert found(compared(reference, candidate)) == "encoder.layer.1.intermediate"
-    assert found(compared(right, exported / "optimized.onnx")) is None
+        assert first_erring_module(compared(reference, candidate)) == "encoder.layer.1.intermediate"
+    assert first_erring_module(compared(right, exported / "optimized.onnx")) is None
     assert not any(module._forward_hooks for module in wrong.modules())
     with pytest.raises(UsageError, match="same BertModel"):
         compared(right, right)
 
 
 @pytest.mark.parametrize("exported", ["bert"], indirect=True)
-def test_modules_that_are_the_same_on_both_sides_say_so(exported: Path, tmp_path: Path) -> None:
+def test_unchanged_modules_are_marked(exported: Path, tmp_path: Path) -> None:
     """Weights are compared by content; a module behind a wrong one counts as unchanged, even with another output."""
     module = planted(exported / "plain.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(1.01))
     records = compared(exported / "plain.onnx", tmp_path / "wrong.onnx").as_record()["modules"]
@@ -184,7 +184,7 @@ def test_modules_that_are_the_same_on_both_sides_say_so(exported: Path, tmp_path
 
 
 @pytest.mark.parametrize("exported", ["bert"], indirect=True)
-def test_command_says_where_and_how_far(exported: Path, tmp_path: Path) -> None:
+def test_command_names_the_wrong_module_and_the_difference(exported: Path, tmp_path: Path) -> None:
     """An output beyond the threshold gives exit code 3; the record names the module."""
     module = planted(exported / "plain.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
     plain, wrong = exported / "plain.onnx", tmp_path / "wrong.onnx"
@@ -228,7 +228,7 @@ def test_depth_shows_the_first_levels_and_the_first_module_to_part(exported: Pat
 
 
 @pytest.mark.parametrize("exported", ["bert"], indirect=True)
-def test_page_promises_an_outline_where_there_is_one_and_begins_with_numbers(exported: Path, tmp_path: Path) -> None:
+def test_page_links_an_existing_outline_and_begins_with_numbers(exported: Path, tmp_path: Path) -> None:
     """Modules that were not compared have no numbers; a separate table lists them with the reason."""
     planted(exported / "plain.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
     wrong, fused = (
@@ -254,7 +254,7 @@ def walk_rows(page: Path, table: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("exported", ["bert"], indirect=True)
-def test_size_that_one_side_fixes_is_taken(exported: Path, tmp_path: Path) -> None:
+def test_size_fixed_on_one_side_is_used_for_both(exported: Path, tmp_path: Path) -> None:
     """A file with a dynamic batch is compared at the other file's fixed batch; a conflicting size is refused."""
     request = ModelRequest(model=str(exported / "checkpoint"))
     exporter = HTPExporter(WinMLExportConfig(verify=False, dynamic_batch=True, dynamic_sequence=True))
@@ -267,7 +267,7 @@ def test_size_that_one_side_fixes_is_taken(exported: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("exported", ["bert"], indirect=True)
-def test_other_inputs_are_refused_unless_they_are_mapped(exported: Path, tmp_path: Path) -> None:
+def test_differently_named_inputs_are_refused_without_a_mapping(exported: Path, tmp_path: Path) -> None:
     """Differently named inputs need a mapping; the message names both inputs."""
     model = onnx.load(exported / "plain.onnx")
     name = model.graph.input[0].name
@@ -289,7 +289,7 @@ def test_other_inputs_are_refused_unless_they_are_mapped(exported: Path, tmp_pat
     assert compare_models(exported / "plain.onnx", tmp_path / "renamed.onnx", mapped).is_within
 
 
-def test_module_that_is_fed_something_wrong_is_not_blamed(exported: Path, tmp_path: Path) -> None:
+def test_module_with_wrong_inputs_is_not_blamed(exported: Path, tmp_path: Path) -> None:
     """An activation may amplify a wrong input value; the module that computed the value is named."""
     model = onnx.load(exported / "plain.onnx")
     weights = {item.name: item for item in model.graph.initializer}
@@ -307,7 +307,7 @@ def test_module_that_is_fed_something_wrong_is_not_blamed(exported: Path, tmp_pa
     onnx.save(model, tmp_path / "wrong.onnx")
 
     for reference in (exported / "plain.onnx", exported / "checkpoint"):
-        assert found(compared(reference, tmp_path / "wrong.onnx")) == modules[node.name]
+        assert first_erring_module(compared(reference, tmp_path / "wrong.onnx")) == modules[node.name]
 
 
 def _module_of(node: onnx.NodeProto) -> str:

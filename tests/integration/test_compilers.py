@@ -62,7 +62,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.reader(QNN)
 @pytest.mark.parametrize("embed", ["--embed", "--no-embed"])
-def test_plug_in_compiles_for_its_npu_and_answers_as_the_source_does(model: Path, tmp_path: Path, embed: str) -> None:
+def test_plug_in_compiles_for_its_npu_with_equal_outputs(model: Path, tmp_path: Path, embed: str) -> None:
     """Each compiled node lists its modules; the same plug-in opens, runs and measures the file."""
     output = tmp_path / "npu.onnx"
     code, record, err = winml(QNN, "compile", "-m", model, "-o", output, "--ep", "qnn", embed)
@@ -156,7 +156,7 @@ def test_misspelled_option_of_a_provider_is_refused(model: Path, tmp_path: Path)
 
 @pytest.mark.reader(OPENVINO_PLUG_IN)
 @pytest.mark.parametrize("embed", ["--embed", "--no-embed"])
-def test_plug_in_of_openvino_reads_back_what_it_compiled(model: Path, tmp_path: Path, embed: str) -> None:
+def test_openvino_plug_in_opens_its_compiled_file(model: Path, tmp_path: Path, embed: str) -> None:
     """The package has the reader that onnxruntime-openvino lacks: one node, equal outputs, the list of modules."""
     output = tmp_path / "openvino.onnx"
     code, record, err = winml(OPENVINO_PLUG_IN, "compile", "-m", model, "-o", output, "--ep", "openvino", embed)
@@ -173,7 +173,7 @@ def test_plug_in_of_openvino_reads_back_what_it_compiled(model: Path, tmp_path: 
 
 
 @pytest.mark.reader(OPENVINO)
-def test_openvino_compiles_and_a_file_it_cannot_open_is_no_file(model: Path, tmp_path: Path) -> None:
+def test_openvino_compiles_or_refuses_an_unreadable_file(model: Path, tmp_path: Path) -> None:
     """The exit code is 3, with the reason, if the package cannot read compiled parts; else outputs agree."""
     output = tmp_path / "openvino.onnx"
     arguments = ("compile", "-m", model, "-o", output, "--ep", "openvino")
@@ -209,7 +209,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.reader(QNN)
 @pytest.mark.parametrize("precision", ["w8a8", "w8a16"])
-def test_file_placed_for_an_npu_stays_whole_there(quantized: Path, tmp_path: Path, precision: str) -> None:
+def test_file_placed_for_an_npu_stays_one_part(quantized: Path, tmp_path: Path, precision: str) -> None:
     """There is one part; only conversions of inputs and outputs run outside, and the CPU expands no weight."""
     source, placed = quantized.with_name("float.onnx"), tmp_path / "placed.onnx"
     options = ("--mode", "qdq", "-p", precision, "--min-sqnr", "0", "--ep", "qnn")
@@ -225,7 +225,7 @@ def test_file_placed_for_an_npu_stays_whole_there(quantized: Path, tmp_path: Pat
 
 @pytest.mark.reader(QNN)
 @pytest.mark.parametrize("name", ["llama", "t5"])
-def test_decoder_is_built_for_an_npu_and_writes_through_it(name: str, tmp_path: Path) -> None:
+def test_decoder_is_built_for_an_npu_and_generates_there(name: str, tmp_path: Path) -> None:
     """The decoder is quantized, compiled whole, and run token by token with a cache of a fixed length."""
     folder = tmp_path / name
     if name == "t5":
@@ -343,7 +343,7 @@ def test_plug_in_is_named_by_its_library(model: Path, tmp_path: Path, name: str)
         ("qnn={model}", "cannot load model.onnx as the plug-in of QNNExecutionProvider"),
     ],
 )
-def test_library_that_is_none_is_refused(model: Path, tmp_path: Path, library: str, words: str) -> None:
+def test_invalid_library_is_refused(model: Path, tmp_path: Path, library: str, words: str) -> None:
     """The message names the library or the expected form, and no file is written."""
     named = library.format(model=model)
     code, _, err = winml("", "compile", "-m", model, "-o", tmp_path / "a.onnx", "--ep", "qnn", "--ep-library", named)

@@ -65,7 +65,7 @@ def export(model: nn.Module, folder: Path) -> tuple[ExportResult, VerificationIn
 
 
 @pytest.mark.parametrize("model", [Headed, TwoHeaded])
-def test_head_of_zeros_is_compared_on_a_copy_and_written_as_it_is(model: type[nn.Module], tmp_path: Path) -> None:
+def test_zero_head_is_compared_on_a_copy_and_written_unchanged(model: type[nn.Module], tmp_path: Path) -> None:
     """A note reports the copy; the model and the file keep their own weights."""
     made = model()
     before = {name: value.clone() for name, value in made.named_parameters()}

@@ -76,7 +76,7 @@ def test_model_of_a_build_runs_alone(source: Path, tmp_path: Path) -> None:
     )
 
 
-def test_model_that_is_too_large_for_one_file_names_data_of_its_own(
+def test_model_above_the_file_limit_has_a_data_file(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The summary lists model and data file with their sizes, and both are deployed."""
@@ -120,7 +120,7 @@ def test_model_that_shares_the_data_of_its_stage_is_placed_anew(
     assert ["model.onnx"] == [file["name"] for file in record["parts"][0]["model"]]
 
 
-def test_folder_holds_only_what_is_deployed(tmp_path: Path) -> None:
+def test_folder_contains_deployed_files_only(tmp_path: Path) -> None:
     """The folder contains the models of all parts and the checkpoint's files; the next build recognizes them."""
     checkpoint = save_checkpoint("t5", tmp_path / "t5")
     out = tmp_path / "out"
@@ -146,13 +146,13 @@ def test_deploy_only_is_refused_for_the_cache(source: Path, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
-    ("options", "is_told"),
+    ("options", "has_note"),
     [((), True), (("--level", "none"), False), (("--no-optimize",), False), (("--level", "full"), False)],
 )
-def test_build_says_that_nothing_was_optimized_where_nobody_said_anything(
-    source: Path, tmp_path: Path, options: tuple[str, ...], is_told: bool
+def test_build_without_a_level_notes_the_missing_optimization(
+    source: Path, tmp_path: Path, options: tuple[str, ...], has_note: bool
 ) -> None:
     """The note lists the available levels."""
     outcome = run_here("build", "-m", source, "-o", tmp_path / "out", "--no-verify", *options)
     notes = [line for line in outcome.out.splitlines() if "optim.level" in line]
-    assert is_told == any(all(level in note for level in ("basic", "extended", "full")) for note in notes)
+    assert has_note == any(all(level in note for level in ("basic", "extended", "full")) for note in notes)

@@ -162,7 +162,7 @@ def exported(model: nn.Module, folder: Path, inputs: Any, **options: Any) -> Exp
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_values_nobody_gave_are_drawn_as_the_model_takes_them(name: str, tmp_path: Path) -> None:
+def test_missing_values_are_drawn_as_the_model_requires(name: str, tmp_path: Path) -> None:
     """No drawn mask hides everything, and no drawn length exceeds the rows."""
     model, specs = DRAWN[name]
     result = exported(model(), tmp_path, None, input_tensors=specs)
@@ -171,7 +171,7 @@ def test_values_nobody_gave_are_drawn_as_the_model_takes_them(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_second_draw_after_an_example_is_one_the_model_takes(name: str, tmp_path: Path) -> None:
+def test_second_draw_after_an_example_is_valid_for_the_model(name: str, tmp_path: Path) -> None:
     """The drawn values follow the masks and lengths of the example."""
     model, inputs = EXAMPLES[name]
     result = exported(model(), tmp_path, inputs)
@@ -182,7 +182,7 @@ def test_second_draw_after_an_example_is_one_the_model_takes(name: str, tmp_path
     ]
 
 
-def test_what_was_learned_about_values_is_told(tmp_path: Path) -> None:
+def test_learned_value_ranges_are_noted(tmp_path: Path) -> None:
     """The note names the input, its distribution, and the reason."""
     mask = MASK.model_copy(update={"dtype": "int64"})
     result = exported(OnesHideStrictly(), tmp_path, None, input_tensors=(X, mask))

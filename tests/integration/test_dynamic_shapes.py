@@ -63,7 +63,7 @@ def symbolic_shapes(values: Any) -> dict[str, list[int | str]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_dynamic_export_answers_at_three_shapes(case: Case, tmp_path: Path) -> None:
+def test_dynamic_export_equals_pytorch_at_three_shapes(case: Case, tmp_path: Path) -> None:
     """The file has the dimension names, and ONNX Runtime equals PyTorch at every shape, size 1 if possible."""
     folder = save_checkpoint(case.architecture, tmp_path / "checkpoint", **one_layer(case.architecture))
     request = request_of(case.architecture, folder)
@@ -152,7 +152,7 @@ class Masked(torch.nn.Module):
         return torch.cat((values @ weights, mask), 1)
 
 
-def test_refused_size_names_the_axis_that_has_to_be_dynamic_as_well(tmp_path: Path) -> None:
+def test_refused_size_names_the_second_axis_to_open(tmp_path: Path) -> None:
     """The message names the mask's axis and not the weights'; with that axis dynamic the export succeeds."""
     module, path = Masked().eval(), tmp_path / "model.onnx"
 

@@ -87,7 +87,7 @@ def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     )
 
 
-def test_names_are_those_other_tools_know(encoded: Encoded) -> None:
+def test_tensor_names_follow_other_tools(encoded: Encoded) -> None:
     """The encoder returns the keys and values that every decoder step takes; each has a layer and a side."""
     encoder, decoder = encoded.result.parts
     layers = LAYERS[encoded.reference.config.model_type]
@@ -106,13 +106,13 @@ def test_names_are_those_other_tools_know(encoded: Encoded) -> None:
     assert {"decoder"} == {feed.part for feed in bundle.feeds["decoder"]}
 
 
-def test_files_say_how_many_positions_they_have(encoded: Encoded, tmp_path: Path) -> None:
+def test_files_record_their_number_of_positions(encoded: Encoded, tmp_path: Path) -> None:
     """A text that is too long is refused without the checkpoint's config; relative positions have no limit."""
     limits = tuple(part_position_limit(part.model_path, tmp_path, part.name) for part in encoded.result.parts)
     assert {"t5": (None, None), "bart": (64, 64), "whisper": (None, 64)}[encoded.reference.config.model_type] == limits
 
 
-def test_projections_of_what_was_encoded_are_in_the_encoder_with_their_paths(encoded: Encoded) -> None:
+def test_projections_of_encoder_outputs_are_in_the_encoder(encoded: Encoded) -> None:
     """Tags have the paths of the whole model, and every node has a tag."""
     encoder, decoder = encoded.result.parts
     assert (100.0, 100.0) == (encoder.coverage.percent, decoder.coverage.percent)
@@ -286,7 +286,7 @@ def test_parts_that_genai_has_no_type_for_are_refused(encoded: Encoded) -> None:
 
 
 @pytest.mark.parametrize("architecture", CLASSES)
-def test_decoder_of_other_readers_computes_the_keys_itself(architecture: str, tmp_path: Path) -> None:
+def test_decoder_for_other_readers_computes_the_keys(architecture: str, tmp_path: Path) -> None:
     """The encoder returns its states only; the text of both files equals PyTorch's.
 
     A module of the decoder becomes a function, a module of the encoder does not. ``winml compare`` finds both files
@@ -319,7 +319,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_encoder_decoder(tmp_path_factory.mktemp("t5") / "checkpoint", "t5")
 
 
-def test_submodel_narrows_what_is_written(checkpoint: Path, tmp_path: Path) -> None:
+def test_submodel_limits_the_written_parts(checkpoint: Path, tmp_path: Path) -> None:
     """The file still lists all parts; PyTorch computes the encoder's output for the comparison."""
     request = ModelRequest(str(checkpoint), submodel=("decoder",))
     result = HTPExporter().export_checkpoint(request, tmp_path / "t5.onnx")
@@ -339,14 +339,14 @@ def test_submodel_narrows_what_is_written(checkpoint: Path, tmp_path: Path) -> N
         ({"logits": "last"}, "all tokens"),
     ],
 )
-def test_parts_that_are_not_there_are_refused(checkpoint: Path, wishes: dict[str, Any], message: str) -> None:
+def test_unknown_parts_are_refused(checkpoint: Path, wishes: dict[str, Any], message: str) -> None:
     """The refusal comes before any weight is read, and lists the existing parts."""
     with pytest.raises(UsageError, match=message) as raised:
         load_model(ModelRequest(str(checkpoint), **wishes))
     assert "decode" not in wishes.get("submodel", ()) or "encoder, decoder" in raised.value.hint
 
 
-def test_sizes_that_are_given_are_fixed_in_both_parts(checkpoint: Path) -> None:
+def test_requested_sizes_are_fixed_in_both_parts(checkpoint: Path) -> None:
     """The encoded length is the same number in both parts; other sizes stay dynamic."""
     request = ModelRequest(str(checkpoint), batch_size=1, shape_config=ShapeConfig(sequence_length=24))
     encoder, decoder = load_model(request).parts
@@ -452,7 +452,7 @@ def test_size_left_open_by_an_option_that_freezes_is_refused(tmp_path: Path) -> 
     assert not list(tmp_path.glob("*.onnx"))
 
 
-def test_decoder_reads_the_mask_that_the_encoder_answers(tmp_path: Path) -> None:
+def test_decoder_reads_the_mask_of_the_encoder(tmp_path: Path) -> None:
     """Recordings, one of them padded, give PyTorch's text; TorchScript fixes the length."""
     folder = save_encoder_decoder(tmp_path / "moonshine", "moonshine")
     exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
@@ -488,7 +488,7 @@ def test_decoder_reads_the_mask_that_the_encoder_answers(tmp_path: Path) -> None
         assert f'{{"audio_length": {count}}}' in outcome.err
 
 
-def test_recording_of_another_length_is_refused_where_no_mask_hides_padding(tmp_path: Path) -> None:
+def test_recording_of_another_length_is_refused_without_a_mask(tmp_path: Path) -> None:
     """A recording is neither cut nor padded silently; at the exact length the text equals PyTorch's."""
     soundfile = pytest.importorskip("soundfile")
     folder = save_encoder_decoder(tmp_path / "checkpoint", "moonshine", has_mask=False)
@@ -510,7 +510,7 @@ def test_recording_of_another_length_is_refused_where_no_mask_hides_padding(tmp_
     assert expected[0, 1:].tolist() == json.loads(outcomes[9000].out)["tokens"]
 
 
-def test_decoder_that_changes_what_was_encoded_in_place_is_exported(tmp_path: Path) -> None:
+def test_decoder_changing_encoder_outputs_in_place_is_exported(tmp_path: Path) -> None:
     """The decoder adds positions to its argument in place; the text equals PyTorch's."""
     folder = save_encoder_decoder(tmp_path / "checkpoint", "moonshine_streaming")
     request = ModelRequest(model=str(folder), submodel=("decoder",))

@@ -58,7 +58,7 @@ def judged_checkpoint(folder: Path, data: Path, task: str) -> Evaluation:
     return evaluate(Subject(request, RunOptions(str(folder))), EvaluationOptions(dataset=str(data)))
 
 
-def test_classes_of_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
+def test_text_classes_equal_the_pipeline(tmp_path: Path) -> None:
     """Texts of different lengths in one batch get the classes of single texts in the pipeline."""
     labels = ["one", "two", "three"]
     folder = save_task_checkpoint(
@@ -81,7 +81,7 @@ def test_classes_of_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
     assert every.data.samples == 120, "the seed is no number of samples"
 
 
-def test_tags_of_words_are_those_of_the_pipeline(tmp_path: Path) -> None:
+def test_word_tags_equal_the_pipeline(tmp_path: Path) -> None:
     labels = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
     folder = save_task_checkpoint(tmp_path / "m", "bert", "BertForTokenClassification", text_tokenizer(), labels=labels)
     words = [text.split() for text in sentences(80, seed=1)]
@@ -100,7 +100,7 @@ def test_tags_of_words_are_those_of_the_pipeline(tmp_path: Path) -> None:
     assert result.metric("f1").value >= EQUAL
 
 
-def test_hidden_words_are_those_of_the_pipeline(tmp_path: Path) -> None:
+def test_masked_words_equal_the_pipeline(tmp_path: Path) -> None:
     folder = save_task_checkpoint(tmp_path / "m", "bert", "BertForMaskedLM", text_tokenizer())
     texts = [text.replace(text.split()[2], "[MASK]", 1) for text in sentences(60, seed=2)]
     filler = pipeline_of(folder, "fill-mask")
@@ -140,7 +140,7 @@ def test_similarities_follow_the_pooling_beside_the_model(tmp_path: Path) -> Non
     assert "The model is a checkpoint: it is evaluated in PyTorch, without an export." in result.notes
 
 
-def test_classes_of_digits_are_those_of_the_pipeline(tmp_path: Path) -> None:
+def test_digit_classes_equal_the_pipeline(tmp_path: Path) -> None:
     digits = sklearn.datasets.load_digits()
     images = (np.kron(digits.images[:60], np.ones((1, 4, 4))) * 15).astype(np.uint8)
     processor = transformers.ViTImageProcessorPil(size={"height": 32, "width": 32})
@@ -162,7 +162,7 @@ def test_classes_of_digits_are_those_of_the_pipeline(tmp_path: Path) -> None:
     Version(transformers.__version__) < Version("5.23"),
     reason="the image processor of earlier versions of transformers needs torchvision",
 )
-def test_classes_of_pixels_are_those_of_the_pipeline(tmp_path: Path) -> None:
+def test_pixel_classes_equal_the_pipeline(tmp_path: Path) -> None:
     """Maps have the size of the image, independent of the model's input size."""
     processor = transformers.SegformerImageProcessorPil(size={"height": 32, "width": 32})
     labels = ["sky", "sea", "land"]
@@ -196,7 +196,7 @@ def test_classes_of_pixels_are_those_of_the_pipeline(tmp_path: Path) -> None:
     assert result.metric("mean_iou").value >= EQUAL
 
 
-def test_boxes_are_those_of_the_pipeline(tmp_path: Path) -> None:
+def test_boxes_equal_the_pipeline(tmp_path: Path) -> None:
     processor = transformers.YolosImageProcessorPil(size={"height": 32, "width": 32}, do_pad=False)
     labels = ["cat", "dog"]
     folder = save_task_checkpoint(tmp_path / "m", "yolos", "YolosForObjectDetection", processor, labels=labels)
@@ -238,7 +238,7 @@ def _objects_of(found: Any) -> dict[str, Any]:
     return {"bbox": corners, "category": [item["label"] for item in found]}
 
 
-def test_texts_of_recordings_are_those_of_the_pipeline(tmp_path: Path) -> None:
+def test_transcripts_equal_the_pipeline(tmp_path: Path) -> None:
     letters = {token: number for number, token in enumerate(("<pad>", "<s>", "</s>", "<unk>", "|", *"ABCDEFGH"))}
     (tmp_path / "vocab.json").write_text(json.dumps(letters))
     tokenizer = transformers.Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json"))
@@ -298,7 +298,7 @@ def test_perplexity_is_the_exponential_of_the_loss(tmp_path: Path) -> None:
     assert quantized.as_record()["calibration"]["samples"] == 4
 
 
-def test_answers_are_the_best_spans_of_all_windows(tmp_path: Path) -> None:
+def test_spans_are_the_best_of_all_windows(tmp_path: Path) -> None:
     """The span with the largest sum of scores is chosen among valid spans of all windows of a context."""
     folder = save_task_checkpoint(tmp_path / "m", "bert", "BertForQuestionAnswering", text_tokenizer())
     questions = sentences(12, seed=4, longest=6)
@@ -367,7 +367,7 @@ def test_hidden_word_after_a_space_is_its_own_token() -> None:
     assert judge.reference({"text": "<mask> runs", "label": "dog"}) == vocabulary["dog"]
 
 
-def test_tokenizer_without_places_is_refused_where_they_are_needed(tmp_path: Path) -> None:
+def test_tokenizer_without_offsets_is_refused_if_offsets_are_needed(tmp_path: Path) -> None:
     """Slow tokenizers, written in Python, have no token offsets."""
     letters = {token: number for number, token in enumerate(("<pad>", "<s>", "</s>", "<unk>", "|", *"ABC"))}
     (tmp_path / "vocab.json").write_text(json.dumps(letters))
@@ -380,7 +380,7 @@ def test_tokenizer_without_places_is_refused_where_they_are_needed(tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", ["cls", "max", "mean_sqrt_len", "weightedmean", "lasttoken"])
-def test_pooling_is_the_one_of_the_files(tmp_path: Path, mode: str) -> None:
+def test_pooling_follows_the_files(tmp_path: Path, mode: str) -> None:
     from winml.modelkit.evaluate.tasks.similarity import read_pooling
 
     key = f"pooling_mode_{mode}" + ("" if mode == "lasttoken" else "_token" if mode == "cls" else "_tokens")

@@ -109,7 +109,7 @@ class Applied(nn.Module):
         *((n, "auto") for n in DYNAMO_CASES),
     ],
 )
-def test_operator_is_that_of_torch(name: str, exporter: Any, tmp_path: Path) -> None:
+def test_operator_equals_torch(name: str, exporter: Any, tmp_path: Path) -> None:
     """Floats agree to seven digits and integers exactly, for other values than the traced ones."""
     function, tensors = {**CASES, **DYNAMO_CASES}[name]
     traced = {
@@ -138,7 +138,7 @@ def test_elu_stays_one_operator(function: Callable[..., torch.Tensor], exporter:
     torch.testing.assert_close(torch.from_numpy(answer), function(EVERYWHERE), rtol=1e-6, atol=2.4e-7)
 
 
-def test_body_of_a_loop_belongs_to_the_module_that_runs_it(tmp_path: Path) -> None:
+def test_loop_body_belongs_to_the_calling_module(tmp_path: Path) -> None:
     """The loop of ``logcumsumexp`` and its nodes have the tag of one module; its length is dynamic."""
     model = nn.Sequential(Applied(lambda values: values.logcumsumexp(1)), nn.Linear(2, 2))
     config = WinMLExportConfig(exporter="dynamo", torch_module=("all",), dynamic_axes={"input": {1: "length"}})

@@ -34,7 +34,7 @@ layer is enough for the others.
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
-def test_export_architecture_is_verified_and_tagged_as_it_ran(architecture: str, tmp_path: Path) -> None:
+def test_export_architecture_is_verified_and_tagged_by_execution(architecture: str, tmp_path: Path) -> None:
     """The file equals PyTorch on two draws, and its tags equal the modules seen by hooks, node by node."""
     sizes = {} if architecture in _OF_TWO_LAYERS else one_layer(architecture)
     folder = save_checkpoint(architecture, tmp_path / "checkpoint", **sizes)

@@ -205,7 +205,7 @@ BUILDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, str]
 
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 @pytest.mark.parametrize("build", BUILDS)
-def test_export_module_is_tagged_as_it_ran(build: str, exporter: str, tmp_path: Path) -> None:
+def test_export_module_is_tagged_by_execution(build: str, exporter: str, tmp_path: Path) -> None:
     """Module and operator of every node with a weight equal those of the hooks in order, for both exporters."""
     make, shape, expected = BUILDS[build]
     model, values = distinct(make()), torch.randn(shape)
@@ -260,7 +260,7 @@ class CallsChooser(nn.Module):
         return scripted(values)
 
 
-def test_export_if_nodes_belong_to_the_module_that_called_and_both_branches_answer(tmp_path: Path) -> None:
+def test_export_if_nodes_belong_to_the_calling_module_and_both_branches_are_correct(tmp_path: Path) -> None:
     """An If and its inner nodes have the caller's tag, and each branch has PyTorch's output."""
     model = distinct(CallsChooser()).eval()
     result = export(model, tmp_path, torch.full((1, 4), 0.5))
@@ -331,7 +331,7 @@ class NamesakeParameter(nn.Module):
         return values * self.values + torch.tanh(other) * self.other
 
 
-def test_export_parameters_named_as_inputs_are_kept_apart(tmp_path: Path) -> None:
+def test_export_parameters_named_like_inputs_are_renamed(tmp_path: Path) -> None:
     """The name belongs to the graph input, and the parameter gets another one."""
     result = export(NamesakeParameter(), tmp_path, (torch.randn(2, 4), torch.randn(2, 4)))
     graph = ir.load(result.only_part.model_path).graph
@@ -401,7 +401,7 @@ class Summed(nn.Module):
     ],
     ids=["buffers", "scalar", "by name", "variable"],
 )
-def test_export_inputs_are_those_given(
+def test_export_inputs_equal_the_passed_inputs(
     make: Callable[[], nn.Module], inputs: Any, names: list[str], tmp_path: Path
 ) -> None:
     """The graph has the given inputs in their order, and no others."""
@@ -412,7 +412,7 @@ def test_export_inputs_are_those_given(
     assert shapes == {value.name: tuple(value.shape or ()) for value in graph.inputs}
 
 
-def test_export_input_nothing_reads_stays_and_is_told(tmp_path: Path) -> None:
+def test_export_unread_input_stays_with_a_note(tmp_path: Path) -> None:
     """An input without a reader stays an input of the graph in its position, and a note names it."""
 
     class Deaf(nn.Module):
@@ -466,7 +466,7 @@ class Returning(nn.Module):
     ],
     ids=["mapping", "tuple", "list", "dataclass", "namedtuple", "same twice", "named as the input"],
 )
-def test_export_outputs_are_named_after_what_forward_returned(
+def test_export_outputs_are_named_after_the_forward_result(
     make: Callable[[Any, Any], Any], names: list[str], tmp_path: Path
 ) -> None:
     """Nested results become flat outputs in order, equal to PyTorch's."""
@@ -475,7 +475,7 @@ def test_export_outputs_are_named_after_what_forward_returned(
     assert names == [spec.name for spec in result.only_part.outputs]
 
 
-def test_export_output_that_is_an_input_is_answered(tmp_path: Path) -> None:
+def test_export_returned_input_is_an_output(tmp_path: Path) -> None:
     """A returned input is an output under another name with equal values."""
 
     class Through(nn.Module):
@@ -513,14 +513,14 @@ def test_export_integer_outputs_are_compared_exactly(tmp_path: Path) -> None:
     assert ["int64", "bool"] == [spec.dtype for spec in result.only_part.outputs]
 
 
-def test_export_with_input_specs_draws_valid_values(tmp_path: Path) -> None:
+def test_export_with_input_specs_uses_valid_values(tmp_path: Path) -> None:
     """Specifications suffice in place of examples, and the drawn values stay in their ranges."""
     spec = InputTensorSpec(name="ids", shape=(1, 6), dtype="int64", value_range=(0, 499))
     result = export(distinct(TiedWeights()), tmp_path, None, input_tensors=(spec,))
     assert (spec,) == result.only_part.inputs
 
 
-def test_export_forward_replaced_on_the_instance_is_the_one_exported(tmp_path: Path) -> None:
+def test_export_uses_a_forward_replaced_on_the_instance(tmp_path: Path) -> None:
     """A module with a replaced forward is exported with it, and keeps it."""
     model = distinct(Leaf(4))
     original = model.forward
@@ -537,7 +537,7 @@ def test_export_forward_replaced_on_the_instance_is_the_one_exported(tmp_path: P
 
 
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
-def test_export_torch_modules_asked_for_become_segments(exporter: str, tmp_path: Path) -> None:
+def test_export_requested_torch_modules_become_segments(exporter: str, tmp_path: Path) -> None:
     """The nodes of a plain layer have the layer's tag if ``torch_module`` names its class."""
     model = distinct(Siblings())
     result = export(model, tmp_path, torch.randn(1, 3, 4), torch_module=("Linear",), exporter=exporter)
@@ -546,7 +546,7 @@ def test_export_torch_modules_asked_for_become_segments(exporter: str, tmp_path:
     assert {"query.linear", "key.linear"} == readers
 
 
-def test_export_without_hierarchy_leaves_no_trace_of_it(tmp_path: Path) -> None:
+def test_export_without_hierarchy_has_no_hierarchy_keys(tmp_path: Path) -> None:
     """Nodes and model have no keys of winml or torch, and there is no sidecar."""
     path = tmp_path / "model.onnx"
     export_pytorch(distinct(CallsChooser()), path, torch.randn(1, 4), config=WinMLExportConfig(hierarchy=False))
@@ -565,7 +565,7 @@ class SizesBesideTensors(nn.Module):
 
 
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
-def test_sizes_that_a_forward_returns_are_no_outputs(tmp_path: Path, exporter: Any) -> None:
+def test_returned_sizes_are_no_outputs(tmp_path: Path, exporter: Any) -> None:
     """TorchScript traces sizes as tensors; PyTorch returns numbers, and later outputs keep their names."""
     values, path = torch.arange(6.0).reshape(2, 3), tmp_path / "model.onnx"
     config = WinMLExportConfig(exporter=exporter)

@@ -115,7 +115,7 @@ def test_state_of_notices_every_kind_of_change() -> None:
 
 
 @pytest.mark.parametrize("is_patched", [False, True], ids=["own forward", "forward of the instance"])
-def test_export_leaves_the_module_as_it_was(is_patched: bool, tmp_path: Path) -> None:
+def test_export_restores_the_module(is_patched: bool, tmp_path: Path) -> None:
     """Forward, hooks, flags, gradients, dtypes and bytes are unchanged."""
     model = holder()
     if is_patched:
@@ -208,7 +208,9 @@ KEEPS: dict[str, Callable[[Keeper, torch.Tensor], Any]] = {
     ids=["torchscript", "dynamo", "refused"],
 )
 @pytest.mark.parametrize("name", KEEPS)
-def test_what_a_forward_keeps_is_put_back(name: str, exporter: Any, then: Callable[..., Any], tmp_path: Path) -> None:
+def test_state_stored_by_a_forward_is_restored(
+    name: str, exporter: Any, then: Callable[..., Any], tmp_path: Path
+) -> None:
     """Buffers, attributes, hooks, parameters, flags and random states are restored, after success and failure."""
     model = Keeper(KEEPS[name], then)
     model.linear.bias.grad = torch.zeros(4)
@@ -219,7 +221,7 @@ def test_what_a_forward_keeps_is_put_back(name: str, exporter: Any, then: Callab
 
 
 @pytest.mark.parametrize("name", KEEPS)
-def test_state_of_notices_what_a_forward_keeps(name: str) -> None:
+def test_state_comparison_detects_each_kind_of_stored_state(name: str) -> None:
     """Each kind of stored state would fail the comparison of states."""
     model = Keeper(KEEPS[name], torch.tanh)
     dtype = torch.get_default_dtype()
@@ -231,7 +233,7 @@ def test_state_of_notices_what_a_forward_keeps(name: str) -> None:
     assert before != after
 
 
-def test_module_with_what_is_gone_or_not_there_yet_is_left_as_found() -> None:
+def test_module_with_dead_references_and_lazy_layers_is_restored() -> None:
     """Neither a dead reference on a module nor a lazy layer without sizes prevents the restoration."""
     model = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3))
     owner = Record()
@@ -250,7 +252,7 @@ class Frozen(dict[str, int]):
         raise TypeError("frozen")
 
 
-def test_state_that_is_hard_to_put_back_loses_nothing_else() -> None:
+def test_unrestorable_state_loses_no_other_state() -> None:
     """Sparse tensors, inference tensors and a mapping without ``clear`` do not prevent the restoration."""
     model = nn.Linear(2, 2)
     model.register_buffer("sparse", torch.eye(2).to_sparse())
@@ -267,7 +269,7 @@ def test_state_that_is_hard_to_put_back_loses_nothing_else() -> None:
     assert () == found.notes
 
 
-def test_large_buffer_is_not_copied_and_what_was_written_into_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_buffer_is_not_copied_and_its_changes_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit bounds the copied bytes of all tensors; small tensors come first, and a note names the large one."""
     monkeypatch.setattr("winml.modelkit.models.state_restoration.LARGEST_COPY_BYTES", 64)
     model = nn.Linear(2, 2)
@@ -294,7 +296,7 @@ def test_setting_that_cannot_be_read_does_not_stop_an_export(tmp_path: Path) -> 
     assert result.only_part.verification.is_verified
 
 
-def test_counter_beside_the_answer_does_not_stop_an_export(tmp_path: Path) -> None:
+def test_counter_changed_by_a_forward_does_not_stop_an_export(tmp_path: Path) -> None:
     """The file is correct and the counter is restored, with either exporter."""
     for exporter in ("torchscript", "dynamo"):
         model = Keeper(KEEPS["a counter"], torch.tanh)
@@ -315,7 +317,7 @@ def choose(values: torch.Tensor) -> torch.Tensor:
     return values * 100 if int(values.argmax()) % 2 else -values
 
 
-def on_trace_only(values: torch.Tensor) -> torch.Tensor:
+def differ_in_the_trace(values: torch.Tensor) -> torch.Tensor:
     """Return a different output during tracing, so that the graph is wrong."""
     return values * 3 if torch.jit.is_tracing() or torch.compiler.is_exporting() else values
 
@@ -338,14 +340,14 @@ FAILURES: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any], tuple[i
         (3, 4),
         ExportError,
     ),
-    "the graph is not the model": (on_trace_only, {}, (3, 4), VerificationError),
+    "the graph is not the model": (differ_in_the_trace, {}, (3, 4), VerificationError),
     "the model is random": (torch.rand_like, {}, (3, 4), VerificationError),
     "the answer says nothing": (torch.zeros_like, {}, (3, 4), VerificationError),
 }
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_export_that_fails_leaves_the_module_and_the_folder_as_they_were(failure: str, tmp_path: Path) -> None:
+def test_failed_export_restores_module_and_folder(failure: str, tmp_path: Path) -> None:
     """After a failure in any step the module and earlier files are unchanged, and no new file is left."""
     then, options, shape, expected = FAILURES[failure]
     model = holder(then)
@@ -361,7 +363,7 @@ def test_export_that_fails_leaves_the_module_and_the_folder_as_they_were(failure
     assert caught.value.step.startswith("step "), "and in which step it came"
 
 
-def test_export_interrupted_in_a_step_leaves_the_module_as_it_was(tmp_path: Path) -> None:
+def test_interrupted_export_restores_the_module(tmp_path: Path) -> None:
     """Ctrl-C during a displayed step is not one of our errors; the state is restored all the same."""
     model = holder()
     before = state_of(model)
@@ -391,7 +393,7 @@ def test_export_shape_refused_names_the_module(tmp_path: Path) -> None:
     assert "first.linear" == caught.value.module
 
 
-def test_export_decision_in_python_is_caught_by_the_second_draw(tmp_path: Path) -> None:
+def test_export_decision_in_python_is_detected_by_the_second_draw(tmp_path: Path) -> None:
     """A branch frozen by the trace has wrong outputs for other inputs, and no file is written."""
     torch.manual_seed(3)
     model = holder(choose)

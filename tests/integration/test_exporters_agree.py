@@ -83,7 +83,7 @@ def test_exporters_give_the_same_tags_with_the_same_work(architecture: str) -> N
     assert weighty[0]
 
 
-def test_exporters_agree_on_torch_modules_that_are_asked_for() -> None:
+def test_exporters_agree_on_requested_torch_modules() -> None:
     """Plain layers requested by ``torch_module`` get equal tags too."""
     torchscript, dynamo = work_by_exporter(build_model("bert", num_hidden_layers=1), ("all",))
     assert {tag for tag, _ in torchscript} == {tag for tag, _ in dynamo}
@@ -124,7 +124,7 @@ def test_whisper_is_exported_and_verified(exporter: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("architecture", "options"), [("t5", {}), ("bert", {"dynamic_batch": True})])
-def test_checkpoint_is_exported_without_its_weights_and_verified_with_them(
+def test_checkpoint_is_exported_without_weights_and_verified_with_weights(
     architecture: str, options: Mapping[str, Any], tmp_path: Path
 ) -> None:
     """The file is built on parameters without values and equals PyTorch; opset 17 is written on request."""

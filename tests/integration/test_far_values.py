@@ -40,7 +40,7 @@ def log_of_scaled_sigmoid(values: torch.Tensor) -> torch.Tensor:
     return torch.log(torch.sigmoid(values) * 1.0)
 
 
-def test_file_that_is_wrong_for_large_values_is_refused_with_operator_and_range(tmp_path: Path) -> None:
+def test_file_wrong_for_large_values_is_refused_with_operator_and_range(tmp_path: Path) -> None:
     """The message names the operator that returns infinity and the range of values."""
     with pytest.raises(VerificationError, match=r"values from -?\d.*Log.* of values from 0 to 1") as caught:
         export(log_of_scaled_sigmoid, tmp_path)

@@ -79,7 +79,7 @@ def _export(capfd: pytest.CaptureFixture[str], model: str, *options: str) -> tup
     ("act", "kind"),
     [("leave", "SystemExit: 0"), ("stop", "Stop: enough"), ("press", "Pressed"), ("interrupt", "KeyboardInterrupt")],
 )
-def test_ending_of_the_models_code_is_told_with_its_line(
+def test_exit_in_model_code_is_reported_with_its_line(
     folder: Path, capfd: pytest.CaptureFixture[str], place: str, act: str, kind: str
 ) -> None:
     """The exit code is 1, the message names the kind of exit, and no file is written."""
@@ -91,7 +91,7 @@ def test_ending_of_the_models_code_is_told_with_its_line(
     assert not (folder / "new").exists()
 
 
-def test_script_that_leaves_while_it_is_imported_is_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_exit_during_script_import_is_reported(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The message names the line of the exit."""
     code, _, err = _export(capfd, "leaving.py:build", "-q")
     assert 1 == code
@@ -99,7 +99,7 @@ def test_script_that_leaves_while_it_is_imported_is_told(folder: Path, capfd: py
 
 
 @pytest.mark.parametrize("verb", [("inspect",), ("config",), ("perf", "--iterations", "1"), ("build", "-o", "built")])
-def test_every_verb_that_runs_the_models_code_tells_its_ending(
+def test_every_verb_reports_an_exit_in_model_code(
     folder: Path, capfd: pytest.CaptureFixture[str], verb: tuple[str, ...]
 ) -> None:
     """Other commands than the export report the exit as well."""
@@ -124,9 +124,7 @@ def test_closed_streams_and_another_working_directory_do_not_outlast_the_models_
 
 
 @pytest.mark.skipif(os.name == "nt", reason="this system keeps the working directory of a process")
-def test_working_directory_that_the_models_code_deletes_is_made_again_for_the_output(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_deleted_working_directory_is_recreated_for_the_output(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The output is written to the requested path."""
     here = folder / "here"
     here.mkdir()

@@ -80,7 +80,7 @@ def annotations(path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", ["tagged", "plain"])
 @pytest.mark.parametrize("work", WORKS)
-def test_annotation_is_kept_by_nodes_and_joined_where_they_are_fused(
+def test_annotation_stays_on_nodes_and_is_joined_on_fused_nodes(
     sources: dict[str, Path], tmp_path: Path, kind: str, work: str
 ) -> None:
     """The node of a value of the source keeps the annotation; a fused node has the annotations of all its nodes."""

@@ -98,7 +98,7 @@ def test_no_verb_writes_a_character_that_a_terminal_obeys(
     assert "internal error" not in err
 
 
-def test_markdown_report_shows_the_names_as_they_are(exported: Path) -> None:
+def test_markdown_report_prints_names_unchanged(exported: Path) -> None:
     """The report has no HTML, no broken table and no reformatted text."""
     text = exported.with_name("model_htp_export_report.md").read_text(encoding="utf-8")
     assert set() == _obeyed(text)
@@ -113,7 +113,7 @@ def test_markdown_report_shows_the_names_as_they_are(exported: Path) -> None:
     assert {0, 2, 3, 4} >= set(rows)
 
 
-def test_page_shows_the_names_as_they_are(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_prints_names_unchanged(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both the tables and the chart, which may have HTML in its labels, escape the names."""
     page = tmp_path / "page.html"
     assert 0 == _run(capsys, "perf", str(exported), "--by-module", "--iterations", "2", "--report", str(page))[0]

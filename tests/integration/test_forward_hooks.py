@@ -40,7 +40,7 @@ def modules_of(path: Path, config: Any, model: nn.Module) -> Counter[tuple[str, 
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
-def test_hooks_of_the_root_see_what_its_forward_takes_and_returns(exporter: Any, tmp_path: Path) -> None:
+def test_root_hooks_get_arguments_and_result_of_the_forward(exporter: Any, tmp_path: Path) -> None:
     """A pre-hook changes the arguments and a hook the record; both hooks are restored afterwards."""
     torch.manual_seed(0)
     model = Pair().eval()
@@ -53,7 +53,7 @@ def test_hooks_of_the_root_see_what_its_forward_takes_and_returns(exporter: Any,
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
-def test_hook_with_keywords_of_the_root_sees_them(exporter: Any, tmp_path: Path) -> None:
+def test_root_hook_with_keywords_gets_keywords(exporter: Any, tmp_path: Path) -> None:
     """The forward is called by keyword, as such a hook expects."""
     torch.manual_seed(0)
     model = Pair().eval()
@@ -65,7 +65,7 @@ def test_hook_with_keywords_of_the_root_sees_them(exporter: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
-def test_computation_in_a_hook_belongs_to_the_module_whose_hook_it_is(exporter: Any, tmp_path: Path) -> None:
+def test_computation_in_a_hook_belongs_to_the_hooked_module(exporter: Any, tmp_path: Path) -> None:
     """Hooks before and after the forward count, of a module and of a plain layer inside it."""
     torch.manual_seed(0)
     model = Pair().eval()
@@ -102,7 +102,7 @@ class Tolerant(nn.Module):
         return self.leaf(values)
 
 
-def test_module_with_a_hook_that_raises_leaves_the_modules_after_it_their_nodes(tmp_path: Path) -> None:
+def test_raising_hook_leaves_later_modules_their_nodes(tmp_path: Path) -> None:
     """The scope of the failed module ends with the error."""
     model = Tolerant().eval()
     model.refusing.register_forward_hook(lambda _module, _args, output: output)

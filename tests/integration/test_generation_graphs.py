@@ -119,7 +119,7 @@ def test_graph_has_the_names_and_sizes_that_readers_expect(decoder: Decoder) -> 
     assert 0 == next(item.min for item in decoder.result.only_part.dimensions if item.name == "past_sequence_length")
 
 
-def test_file_says_which_input_takes_what_of_the_cache(decoder: Decoder) -> None:
+def test_file_maps_cache_outputs_to_inputs(decoder: Decoder) -> None:
     """The metadata has layer and kind of each state, its feed, and the mask length as a sum."""
     model = onnx.load(decoder.result.only_part.model_path)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
@@ -141,7 +141,7 @@ def test_file_says_which_input_takes_what_of_the_cache(decoder: Decoder) -> None
 
 
 @pytest.mark.parametrize("past", [0, 5, 9])
-def test_graph_answers_as_pytorch_after_any_text(decoder: Decoder, past: int) -> None:
+def test_graph_equals_pytorch_after_any_text(decoder: Decoder, past: int) -> None:
     """Prompts of 1, 3 and 7 tokens follow 0, 5 and 9 others, in two rows, the first padded on the left."""
     generator = np.random.default_rng(past)
     for count in (1, 3, 7):
@@ -164,7 +164,7 @@ def test_graph_answers_as_pytorch_after_any_text(decoder: Decoder, past: int) ->
             assert np.abs(scores - answer["logits"][shown]).max() <= TOLERANCE * np.abs(scores).max()
 
 
-def test_graph_writes_what_generate_writes(decoder: Decoder) -> None:
+def test_graph_generates_the_text_of_generate(decoder: Decoder) -> None:
     """Greedy choice of 20 tokens with the graph's own cache gives the text of transformers."""
     tokens = np.random.default_rng(1).integers(3, VOCABULARY, (1, 6))
     text = torch.from_numpy(tokens)
@@ -235,7 +235,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_checkpoint("llama", tmp_path_factory.mktemp("llama") / "checkpoint", num_hidden_layers=1)
 
 
-def test_without_a_cache_the_graph_is_plain_and_says_so(llama: Path, tmp_path: Path) -> None:
+def test_graph_without_a_cache_is_plain_with_a_note(llama: Path, tmp_path: Path) -> None:
     """The graph of ``--no-cache`` takes tokens and mask of one size, and returns scores."""
     exporter = HTPExporter(WinMLExportConfig(verify=False))
     result = exporter.export_checkpoint(ModelRequest(str(llama), cache=False), tmp_path / "plain.onnx")
@@ -311,9 +311,7 @@ def test_provider_that_needs_fixed_sizes_gets_a_step_of_fixed_sizes_that_generat
         graph.run(rows_of([5] * 17))
 
 
-def test_sizes_that_are_asked_to_be_open_are_refused_by_a_provider_that_needs_fixed_ones(
-    llama: Path, tmp_path: Path
-) -> None:
+def test_requested_dynamic_sizes_are_refused_by_a_provider_with_fixed_sizes(llama: Path, tmp_path: Path) -> None:
     """A size that the user requested as dynamic is never fixed silently."""
     exporter = HTPExporter(WinMLExportConfig(ep="QNNExecutionProvider", dynamic_batch=True))
     with pytest.raises(UsageError, match="fixed sizes"):
@@ -328,7 +326,7 @@ def test_more_tokens_than_positions_are_refused(tmp_path: Path) -> None:
         load_model(ModelRequest(str(folder), shape_config=sizes))
 
 
-def test_code_that_goes_another_way_with_a_cache_is_refused_with_what_writes_a_graph(
+def test_cache_dependent_code_is_refused_with_a_remedy(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model changes its output once the cache is filled: the error names the module and --no-cache."""
@@ -487,7 +485,7 @@ ONE_RUN = {"moshi": 1}
 
 
 @pytest.mark.parametrize("model_type", UNUSUAL)
-def test_graph_writes_what_models_of_another_kind_write(model_type: str, tmp_path: Path) -> None:
+def test_unusual_decoders_generate_the_text_of_generate(model_type: str, tmp_path: Path) -> None:
     """Models with several token streams, windows or unusual masks generate the text of ``generate()``."""
     content, rows, shapes = UNUSUAL[model_type]
     config = tmp_path / "config.json"

@@ -72,7 +72,7 @@ def test_copies_are_timed_only_without_io_binding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float", "bfloat16"])
-def test_values_that_stay_on_the_device_are_read_back_as_they_are(dtype: str) -> None:
+def test_device_values_are_read_back_unchanged(dtype: str) -> None:
     """A shape, computed in CPU memory, stays there."""
     model = parse(f"g ({dtype}[N, 3] x) => ({dtype}[N, 3] y, int64[2] s) {{ y = Add (x, x) s = Shape (y) }}")
     value = np.arange(6).reshape(2, 3).astype(np.float32 if dtype == "float" else ml_dtypes.bfloat16)
@@ -87,7 +87,7 @@ def test_values_that_stay_on_the_device_are_read_back_as_they_are(dtype: str) ->
     assert MEMORY in run.output_memory
 
 
-def test_model_in_16_bits_answers_on_the_device_as_the_plain_one_does(half: Path, plain: Path) -> None:
+def test_16_bit_model_on_the_device_equals_the_plain_model(half: Path, plain: Path) -> None:
     """The plain model runs in 32 bits on the CPU."""
     reference = Session(plain)
     feeds = values_for(reference, RunOptions("plain")).feeds
@@ -96,7 +96,7 @@ def test_model_in_16_bits_answers_on_the_device_as_the_plain_one_does(half: Path
     assert fidelity.is_verified, fidelity
 
 
-def test_provider_itself_says_what_it_takes(half: Path) -> None:
+def test_provider_reports_its_supported_nodes(half: Path) -> None:
     """The provider takes most of a BERT; each node left to the CPU has a reason."""
     fit = check_provider(half, EP)
     assert fit.basis in ("provider", "kernels")
@@ -104,7 +104,7 @@ def test_provider_itself_says_what_it_takes(half: Path) -> None:
     assert all(finding.reason and finding.remedy for finding in fit.findings)
 
 
-def test_time_on_the_device_is_told_by_module(half: Path) -> None:
+def test_device_time_is_reported_by_module(half: Path) -> None:
     """Kernels of the provider have the names of nodes, as those of the CPU do."""
     profiled = profile_model(half, RunOptions("model", ep=EP), FEW)
     assert isinstance(profiled, ProfiledModules)
@@ -113,14 +113,14 @@ def test_time_on_the_device_is_told_by_module(half: Path) -> None:
     assert record["unattributed_share"] < 0.5
 
 
-def test_provider_without_compiled_files_says_so(half: Path, tmp_path: Path) -> None:
+def test_provider_without_compiled_files_is_refused(half: Path, tmp_path: Path) -> None:
     """CUDA runs the file without compilation; nothing is written."""
     with pytest.raises(UsageError, match="CUDAExecutionProvider"):
         compile_onnx(half, tmp_path / "cuda.onnx", ep="cuda")
     assert [] == list(tmp_path.iterdir())
 
 
-def test_tensorrt_compiles_one_part_and_answers_as_the_source_does(plain: Path, tmp_path: Path) -> None:
+def test_tensorrt_compiles_one_part_with_equal_outputs(plain: Path, tmp_path: Path) -> None:
     """The part lists its modules, and is opened and compared on the device."""
     if "TensorrtExecutionProvider" not in present_providers():
         pytest.skip("no TensorRT device: its provider is not installed")

@@ -154,7 +154,7 @@ ALSO_BY_DYNAMO = (
 )  # fmt: skip
 
 
-def by_exporter(cases: Iterable[str]) -> list[tuple[str, Exporter]]:
+def pair_with_exporters(cases: Iterable[str]) -> list[tuple[str, Exporter]]:
     """Pair each case with TorchScript, and some with dynamo as well."""
     names = list(cases)
     return [(name, "torchscript") for name in names] + [(name, "dynamo") for name in names if name in ALSO_BY_DYNAMO]
@@ -178,8 +178,8 @@ def follows(model: nn.Module, path: Path, case: Case) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("name", "exporter"), by_exporter(FROZEN))
-def test_value_that_the_trace_fixed_is_no_verified_file(name: str, exporter: Exporter, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "exporter"), pair_with_exporters(FROZEN))
+def test_value_fixed_by_the_trace_fails_the_verification(name: str, exporter: Exporter, tmp_path: Path) -> None:
     """Dynamo refuses the model or follows the value; TorchScript's error names the input and the line that read it."""
     case, path = FROZEN[name], tmp_path / "model.onnx"
     model = Around(case.function)
@@ -197,7 +197,7 @@ def test_value_that_the_trace_fixed_is_no_verified_file(name: str, exporter: Exp
     assert not path.exists()
 
 
-@pytest.mark.parametrize(("name", "exporter"), by_exporter(RIGHT))
+@pytest.mark.parametrize(("name", "exporter"), pair_with_exporters(RIGHT))
 def test_graph_that_follows_its_values_is_verified(name: str, exporter: Exporter, tmp_path: Path) -> None:
     """Every tried value agrees, and no input counts as fixed."""
     case, path = RIGHT[name], tmp_path / "model.onnx"
@@ -256,7 +256,7 @@ def test_ranks_of_tied_results_speak_against_no_file(tmp_path: Path) -> None:
     assert result.only_part.verification.is_verified
 
 
-def test_value_that_is_declared_is_told_as_fixed(tmp_path: Path) -> None:
+def test_declared_value_is_reported_as_fixed(tmp_path: Path) -> None:
     """A range of one value allows a constant; summary, record, sidecar and report state the value."""
     specs = (
         InputTensorSpec(name="x", shape=(2, 5, 4), dtype="float32"),
@@ -274,14 +274,14 @@ def test_value_that_is_declared_is_told_as_fixed(tmp_path: Path) -> None:
     assert any(note.startswith("Input n is fixed to 3") for note in result.notes)
 
 
-def test_value_that_is_only_asserted_speaks_against_no_file(tmp_path: Path) -> None:
+def test_asserted_value_is_no_assumption(tmp_path: Path) -> None:
     """An assertion has no effect on the graph, unless it stores its value."""
 
     def checked(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         assert bool((n > 0).all()), "positive it must be"
         return x + 1
 
-    def kept(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    def stored_value(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         assert (count := int(n.sum())) > 0  # noqa: RUF018 - what this is about
         return x if count < 9 else -x
 
@@ -293,10 +293,10 @@ def test_value_that_is_only_asserted_speaks_against_no_file(tmp_path: Path) -> N
     assert any("Input n " in note for note in result.notes), result.notes
     assert not any("reads the value of a tensor" in note for note in result.notes)
     with pytest.raises(VerificationError, match="fixed n"):
-        export_pytorch(Around(kept), tmp_path / "kept.onnx", inputs, config=config)
+        export_pytorch(Around(stored_value), tmp_path / "kept.onnx", inputs, config=config)
 
 
-def test_value_that_pytorch_refuses_is_told(tmp_path: Path) -> None:
+def test_value_refused_by_pytorch_is_reported(tmp_path: Path) -> None:
     """The input counts as fixed if PyTorch refuses every other value; else the refused values are named."""
 
     def strict(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
@@ -319,7 +319,7 @@ def test_value_that_pytorch_refuses_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_single_number_is_given_another_value_whatever_is_drawn(seed: int, tmp_path: Path) -> None:
+def test_single_number_is_varied_regardless_of_the_draw(seed: int, tmp_path: Path) -> None:
     """Two draws of equal values by chance do not prevent the verdict on a correct graph."""
 
     class Row(nn.Module):

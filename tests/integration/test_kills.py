@@ -23,7 +23,7 @@ _SEVERAL_MODELS = {"extract", "build"}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+def killed_states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """Command → states of the folder after each kill."""
     place = tmp_path_factory.mktemp("kills")
     (place / "work").mkdir()
@@ -48,9 +48,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
 
 
 @pytest.mark.parametrize("verb", killing.VERBS)
-def test_killed_verb_leaves_old_or_new_files(verb: str, found: dict[str, list[dict[str, Any]]]) -> None:
+def test_killed_verb_leaves_old_or_new_files(verb: str, killed_states: dict[str, list[dict[str, Any]]]) -> None:
     """Every model loads and has old or new outputs; the next command completes the set and leaves no other files."""
-    records = found[verb]
+    records = killed_states[verb]
     assert [True] * (len(records) - 1) + [False] == [record["killed"] for record in records]
     allowed = {"old", "new", "new+old"} if verb in _SEVERAL_MODELS else {"old", "new"}
     if verb == "unlinked":

@@ -82,7 +82,7 @@ def test_steps_attend_to_rounded_states(built: Path) -> None:
     assert _decibels(_scores(built / "optimized.onnx", steps), whole) > 25
 
 
-def test_file_tells_of_its_states(built: Path) -> None:
+def test_file_describes_its_states(built: Path) -> None:
     """Input types equal those of the graph, the cache takes a quarter of the memory, and commands run the file."""
     metadata = {item.key: item.value for item in onnx.load(built / "model.onnx").metadata_props}
     types = {record["name"]: record["dtype"] for record in json.loads(metadata[INPUTS_KEY])}
@@ -143,7 +143,7 @@ def test_codes_of_a_checkpoint_stay_beside_such_a_cache(tmp_path: Path) -> None:
         ("optimized.onnx", {"block_size": 32}, "^block_size 32"),
     ],
 )
-def test_what_has_no_effect_is_refused(
+def test_ineffective_options_are_refused(
     built: Path, tmp_path: Path, file: str, options: dict[str, Any], words: str
 ) -> None:
     """An unfused attention, a cache already in 8 bits, and options for unchanged weights are refused."""
@@ -152,7 +152,7 @@ def test_what_has_no_effect_is_refused(
     assert not any(tmp_path.iterdir())
 
 
-def test_state_that_something_else_reads_stays_a_float(built: Path, tmp_path: Path) -> None:
+def test_state_with_another_reader_stays_float(built: Path, tmp_path: Path) -> None:
     """Another reader could not use the codes as numbers."""
     model = onnx.load(built / "optimized.onnx")
     model.graph.node.append(onnx.helper.make_node("Neg", ["past_key_values.0.key"], ["negated"], name="negation"))

@@ -229,7 +229,7 @@ def laid_out(model: Path, folder: Path, layout: str, *options: str) -> Path:
 
 
 @pytest.mark.parametrize("layout", [pytest.param(layout, marks=pytest.mark.reader(layout)) for layout in PROGRAMS])
-def test_reader_of_a_layout_writes_what_pytorch_writes(
+def test_layout_reader_generates_the_text_of_pytorch(
     built: Path, expected: list[int], tmp_path: Path, layout: str
 ) -> None:
     """The reader uses tokenizer, config and cached graph of the unchanged folder."""
@@ -238,7 +238,7 @@ def test_reader_of_a_layout_writes_what_pytorch_writes(
 
 
 @pytest.mark.reader("transformers.js")
-def test_reader_of_weights_of_4_bits_writes_what_pytorch_writes(checkpoint: Path, tmp_path: Path) -> None:
+def test_reader_of_4_bit_weights_generates_the_text_of_pytorch(checkpoint: Path, tmp_path: Path) -> None:
     """The empty cache has the rows named by its dimensions: the fused attention accepts no others."""
     source = shutil.copytree(checkpoint, tmp_path / "checkpoint")
     model: Any = AutoModelForCausalLM.from_pretrained(source).eval()
@@ -255,7 +255,7 @@ def test_reader_of_weights_of_4_bits_writes_what_pytorch_writes(checkpoint: Path
 
 
 @pytest.mark.reader("genai")
-def test_genai_writes_what_pytorch_writes_of_rows_of_unequal_length(tmp_path: Path) -> None:
+def test_genai_generates_the_text_of_pytorch_for_unequal_rows(tmp_path: Path) -> None:
     """The reader pads on the right, so that the cache contains padding, which sliding windows do not count."""
     torch.manual_seed(0)
     config = transformers.Gemma3TextConfig(
@@ -289,7 +289,7 @@ def _fill_with_4_bits(model: Any) -> None:
 @pytest.mark.parametrize(
     "layout", [pytest.param(layout, marks=pytest.mark.reader(layout)) for layout in ENCODED_PROGRAMS]
 )
-def test_reader_of_an_encoder_decoder_writes_what_pytorch_writes(tmp_path: Path, layout: str) -> None:
+def test_reader_of_an_encoder_decoder_generates_the_text_of_pytorch(tmp_path: Path, layout: str) -> None:
     """The decoder computes the encoder's keys and values in the first run, and takes them in later runs."""
     checkpoint = save_encoder_decoder(tmp_path / "checkpoint", "t5")
     given = AutoTokenizer.from_pretrained(checkpoint)(PROMPT, return_tensors="pt")
@@ -358,7 +358,7 @@ def test_genai_takes_a_cache_in_8_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.reader("genai")
-def test_genai_writes_what_pytorch_writes_of_a_recording(tmp_path: Path) -> None:
+def test_genai_transcribes_like_pytorch(tmp_path: Path) -> None:
     """The folder has genai's type whisper with our part names; features and tokens equal those of transformers."""
     checkpoint = save_encoder_decoder(tmp_path / "checkpoint", "whisper", seconds=30)
     torchscript = json.dumps({"export": {"exporter": "torchscript"}})
@@ -414,7 +414,7 @@ def test_layout_of_an_encoder_is_one_line(encoder: Path) -> None:
 
 
 @pytest.mark.reader("transformers.js")
-def test_reader_of_an_encoder_answers_as_pytorch(bert: Path, encoder: Path) -> None:
+def test_reader_of_an_encoder_equals_pytorch(bert: Path, encoder: Path) -> None:
     """The reader uses the unchanged folder in a pipeline."""
     vectors = np.array(read_with("transformers.js", VECTORS, encoder, PROMPT))
     tokens = AutoTokenizer.from_pretrained(bert)(PROMPT, return_tensors="pt")
@@ -436,7 +436,7 @@ def test_sentence_transformers_opens_a_folder_of_optimum(minilm_folder: Path, tm
 
 
 @pytest.fixture(scope="module")
-def with_data(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data_layout(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The decoder in the layout of transformers.js, with its weights in a separate file."""
     source = tmp_path_factory.mktemp("outside")
     for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
@@ -447,38 +447,38 @@ def with_data(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return laid_out(source / "model.onnx", source / "folder", "transformers.js", "--no-optimize")
 
 
-def test_weights_outside_are_named_as_a_browser_fetches_them(with_data: Path, built: Path, tmp_path: Path) -> None:
+def test_external_weights_are_listed_for_a_browser(data_layout: Path, built: Path, tmp_path: Path) -> None:
     """The browser sees no folder, so the config counts the data files; its other keys and the weights are unchanged."""
-    config = json.loads((with_data / "config.json").read_bytes())
+    config = json.loads((data_layout / "config.json").read_bytes())
     assert {"use_external_data_format": {"model.onnx": 1}} == config.pop("transformers.js_config")
     assert json.loads((built / "config.json").read_bytes()) == config
-    manifest = read_manifest((with_data / "build_manifest.json").read_bytes())
+    manifest = read_manifest((data_layout / "build_manifest.json").read_bytes())
     assert ["onnx/model.onnx", "onnx/model.onnx_data"] == [file.name for file in manifest.model]
     expected = {
         tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(built / "model.onnx").graph.initializer
     }
-    placed = onnx.load(with_data / "onnx" / "model.onnx").graph.initializer
+    placed = onnx.load(data_layout / "onnx" / "model.onnx").graph.initializer
     assert all(np.array_equal(expected[tensor.name], onnx.numpy_helper.to_array(tensor)) for tensor in placed)
-    before = (with_data / "onnx" / "model.onnx_data").stat().st_mtime_ns
-    laid_out(with_data.parent / "model.onnx", with_data, "transformers.js", "--no-optimize")
-    assert before == (with_data / "onnx" / "model.onnx_data").stat().st_mtime_ns
+    before = (data_layout / "onnx" / "model.onnx_data").stat().st_mtime_ns
+    laid_out(data_layout.parent / "model.onnx", data_layout, "transformers.js", "--no-optimize")
+    assert before == (data_layout / "onnx" / "model.onnx_data").stat().st_mtime_ns
     (tmp_path / "onnx").mkdir()
     (tmp_path / "onnx" / "model.onnx_data").write_text("mine")
-    outcome = run_here("build", "-m", with_data.parent / "model.onnx", "-o", tmp_path, "--layout", "transformers.js")
+    outcome = run_here("build", "-m", data_layout.parent / "model.onnx", "-o", tmp_path, "--layout", "transformers.js")
     assert 2 == outcome.code
     assert "model.onnx_data exists" in outcome.err
 
 
 @pytest.mark.reader("transformers.js")
-def test_reader_fetches_weights_outside(with_data: Path, expected: list[int]) -> None:
+def test_reader_fetches_weights_outside(data_layout: Path, expected: list[int]) -> None:
     """The reader requests exactly the existing files, and generates PyTorch's tokens."""
-    fetched = read_with("transformers.js", FETCHED, with_data)
+    fetched = read_with("transformers.js", FETCHED, data_layout)
     assert ["onnx/model.onnx", "onnx/model.onnx_data"] == [name for name in fetched if name.startswith("onnx/")]
-    written = read_with("transformers.js", PROGRAMS["transformers.js"], with_data, PROMPT, str(NEW_TOKENS))
+    written = read_with("transformers.js", PROGRAMS["transformers.js"], data_layout, PROMPT, str(NEW_TOKENS))
     assert expected == written
 
 
-def test_tokenizer_that_readers_cannot_open_is_told(built: Path, tmp_path: Path) -> None:
+def test_tokenizer_unreadable_by_transformers_js_is_noted(built: Path, tmp_path: Path) -> None:
     """transformers.js cannot read a plain list of words; the note stays valid if the folder is moved."""
     source = tmp_path / "source"
     source.mkdir()
@@ -519,7 +519,7 @@ def test_layout_is_part_of_the_build(built: Path, tmp_path: Path) -> None:
     assert (folder / "model.onnx").is_file()
 
 
-def test_fused_decoder_is_written_once_where_nothing_is_compared(shallow: Path, tmp_path: Path) -> None:
+def test_fused_decoder_is_written_once_without_a_comparison(shallow: Path, tmp_path: Path) -> None:
     """The file equals that of a verified build byte by byte; float16 weights stay float16."""
     verified = laid_out(shallow, tmp_path / "verified", "genai")
     folder = laid_out(shallow, tmp_path / "folder", "genai", "--no-verify")
@@ -557,7 +557,7 @@ def test_name_of_a_model_bears_its_precision(built: Path, tmp_path: Path) -> Non
     assert "precision w8a16" in outcome.err
 
 
-def test_what_a_reader_does_not_know_is_refused(bert: Path, tmp_path: Path) -> None:
+def test_states_and_tasks_unknown_to_a_reader_are_refused(bert: Path, tmp_path: Path) -> None:
     """A state other than key and value, and a task without a class, are refused."""
     model = counting_graph(tmp_path / "counting.onnx")
     outcome = run_here("build", "-m", model, "-o", tmp_path / "a", "--layout", "genai")
@@ -624,7 +624,7 @@ def test_model_types_with_a_class_are_planned(tmp_path: Path) -> None:
         assert 0 == outcome.code, outcome.err
 
 
-def test_graph_with_recurrent_states_is_refused_whatever_its_config_says(tmp_path: Path) -> None:
+def test_graph_with_recurrent_states_is_refused_with_any_config(tmp_path: Path) -> None:
     """Without a config, the names of the inputs decide."""
     graph = counting_graph(tmp_path / "counting.onnx")
     model = onnx.load(graph)
@@ -642,7 +642,7 @@ def test_graph_with_recurrent_states_is_refused_whatever_its_config_says(tmp_pat
 
 
 @pytest.mark.parametrize("layout", ["optimum", "transformers.js"])
-def test_settings_of_a_processor_are_copied_to_where_readers_look(clip: Path, tmp_path: Path, layout: str) -> None:
+def test_processor_settings_are_copied_for_readers(clip: Path, tmp_path: Path, layout: str) -> None:
     """Transformers 5 stores the settings of a processor in one file; readers expect its sections as separate files."""
     checkpoint = shutil.copytree(clip, tmp_path / "clip")
     settings = json.loads((checkpoint / "preprocessor_config.json").read_text(encoding="utf-8"))

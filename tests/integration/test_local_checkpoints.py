@@ -61,7 +61,7 @@ def test_trusted_checkpoint_runs_the_code_beside_its_config_and_no_other(results
     assert all(re.fullmatch(r"exec .*\bevil_code\.py", door) for door in doors), doors
 
 
-def test_checkpoint_that_names_kernels_is_told_of_and_used_without(results: Results) -> None:
+def test_checkpoint_with_foreign_kernels_is_used_without_them_with_a_note(results: Results) -> None:
     """The choice of an implementation with equal results is no reason to refuse a model."""
     outcome = results["attention of a kernel", False]["outcome"]
     assert outcome.startswith("done; ")
@@ -155,7 +155,7 @@ def _places_with_doors() -> Iterator[str]:
             yield place
 
 
-def test_transformers_has_no_door_that_nobody_looked_at() -> None:
+def test_transformers_has_no_unreviewed_entry_to_network_or_code() -> None:
     """A new function that fetches or runs something must be reviewed, closed, and recorded with the reason."""
     unknown = {
         place

@@ -402,7 +402,7 @@ def table_that_may_be_short(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @deceives("right", "noted", "refused")
-def table_made_once(self: Any, x: torch.Tensor) -> torch.Tensor:
+def cached_table(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Builds a table of positions for the length of the first call."""
     if self.cached is None:
         self.cached = torch.arange(x.shape[1], dtype=x.dtype)[None, :, None]
@@ -410,7 +410,7 @@ def table_made_once(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @deceives("right", "noted", axes={})
-def first_input_kept(self: Any, x: torch.Tensor) -> torch.Tensor:
+def first_input_stored(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Stores the values of the first call."""
     if self.cached is None:
         self.cached = x.mean(1, keepdim=True)
@@ -464,14 +464,14 @@ def running_mean_replaced(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @deceives("noted", axes={})
-def history_kept(self: Any, x: torch.Tensor) -> torch.Tensor:
+def history_stored(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Appends to a list."""
     self.seen.append(x.mean())
     return self.linear(x) + sum(self.seen)
 
 
 @deceives("noted", axes={})
-def prompt_kept(self: Any, x: torch.Tensor) -> torch.Tensor:
+def prompt_stored(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Prepends the tokens of earlier calls."""
     before = self.tables.get("prompt", x[:, :0])
     self.tables["prompt"] = torch.cat([before, x], 1)[:, -8:]
@@ -482,7 +482,7 @@ _MEMORY: dict[str, torch.Tensor] = {}
 
 
 @deceives("noted", "refused", axes={})
-def kept_in_a_global(self: Any, x: torch.Tensor) -> torch.Tensor:
+def stored_in_a_global(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Stores values in a global mapping."""
     first = _MEMORY.setdefault("first", x.mean(1, keepdim=True).detach())
     return self.linear(x - first)
@@ -496,35 +496,35 @@ def counted_on_the_class(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @deceives("noted", "refused", axes={})
-def kept_as_a_default(self: Any, x: torch.Tensor, *, memory: list = []) -> torch.Tensor:  # noqa: B006 - what this is
+def stored_in_a_default(self: Any, x: torch.Tensor, *, memory: list = []) -> torch.Tensor:  # noqa: B006 - what this is
     """Stores values in a default argument."""
     memory.append(1)
     return self.linear(x) * len(memory)
 
 
 @deceives("noted", axes={})
-def first_kept_as_a_default(self: Any, x: torch.Tensor, memory: list = []) -> torch.Tensor:  # noqa: B006 - what this is
+def first_stored_in_a_default(self: Any, x: torch.Tensor, memory: list = []) -> torch.Tensor:  # noqa: B006 - what this is
     """Stores a value of the first call in a default argument, which all calls read."""
     if not memory:
         memory.append(x.mean().detach())
     return self.linear(x - memory[0])
 
 
-def with_memory() -> Callable[..., torch.Tensor]:
+def make_stateful_forward() -> Callable[..., torch.Tensor]:
     """Return a forward with a closure variable."""
     memory: dict[str, torch.Tensor] = {}
 
-    def kept_in_a_closure(self: Any, x: torch.Tensor) -> torch.Tensor:
+    def stored_in_a_closure(self: Any, x: torch.Tensor) -> torch.Tensor:
         memory.setdefault("first", x.mean(1, keepdim=True).detach())
         return self.linear(x - memory["first"])
 
-    return kept_in_a_closure
+    return stored_in_a_closure
 
 
-deceives("noted", axes={})(with_memory())
+deceives("noted", axes={})(make_stateful_forward())
 
 
-def with_memory_replaced() -> Callable[..., torch.Tensor]:
+def make_forward_replacing_state() -> Callable[..., torch.Tensor]:
     """Return a forward that replaces its closure variable by one of the same size after each call."""
     memory = {"last": torch.zeros(4)}
 
@@ -536,7 +536,7 @@ def with_memory_replaced() -> Callable[..., torch.Tensor]:
     return replaced_in_a_closure
 
 
-deceives("noted", axes={})(with_memory_replaced())
+deceives("noted", axes={})(make_forward_replacing_state())
 
 
 _RECORD = Record()
@@ -550,13 +550,13 @@ def remembered(x: torch.Tensor) -> torch.Tensor:
 
 
 @deceives("noted", axes={})
-def kept_by_a_helper(self: Any, x: torch.Tensor) -> torch.Tensor:
+def stored_by_a_helper(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Writes into a global object through a function."""
     return self.linear(remembered(x))
 
 
 @deceives("noted", axes={})
-def kept_in_a_record(self: Any, x: torch.Tensor) -> torch.Tensor:
+def stored_in_a_record(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Writes into an object on the module."""
     self.record.last = x.mean() + self.record.last
     return self.linear(x) * self.record.last
@@ -592,7 +592,7 @@ def noise_in_evaluation(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @deceives("refused", "noted", axes={})
-def noise_kept(self: Any, x: torch.Tensor) -> torch.Tensor:
+def noise_stored(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Stores random numbers of the first call."""
     if self.cached is None:
         self.cached = torch.randn(4)
@@ -600,7 +600,7 @@ def noise_kept(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @deceives("bounded", exporter="dynamo")
-def table_made_once_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
+def cached_table_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Builds a table once, with a length known to torch.export."""
     if self.cached is None:
         self.cached = torch.arange(64, dtype=x.dtype)[None, :, None]
@@ -643,7 +643,7 @@ def close_inputs(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
-def nothing_in_it(self: Any, x: torch.Tensor) -> torch.Tensor:
+def branch_on_zeros(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Branches on an input of zeros."""
     return self.linear(x) if not torch.equal(x, torch.zeros_like(x)) else self.other(x) * 2
 
@@ -713,14 +713,14 @@ def missing_values(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @deceives("noted", "refused", "right", axes={}, ids=torch.tensor([[3, 1, 2, 0]]))
-def padding_found(self: Any, ids: torch.Tensor) -> torch.Tensor:
+def branch_on_padding(self: Any, ids: torch.Tensor) -> torch.Tensor:
     """Branches on the presence of an id."""
     x = functional.one_hot(ids.clamp(0, 3), 4).float()
     return self.linear(x) if bool((ids == 0).any()) else self.other(x)
 
 
 @deceives("noted", "refused", "right", axes={}, x=torch.randn(3, 4))
-def as_many_as_there_are(self: Any, x: torch.Tensor) -> torch.Tensor:
+def unique_values(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Calls unique(); its number of rows depends on values."""
     return self.linear(x).sum() * len(torch.unique(x.round()))
 
@@ -764,7 +764,7 @@ def row_of_the_largest(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @deceives("right", "noted", "refused", axes={}, x=torch.randn(2, 6, 4), n=torch.tensor(3))
-def first_of_them(self: Any, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+def cut_at_a_value(self: Any, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     """Cuts at a value, which a trace follows; the graph is correct."""
     return self.linear(x[:, :n]).sum(1)
 
@@ -962,7 +962,7 @@ def sized(case: Case, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
     return inputs
 
 
-def with_other_values(inputs: Tensors) -> Iterator[dict[str, torch.Tensor]]:
+def change_branches(inputs: Tensors) -> Iterator[dict[str, torch.Tensor]]:
     """Yield inputs that take other branches."""
     yield (
         dict.fromkeys(inputs, next(iter(inputs.values())))
@@ -994,13 +994,13 @@ def is_first_call_like_the_second(model: nn.Module, inputs: Tensors) -> bool:
     """Return True if the second call of PyTorch equals the first call of a new model."""
     model = copy.deepcopy(model)
     with torch.no_grad():
-        model(*(value.clone() for value in with_moved_floats(inputs).values()))
+        model(*(value.clone() for value in move_floats(inputs).values()))
         second = model(*(value.clone() for value in inputs.values()))
     models = (copy.deepcopy(model), type(model)())
     return all(torch.allclose(second, one(*(value.clone() for value in inputs.values())), atol=1e-5) for one in models)
 
 
-def with_moved_floats(inputs: Tensors) -> dict[str, torch.Tensor]:
+def move_floats(inputs: Tensors) -> dict[str, torch.Tensor]:
     """Return inputs with other floats."""
     return {name: value + 0.5 if value.is_floating_point() else value for name, value in inputs.items()}
 
@@ -1017,7 +1017,7 @@ def judged(case: Case, model: nn.Module, part: ExportedPart) -> Outcome:
         traced = part.only_sizes if hasattr(part, "only_sizes") else {}
         draws += [sized(case, {**traced, name: size}) for size in {*SIZES, least, most} if least <= size <= most]
     if not case.axes:
-        draws += with_other_values(case.inputs)
+        draws += change_branches(case.inputs)
     is_everywhere_right = all(is_right(model, session, inputs) for inputs in draws)
     if is_everywhere_right and (case.axes or is_first_call_like_the_second(model, case.inputs)):
         return "bounded" if any(item.max is not None or item.min > 1 for item in part.dimensions) else "right"
@@ -1026,7 +1026,7 @@ def judged(case: Case, model: nn.Module, part: ExportedPart) -> Outcome:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.forward.__name__)
-def test_verified_file_is_right_bounded_or_noted(case: Case, tmp_path: Path) -> None:
+def test_verified_file_is_correct_bounded_or_noted(case: Case, tmp_path: Path) -> None:
     """Each case has an expected outcome, and no file is silently wrong."""
     model = type("Deceiver", (Deceiver,), {"forward": case.forward})()
     config = WinMLExportConfig.model_validate({"exporter": case.exporter, "dynamic_axes": dict(case.axes)})
@@ -1055,7 +1055,7 @@ class RecurrentPieces(nn.Module):
         return torch.cat([self.layer(piece)[0] for piece in x.split(100, 1)], 1)
 
 
-def test_hint_names_kernels_only_where_one_is_missing(tmp_path: Path) -> None:
+def test_hint_names_kernels_only_if_a_kernel_is_missing(tmp_path: Path) -> None:
     """A graph with a size frozen as a number is no fault of ONNX Runtime."""
     config = WinMLExportConfig.model_validate({"exporter": "torchscript", "dynamic_axes": TOKENS})
     with pytest.raises(VerificationError) as raised:

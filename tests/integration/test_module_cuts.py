@@ -106,7 +106,7 @@ def _is_among(array: Any, others: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_module_is_cut_as_pytorch_ran_it(architecture: str, exported: Exporter, tmp_path: Path) -> None:
+def test_every_cut_module_equals_pytorch(architecture: str, exported: Exporter, tmp_path: Path) -> None:
     """Outputs of each call of each module equal the whole file's bit for bit, and PyTorch's within the tolerance.
 
     Each file is valid, has its metadata, and runs optimized as well.

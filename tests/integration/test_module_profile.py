@@ -105,7 +105,7 @@ def test_profile_charges_the_nodes_of_the_file(exported: Path, profiled: Profile
     assert profiled.profile.kernel_ms == pytest.approx(sum(profiled.node_ms.values()))
 
 
-def test_profile_of_torch_modules_goes_as_deep_as_the_tags(tmp_path: Path) -> None:
+def test_profile_of_torch_modules_has_the_depth_of_the_tags(tmp_path: Path) -> None:
     """Layers of torch.nn have their own times after an export with --torch-module."""
     path = tmp_path / "net.onnx"
     config = WinMLExportConfig(torch_module=("all",))
@@ -151,7 +151,7 @@ def test_profile_charges_a_fused_kernel_to_the_module_that_does_the_work(convolu
     assert profile.kernel_ms == pytest.approx(sum(module.self_ms for module in profile.modules()))
 
 
-def test_profile_of_untagged_file_reads_node_names_and_says_so(exported: Path, tmp_path: Path) -> None:
+def test_profile_of_untagged_file_reads_node_names(exported: Path, tmp_path: Path) -> None:
     """Without tags, scopes in node names are the modules."""
     proto = onnx.load(exported)
     for node in proto.graph.node:

@@ -108,7 +108,7 @@ class Colliding(nn.Module):
 
 
 @both_exporters
-def test_inputs_that_are_called_as_parameters_keep_their_names(exporter: ExporterName, tmp_path: Path) -> None:
+def test_inputs_named_like_parameters_keep_their_names(exporter: ExporterName, tmp_path: Path) -> None:
     """Parameters and inputs are not confused; the file is verified."""
     images = [torch.randn(2, 3) for _ in range(3)]
     inputs = {"images": images, "encoder": {"weight": torch.randn(3, 3)}, "input_2": torch.randn(2, 3)}
@@ -140,7 +140,7 @@ class Rows(nn.Module):
         return {"rows": values, "half": values[:, ::2], "fixed": values.sum()[None]}
 
 
-def test_dynamic_axes_of_outputs_name_what_is_open(tmp_path: Path) -> None:
+def test_dynamic_axes_of_outputs_name_open_dimensions(tmp_path: Path) -> None:
     """An expression gets the name, as in torch.onnx.export; other requests become notes."""
     axes: Any = {"ids": [0, 1], "half": {0: "rows", 1: "pairs"}, "fixed": [0], "rows": [0]}
     config = WinMLExportConfig(dynamic_axes=axes)
@@ -159,7 +159,7 @@ def test_dynamic_axes_of_outputs_name_what_is_open(tmp_path: Path) -> None:
         ({"ids": [0], "half": [2]}, "dynamic_axes: output half has no axis 2; it has 2, counted from 0"),
     ],
 )
-def test_dynamic_axes_of_outputs_there_are_not_are_refused(axes: Any, words: str, tmp_path: Path) -> None:
+def test_dynamic_axes_of_unknown_outputs_are_refused(axes: Any, words: str, tmp_path: Path) -> None:
     """The error lists the existing outputs."""
     with pytest.raises(UsageError) as caught:
         export_pytorch(Rows(), tmp_path / "o.onnx", torch.randn(3, 8), config=WinMLExportConfig(dynamic_axes=axes))

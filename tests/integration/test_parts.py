@@ -55,7 +55,7 @@ def nodes_of(path: Path) -> dict[str, dict[str, str]]:
     return {node.name: {entry.key: entry.value for entry in node.metadata_props} for node in onnx.load(path).graph.node}
 
 
-def test_each_part_has_its_files_and_nothing_else_is_written(exported: ExportResult) -> None:
+def test_each_part_has_its_files_only(exported: ExportResult) -> None:
     """Each part has model, sidecar and report, named after the output and the part."""
     folder = exported.parts[0].model_path.parent
     suffixes = (".onnx", "_htp_metadata.json", "_htp_export_report.md")
@@ -86,7 +86,7 @@ def test_each_part_is_verified_and_wholly_tagged_with_paths_of_the_whole_model(e
     assert all(keys["winml.hierarchy.module"].startswith("body.decoder") for keys in decoder.values())
 
 
-def test_tags_of_parts_are_those_of_the_whole_model(exported: ExportResult, tmp_path: Path) -> None:
+def test_tags_of_parts_equal_the_whole_model(exported: ExportResult, tmp_path: Path) -> None:
     """An export of the whole model gives a module the same tag."""
     inputs = {"ids": torch.zeros(2, 5, dtype=torch.int64), "targets": torch.zeros(2, 3, dtype=torch.int64)}
     whole = HTPExporter(WinMLExportConfig(verify=False)).export(translator(), tmp_path / "whole.onnx", inputs)
@@ -95,7 +95,7 @@ def test_tags_of_parts_are_those_of_the_whole_model(exported: ExportResult, tmp_
         assert {node.path: node.tag for node in part.tree}.items() <= tags.items()
 
 
-def test_files_say_which_part_they_are_and_what_feeds_what(exported: ExportResult) -> None:
+def test_files_record_their_part_and_feeds(exported: ExportResult) -> None:
     """Metadata, sidecar and the bundle of both files agree on part and feeds."""
     for part, feeds in zip(exported.parts, ((FEED,), ()), strict=True):
         record = {"name": part.name, "of": list(NAMES), "feeds": [feed.as_record() for feed in feeds]}
@@ -111,7 +111,7 @@ def test_files_say_which_part_they_are_and_what_feeds_what(exported: ExportResul
     assert {"encoder": (FEED,), "decoder": ()} == bundle.feeds
 
 
-def test_parts_answer_together_as_the_whole_model_does(exported: ExportResult) -> None:
+def test_joined_parts_equal_the_whole_model(exported: ExportResult) -> None:
     """The decoder's file takes the output of the encoder's file."""
     rng = np.random.default_rng(0)
     ids, targets = rng.integers(0, 16, (2, 5)), rng.integers(0, 16, (2, 3))
@@ -123,7 +123,7 @@ def test_parts_answer_together_as_the_whole_model_does(exported: ExportResult) -
     assert np.allclose(expected.numpy(), answer, atol=1e-5)
 
 
-def test_several_parts_are_told_one_by_one(exported: ExportResult) -> None:
+def test_several_parts_are_listed_separately(exported: ExportResult) -> None:
     """Record and terminal list each part; access to a single part raises an error."""
     record = exported.as_record()
     assert list(NAMES) == [part["name"] for part in record["parts"]]
@@ -139,7 +139,7 @@ def test_several_parts_are_told_one_by_one(exported: ExportResult) -> None:
     assert 8 + 7 == len(exported.steps)
 
 
-def test_model_is_left_as_it_was_found(tmp_path: Path) -> None:
+def test_model_is_restored(tmp_path: Path) -> None:
     """Forwards of the modules around a part are restored, too."""
     model = translator()
     export_loaded(HTPExporter(), two_parts(model), tmp_path / "net.onnx")
@@ -153,7 +153,7 @@ def _failing_second() -> LoadedModel:
     return two_parts(model)
 
 
-def test_nothing_is_written_when_the_second_part_fails(tmp_path: Path) -> None:
+def test_failure_of_the_second_part_writes_no_file(tmp_path: Path) -> None:
     """Earlier files are unchanged, and the first part of the new set is not written either."""
     with pytest.raises(VerificationError):
         export_loaded(HTPExporter(), _failing_second(), tmp_path / "new" / "net.onnx")
@@ -166,7 +166,7 @@ def test_nothing_is_written_when_the_second_part_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("feed", [PartFeed("gone", "decoder", "encoded"), PartFeed("states", "decoder", "gone")])
-def test_feed_between_tensors_that_are_not_there_is_a_mistake_of_ours(feed: PartFeed, tmp_path: Path) -> None:
+def test_feed_between_unknown_tensors_is_an_internal_error(feed: PartFeed, tmp_path: Path) -> None:
     """The mistake is found before any file is written."""
     loaded = two_parts()
     encoder = dataclasses.replace(loaded.parts[0], feeds=(feed,))
@@ -192,7 +192,7 @@ def test_names_of_outputs_fit_no_model_of_several_parts(tmp_path: Path) -> None:
         export_loaded(HTPExporter(config), two_parts(), tmp_path / "net.onnx")
 
 
-def test_model_without_hierarchy_says_nothing_about_parts(tmp_path: Path) -> None:
+def test_model_without_hierarchy_has_no_part_description(tmp_path: Path) -> None:
     """The part description is omitted like every other ``winml.*`` key."""
     result = export_loaded(HTPExporter(WinMLExportConfig(hierarchy=False)), two_parts(), tmp_path / "net.onnx")
     assert [None, None] == [read_part_description(part.model_path) for part in result.parts]
@@ -261,7 +261,7 @@ BUILT = {
 }  # fmt: skip
 
 
-def of_both(*words: str) -> dict[str, list[str]]:
+def both_parts(*words: str) -> dict[str, list[str]]:
     """Return the same stage statuses for both parts."""
     return {name: list(words) for name in NAMES}
 
@@ -271,7 +271,7 @@ def statuses(result: BuildResult) -> dict[str, list[str]]:
     return {part.name: [stage.status for stage in part.stages[:2]] for part in result.manifest.parts}
 
 
-def test_build_of_two_parts_runs_each_stage_for_each_and_reuses_them(tmp_path: Path) -> None:
+def test_build_of_two_parts_reuses_the_stages_of_each(tmp_path: Path) -> None:
     """The second run reuses every stage; a changed option runs the optimizer alone, for both parts."""
     calls: list[str] = []
     out = tmp_path / "out"
@@ -286,14 +286,14 @@ def test_build_of_two_parts_runs_each_stage_for_each_and_reuses_them(tmp_path: P
     before = {path.name: path.read_bytes() for path in out.glob("*.onnx")}
     again = run_build(plan_for(tmp_path, gelu_fusion=True), out, stages=stages_of(calls=calls))
     assert 3 == len(calls)
-    assert of_both("reused", "reused") == statuses(again)
+    assert both_parts("reused", "reused") == statuses(again)
     assert before == {path.name: path.read_bytes() for path in out.glob("*.onnx")}
     other = run_build(plan_for(tmp_path, matmul_add_fusion=True), out, stages=stages_of(calls=calls))
-    assert of_both("reused", "run") == statuses(other)
+    assert both_parts("reused", "run") == statuses(other)
     assert "encoder optimize" in dict(build_lines(other))
 
 
-def test_damaged_file_of_one_part_runs_what_made_it(tmp_path: Path) -> None:
+def test_damaged_file_of_one_part_reruns_its_stage(tmp_path: Path) -> None:
     """A damaged optimized file runs the optimizer of that part; a missing export runs the export of all parts."""
     out = tmp_path / "out"
     run_build(plan_for(tmp_path, gelu_fusion=True), out, stages=stages_of())
@@ -306,7 +306,7 @@ def test_damaged_file_of_one_part_runs_what_made_it(tmp_path: Path) -> None:
     assert any("export_decoder.onnx" in note for note in result.notes)
 
 
-def test_build_that_fails_in_a_part_keeps_the_parts_that_are_done(tmp_path: Path) -> None:
+def test_build_failing_in_a_part_keeps_finished_parts(tmp_path: Path) -> None:
     """The next build continues with the failed part."""
     out = tmp_path / "out"
 
@@ -330,7 +330,7 @@ def test_parts_come_from_the_cache(tmp_path: Path) -> None:
     cache = BuildCache(identify_plan(plan), StageStore(tmp_path / "cache"))
     run_build(plan, tmp_path / "one", stages=stages_of(), cache=cache)
     result = run_build(plan, tmp_path / "two", stages=stages_of(), cache=cache)
-    assert of_both("reused", "reused") == statuses(result)
+    assert both_parts("reused", "reused") == statuses(result)
     assert {"from the cache"} == {stage.reason for part in result.manifest.parts for stage in part.stages[:2]}
 
 
@@ -344,7 +344,7 @@ def test_foreign_file_with_the_name_of_a_part_is_refused(tmp_path: Path) -> None
     assert "mine" == (tmp_path / "out" / "decoder.onnx").read_text()
 
 
-def test_foreign_file_is_refused_where_the_export_of_the_parts_is_reused(tmp_path: Path) -> None:
+def test_foreign_file_is_refused_by_a_build_that_reuses_the_export(tmp_path: Path) -> None:
     """A stage skipped in the first build claims its names later; the foreign file is unchanged."""
     out, plan = tmp_path / "out", plan_for(tmp_path)
     without = dataclasses.replace(plan, config=plan.config.model_copy(update={"optim": None}))
@@ -370,7 +370,7 @@ def test_build_that_becomes_one_of_parts_leaves_no_file_of_the_earlier(tmp_path:
     assert BUILT == {path.name for path in out.iterdir()}
 
 
-def test_files_that_are_not_all_parts_of_one_model_are_refused(exported: ExportResult, tmp_path: Path) -> None:
+def test_files_of_different_models_are_refused(exported: ExportResult, tmp_path: Path) -> None:
     """A missing part, a duplicate part and a separate model are refused."""
     encoder, decoder = (part.model_path for part in exported.parts)
     copy = Path(shutil.copy(encoder, tmp_path / "copy.onnx"))
@@ -384,7 +384,7 @@ def test_files_that_are_not_all_parts_of_one_model_are_refused(exported: ExportR
         ModelBundle.read([encoder, tmp_path / "alone.onnx"])
 
 
-def test_whole_model_of_the_parts_is_the_one_that_is_exported() -> None:
+def test_whole_model_of_the_parts_is_the_exported_model() -> None:
     """Module paths refer to the whole model."""
     loaded = two_parts()
     assert isinstance(loaded.model, Translator)

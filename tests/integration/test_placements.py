@@ -125,7 +125,7 @@ def test_product_weights_for_qnn_have_a_scale_for_each_channel(source: Path, tmp
         assert not numpy_helper.to_array(graph.stored[maker.input[2]]).any()
 
 
-def test_provider_that_takes_other_integer_operators_is_not_said_to_take_qdq_only(source: Path, tmp_path: Path) -> None:
+def test_provider_with_other_integer_operators_is_not_limited_to_qdq(source: Path, tmp_path: Path) -> None:
     """QNN takes MatMulNBits; for VitisAI no source claims it."""
     notes = {
         ep: quantize_onnx(source, tmp_path / f"{ep}.onnx", precision="int4", ep=ep, verify=False).notes

@@ -221,7 +221,7 @@ def exported(model: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path, **o
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_plain_network_is_tagged_as_it_ran_with_either_exporter(network: str, tmp_path: Path) -> None:
+def test_plain_network_is_tagged_by_execution_with_either_exporter(network: str, tmp_path: Path) -> None:
     """Modules and tags are equal, and each module has the operators that hooks saw."""
     make, draw, counted, most_at_root = NETWORKS[network]
     torch.manual_seed(3)
@@ -240,7 +240,7 @@ def test_plain_network_is_tagged_as_it_ran_with_either_exporter(network: str, tm
     assert found["torchscript"] == found["dynamo"]
 
 
-def test_wrapper_of_a_plain_network_does_not_hide_it(tmp_path: Path) -> None:
+def test_wrapper_of_a_plain_network_is_transparent(tmp_path: Path) -> None:
     """A module that its wrapper only calls counts as the model, at any depth of wrapping."""
 
     class Wrapper(nn.Module):
@@ -255,7 +255,7 @@ def test_wrapper_of_a_plain_network_does_not_hide_it(tmp_path: Path) -> None:
     assert "/Wrapper/Wrapper/Pitch/Conv2d.conv1" in {node.tag for node in result.only_part.tree}
 
 
-def test_own_classes_keep_torch_modules_inside_of_them(tmp_path: Path) -> None:
+def test_own_classes_keep_their_torch_modules(tmp_path: Path) -> None:
     """Modules of torch.nn inside the model's own classes are hidden; groups of own classes are in the tree."""
     result = exported(Residual(), (torch.randn(1, 3, 10, 10),), tmp_path / "net.onnx")
     assert [
@@ -329,7 +329,7 @@ class NormalizedResidual(nn.Module):
         return self.relu(image + self.bn2(self.conv2(hidden)))
 
 
-def test_change_of_layout_is_no_work_of_the_modules_around_it(tmp_path: Path) -> None:
+def test_layout_change_is_not_attributed_to_neighbouring_modules(tmp_path: Path) -> None:
     """ONNX Runtime's reordering after a normalization belongs to the normalization alone."""
     torch.manual_seed(0)
     model = NormalizedResidual().eval()

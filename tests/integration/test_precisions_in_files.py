@@ -61,7 +61,7 @@ def stored_types(model: ir.Model) -> set[str]:
 
 
 @pytest.mark.parametrize(("name", "mode", "ep"), CASES)
-def test_requested_precision_is_that_of_the_file_and_of_its_readers(
+def test_requested_precision_agrees_with_the_file_and_its_readers(
     source: Path, tmp_path: Path, name: str, mode: str, ep: str | None
 ) -> None:
     """Types of weights and activations, record, inspect and config agree."""
@@ -106,7 +106,7 @@ def test_requested_precision_is_that_of_the_file_and_of_its_readers(
         (Precision("tf32", 19, ("float",), "", 4.0), "fp16 and bf16"),
     ],
 )
-def test_precision_that_no_engine_writes_is_refused_where_it_is_registered(precision: Precision, words: str) -> None:
+def test_precision_without_an_engine_is_refused_at_registration(precision: Precision, words: str) -> None:
     """A package gets the error when its precision is registered, not later by a file with other types."""
     problem = problem_of(precision.name, precision)
     assert words in problem

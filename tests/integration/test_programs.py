@@ -56,7 +56,7 @@ PROGRAMS: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_program_is_refused_with_what_to_pass_instead(name: str, tmp_path: Path) -> None:
+def test_program_is_refused_with_the_accepted_object(name: str, tmp_path: Path) -> None:
     """The refusal comes before tracing; the hint asks for the nn.Module."""
     build, words = PROGRAMS[name]
     program = build(tmp_path)

@@ -53,7 +53,9 @@ def _about(record: Any) -> tuple[str, float, float]:
     return record["worst_output"], output["sqnr_db"]["all"], output["sqnr_db"]["p05"]
 
 
-def test_every_verb_tells_the_same_number(classifier: Path, studied: QuantizationSensitivity, tmp_path: Path) -> None:
+def test_every_verb_reports_the_same_quality(
+    classifier: Path, studied: QuantizationSensitivity, tmp_path: Path
+) -> None:
     """Quantize, compare, sensitivity and tune run the same samples, and judge the same end of the interval."""
     few = tmp_path / "few.onnx"
     quantized = quantize_onnx(classifier, few, seed=SEED, overwrite=True, min_sqnr_db=0)
@@ -73,7 +75,7 @@ def test_every_verb_tells_the_same_number(classifier: Path, studied: Quantizatio
     assert ends == pytest.approx([ends[0]] * 4, abs=0.05)
 
 
-def test_interval_of_made_samples_holds_the_number_on_sentences(minilm_folder: Path, tmp_path: Path) -> None:
+def test_interval_of_generated_samples_contains_the_value_on_sentences(minilm_folder: Path, tmp_path: Path) -> None:
     """MiniLM with its real weights is compared on sentences of the documentation."""
     pytest.importorskip("datasets")
     source = _exported_minilm(minilm_folder, tmp_path)
@@ -98,7 +100,7 @@ def test_interval_of_made_samples_holds_the_number_on_sentences(minilm_folder: P
 
 
 @pytest.mark.parametrize("precision", ["int4", "fp16"])
-def test_build_without_a_float_copy_tells_the_number_of_compare(
+def test_build_without_a_float_copy_reports_the_quality_of_compare(
     classifier: Path, tmp_path: Path, precision: str
 ) -> None:
     """Weights are quantized straight from the checkpoint; PyTorch is the reference then."""
@@ -108,7 +110,7 @@ def test_build_without_a_float_copy_tells_the_number_of_compare(
     assert f"SQNR {compared.worst.fidelity.sqnr_db:.1f} dB" in told[0]
 
 
-def test_evaluation_beside_a_baseline_tells_the_number_of_compare(classifier: Path, tmp_path: Path) -> None:
+def test_evaluation_with_a_baseline_reports_the_quality_of_compare(classifier: Path, tmp_path: Path) -> None:
     """The samples of a data set are equal for both commands, and run one by one without padding."""
     few, texts = tmp_path / "few.onnx", tmp_path / "texts.csv"
     quantize_onnx(classifier, few, verify=False)
@@ -125,7 +127,7 @@ def test_evaluation_beside_a_baseline_tells_the_number_of_compare(classifier: Pa
     assert evaluated.quality["samples"] == compared.quality["samples"]
 
 
-def test_target_is_judged_on_other_samples_than_it_is_searched_on(
+def test_target_is_judged_on_held_out_samples(
     classifier: Path, studied: QuantizationSensitivity, tmp_path: Path
 ) -> None:
     """The file made by the rules has the reported number, and the lower end of its interval reaches the target."""
@@ -196,7 +198,7 @@ def test_limit_judges_the_lower_end() -> None:
     assert SampleSpread.of([10.0, 20.0, 30.0]).median == 20.0
 
 
-def test_made_pictures_and_sounds_have_the_spectra_of_nature() -> None:
+def test_generated_images_and_sounds_have_natural_spectra() -> None:
     """Amplitude falls with frequency: the lowest tenth of the spectrum has most of the power."""
     generator = np.random.default_rng(0)
     gray = np.asarray(picture(generator).convert("L"), np.float64)

@@ -84,7 +84,7 @@ def test_errors_of_two_parts_add_up() -> None:
         assert "all parts" not in fidelity_words(alone)
 
 
-def test_text_of_three_parts_has_room_for_three_errors() -> None:
+def test_text_of_three_parts_may_have_three_errors() -> None:
     """The joint comparison decides alone; zeros, which any file might return, prove nothing."""
     expected = [np.ones(8)]
     text = output_fidelity("logits", expected, [np.ones(8) * 1.5])

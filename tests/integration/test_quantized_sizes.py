@@ -120,7 +120,7 @@ def test_excluded_fused_layer_stays_float(source: Path, tmp_path: Path) -> None:
         quantize_onnx(full, target, mode="qdq", exclude=("stages.1.1",), overwrite=True)
 
 
-def test_untagged_convolution_is_excluded_once_it_has_a_tag(folder: Path, source: Path, tmp_path: Path) -> None:
+def test_untagged_convolution_is_excluded_after_tagging(folder: Path, source: Path, tmp_path: Path) -> None:
     """The error names the export option with which the selector works."""
     untagged, target, selector = exported(folder, torch_module="none"), tmp_path / "q.onnx", "stages.1.0.conv"
     with pytest.raises(UsageError) as raised:

@@ -57,7 +57,7 @@ def rows(result: SweepResult) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.slow
-def test_cluster_gives_the_table_of_this_machine_also_when_a_node_is_killed(
+def test_cluster_returns_the_local_table_despite_a_killed_node(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node is killed while both work; only its model is tried again, on the other node."""
@@ -94,7 +94,7 @@ def test_cluster_gives_the_table_of_this_machine_also_when_a_node_is_killed(
     assert lost
 
 
-def test_cluster_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+def test_absent_cluster_is_refused_in_one_sentence(tmp_path: Path) -> None:
     """Ray itself would wait for minutes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -62,9 +62,7 @@ def test_folder_of_an_export_gives_the_vectors_of_sentence_transformers(minilm_f
 
 @pytest.mark.reader("openvino")
 @pytest.mark.parametrize("options", [(), ("--precision", "int4")], ids=["fp32", "int4"])
-def test_openvino_answers_as_onnxruntime_where_embedding_and_head_are_one(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_openvino_equals_onnxruntime_with_tied_embedding_and_head(tmp_path: Path, options: tuple[str, ...]) -> None:
     """OpenVINO looks up rows of constants only, and refuses a table computed by an operator."""
     checkpoint = save_decoder(tmp_path / "checkpoint", head_dim=16, tie_word_embeddings=True)
     place = ("--ep", "openvino", "--no-compile", "--allow-dynamic", "--no-verify", "-q")

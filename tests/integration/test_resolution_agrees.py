@@ -92,7 +92,7 @@ def test_inspect_config_and_export_agree(architecture: str, tmp_path: Path) -> N
     [(WHISPER, WEIGHTLESS), (MIXTRAL, WEIGHTLESS), (LONGFORMER, RANDOM_WEIGHTS)],
     ids=["whisper", "mixtral", "longformer"],
 )
-def test_inspect_tree_is_that_of_a_real_forward(content: dict[str, Any], source: str, tmp_path: Path) -> None:
+def test_inspect_tree_equals_a_real_forward(content: dict[str, Any], source: str, tmp_path: Path) -> None:
     """A forward with random weights is the reference for models without an export here."""
     folder = write_config(tmp_path / "checkpoint", content)
     request = ModelRequest(str(folder), random_weights=True, cache=False)

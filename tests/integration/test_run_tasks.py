@@ -168,7 +168,7 @@ def answer(*arguments: str | Path, code: int = 0) -> dict[str, Any]:
     "task",
     [pytest.param(task, marks=PICTURES_WITHOUT_TORCHVISION if task == "image-segmentation" else ()) for task in CASES],
 )
-def test_answer_of_a_task_is_that_of_the_pipeline(task: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_answer_equals_the_pipeline(task: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels, texts, boxes and scores equal the pipeline's, and ``--reference`` confirms it."""
     monkeypatch.chdir(folder)
     case = CASES[task]
@@ -278,7 +278,7 @@ def test_padding_of_a_fixed_graph_is_left_out_of_the_embedding(folder: Path, mon
     assert expected == pytest.approx(found["entries"][0]["values"], abs=CLOSE)
 
 
-def test_models_whose_inputs_no_processor_makes_take_tensors_only() -> None:
+def test_models_without_a_processor_for_an_input_accept_tensors_only() -> None:
     """Whisper with its decoder and a model of numbers take tensors only; a vision model with a mask takes images."""
     assert run_task("feature-extraction", ("input_features", "decoder_input_ids"))[1] is None
     assert run_task("feature-extraction", ("past_values",))[1] is None
@@ -388,7 +388,7 @@ def test_labels_of_an_image_are_read_one_by_one_by_a_graph_of_one_text(
         assert item["score"] == pytest.approx(entry["score"], abs=CLOSE)
 
 
-def test_candidate_labels_of_a_text_are_those_of_the_pipeline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidate_labels_equal_the_pipeline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A classifier with an entailment class accepts labels; another classifier refuses them."""
     monkeypatch.chdir(folder)
     task, labels = "zero-shot-classification", [WORDS[0], WORDS[1]]
@@ -406,7 +406,7 @@ def test_candidate_labels_of_a_text_are_those_of_the_pipeline(folder: Path, monk
     assert "entailment" in outcome.err
 
 
-def test_each_of_several_texts_has_its_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_of_several_texts_has_its_result(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task with one text runs on each text, and every result names its text; two inputs cannot both be lists."""
     monkeypatch.chdir(folder)
     CASES["text-classification"].save(folder / "several")
@@ -438,25 +438,25 @@ def test_tokenizer_without_mask_is_refused(folder: Path, monkeypatch: pytest.Mon
     assert "mask_token" in outcome.err
 
 
-def test_inputs_that_do_not_fit_are_refused_with_what_fits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfitting_inputs_are_refused_with_the_accepted_inputs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong task, a misspelled name, a text for an image model and a file that is no image are refused."""
     monkeypatch.chdir(folder)
     _save_vit(folder / "refusing")
     model = exported(folder / "refusing", "image-classification", is_open=False)
     (folder / "broken.png").write_bytes(b"no image")
 
-    def told(*arguments: str, code: int = 2) -> str:
+    def refusal_of(*arguments: str, code: int = 2) -> str:
         outcome = run_here("run", model, *arguments)
         assert code == outcome.code, outcome.err
         return outcome.err
 
-    assert "was exported for image-classification" in told(*PHOTO, "--task", "fill-mask")
-    assert "Did you mean 'image'" in told("--input", "imge=@photo.png")
-    assert "image-classification takes image" in told("--text", "a word")
-    assert "none of BMP" in told("--image", "broken.png", code=1)
-    assert "no image and no arrays to save" in told(*PHOTO, "--save", "answer.png")
+    assert "was exported for image-classification" in refusal_of(*PHOTO, "--task", "fill-mask")
+    assert "Did you mean 'image'" in refusal_of("--input", "imge=@photo.png")
+    assert "image-classification takes image" in refusal_of("--text", "a word")
+    assert "none of BMP" in refusal_of("--image", "broken.png", code=1)
+    assert "no image and no arrays to save" in refusal_of(*PHOTO, "--save", "answer.png")
     (model.parent / "preprocessor_config.json").unlink()
-    assert "image processor" in told(*PHOTO)
+    assert "image processor" in refusal_of(*PHOTO)
 
 
 def test_numbers_of_json_have_the_dtype_of_their_input(tmp_path: Path) -> None:

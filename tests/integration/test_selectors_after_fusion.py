@@ -125,13 +125,13 @@ def test_selector_without_effect_is_refused(
     assert not (tmp_path / "q.onnx").exists()
 
 
-def test_batch_norm_excluded_with_its_convolution_is_no_error(sources: dict[str, Path], tmp_path: Path) -> None:
+def test_batch_norm_excluded_with_its_convolution_is_accepted(sources: dict[str, Path], tmp_path: Path) -> None:
     """The convolution that contains the batch norm stays float."""
     found = quantized(sources["exported"], tmp_path / "q.onnx", mode="qdq", exclude=("first.conv", "first.norm"))
     assert {"first.conv": "FLOAT", "second.conv": "INT8", "head": "INT8"} == found
 
 
-def test_optimizer_refuses_a_module_that_was_fused_into_another(sources: dict[str, Path], tmp_path: Path) -> None:
+def test_optimizer_refuses_a_module_fused_into_another(sources: dict[str, Path], tmp_path: Path) -> None:
     """The module has no node left to exclude."""
     with pytest.raises(UsageError, match=r"first\.conv"):
         optimize_onnx(sources["basic"], tmp_path / "o.onnx", level="extended", exclude=("first.norm",))

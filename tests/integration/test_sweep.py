@@ -92,7 +92,7 @@ def test_sweep_measures_each_model_in_each_configuration(swept: SweepResult) -> 
     assert swept.is_good_enough
 
 
-def test_sweep_tells_the_first_failure_and_goes_on(swept: SweepResult) -> None:
+def test_sweep_reports_the_first_failure_and_continues(swept: SweepResult) -> None:
     """A damaged model is a row with the message of the command."""
     failed = swept.cells[2]
     assert ("build", 1) == (failed.step, failed.exit_code)
@@ -132,7 +132,7 @@ def test_finished_cells_are_not_done_again(swept: SweepResult, models: dict[str,
     assert changed.earlier(changed.cells[0]) is None, "another configuration, though the same for all of its cells"
 
 
-def test_model_that_is_saved_while_it_is_swept_is_done_again(models: dict[str, str], tmp_path: Path) -> None:
+def test_model_changed_during_its_sweep_is_repeated(models: dict[str, str], tmp_path: Path) -> None:
     """The results belong to the files at the start of the sweep."""
     model = shutil.copy(models["first"], tmp_path / "model.onnx")
 
@@ -174,7 +174,7 @@ def test_model_that_takes_all_memory_is_a_row(models: dict[str, str], tmp_path: 
     assert "1.0 GB" in hoarding.problem
 
 
-def test_full_disk_stops_the_sweep_and_is_no_row(models: dict[str, str], tmp_path: Path) -> None:
+def test_full_disk_stops_the_sweep_without_a_row(models: dict[str, str], tmp_path: Path) -> None:
     """A full disk is not the fault of a model: the cell runs again."""
     script = tmp_path / "full.py"
     script.write_text("import errno, os\ndef make():\n    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\n")
@@ -184,7 +184,7 @@ def test_full_disk_stops_the_sweep_and_is_no_row(models: dict[str, str], tmp_pat
     assert [models["first"]] == [cell["model"] for cell in record["cells"]]
 
 
-def test_artifacts_go_to_a_url(models: dict[str, str], tmp_path: Path) -> None:
+def test_artifacts_are_uploaded_to_a_url(models: dict[str, str], tmp_path: Path) -> None:
     """The folder of the sweep contains results only."""
     place = f"file://{tmp_path / 'bucket'}"
     result = sweep_models([models["first"]], tmp_path / "swept", options=SweepOptions(artifacts=place))
@@ -196,7 +196,7 @@ def test_artifacts_go_to_a_url(models: dict[str, str], tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for another process")
-def test_interrupted_sweep_leaves_no_process_and_goes_on(models: dict[str, str], tmp_path: Path) -> None:
+def test_interrupted_sweep_leaves_no_process_and_resumes(models: dict[str, str], tmp_path: Path) -> None:
     """Ctrl-C reaches all processes of a terminal; finished cells are stored."""
     (tmp_path / "plan.txt").write_text(f"{models['first']}\n{models['waits']}\n", encoding="utf-8")
     command = [sys.executable, "-c", OBEYING, "sweep", "plan.txt", "-o", "swept", "--jobs", "1"]

@@ -40,7 +40,7 @@ def test_the_zoo_has_sixty_modules() -> None:
 
 @pytest.mark.parametrize("exporter", TOOLS)
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_node_belongs_to_the_module_whose_work_it_does(group: str, exporter: Any, tmp_path: Path) -> None:
+def test_every_node_belongs_to_its_working_module(group: str, exporter: Any, tmp_path: Path) -> None:
     """No tag is wrong, and none is higher than necessary, in exported and transformed files."""
     model, inputs = make_group(group), group_inputs()
     recording = record(model, inputs)

@@ -50,20 +50,20 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KnownTimes]:
         yield KnownTimes(tmp_path_factory.mktemp("tuning"))
 
 
-def of_plain(factor: float, plain: Sequence[float]) -> list[float]:
+def scale(factor: float, plain: Sequence[float]) -> list[float]:
     """Return the times of the plain file multiplied by a factor."""
     return [factor * time for time in plain]
 
 
 def variations(plain: Sequence[float], form: str, factor: float) -> dict[str, list[float]]:
     """Return the comparison of a candidate with its compiled file, which is equally fast."""
-    rest = {} if form == "plain" else {form: of_plain(factor, plain)}
-    return {"plain": list(plain), **rest, f"{form}+compiled": of_plain(factor, plain)}
+    rest = {} if form == "plain" else {form: scale(factor, plain)}
+    return {"plain": list(plain), **rest, f"{form}+compiled": scale(factor, plain)}
 
 
-def test_faster_one_on_a_busy_machine_is_undecided_and_said_so(known: KnownTimes) -> None:
+def test_faster_candidate_on_a_busy_machine_is_undecided(known: KnownTimes) -> None:
     """The whole interval lies below 1, so the reason does not call the two indistinguishable."""
-    result = known.answer(right={"plain": BUSY, FORM: of_plain(0.88, BUSY)}, variations=variations(BUSY, "plain", 1.0))
+    result = known.answer(right={"plain": BUSY, FORM: scale(0.88, BUSY)}, variations=variations(BUSY, "plain", 1.0))
     form, winner = result.candidate(FORM), result.as_record()["winner"]
     assert ("plain", "right") == (winner["name"], form.status)
     assert form.ratio_to_winner is not None
@@ -73,9 +73,9 @@ def test_faster_one_on_a_busy_machine_is_undecided_and_said_so(known: KnownTimes
     assert "distinguishable" not in form.reason
 
 
-def test_form_that_beat_the_plain_file_does_not_lose_to_it_among_variations(known: KnownTimes) -> None:
+def test_winner_over_the_plain_file_survives_the_comparison_of_variations(known: KnownTimes) -> None:
     """The comparison of variations ran on a busy machine, and the deciding comparison did not."""
-    right = {"plain": QUIET, FORM: of_plain(0.5, QUIET)}
+    right = {"plain": QUIET, FORM: scale(0.5, QUIET)}
     result = known.answer(right=right, variations=variations(BUSY, FORM, 0.5))
     assert FORM == result.winner.name
     plain = result.candidate("plain")
@@ -83,9 +83,9 @@ def test_form_that_beat_the_plain_file_does_not_lose_to_it_among_variations(know
     assert ("slower", "slower") == (plain.status, plain.ratio_to_winner.verdict)
 
 
-def test_gain_of_the_winner_is_told_in_numbers(known: KnownTimes) -> None:
+def test_gain_of_the_winner_has_numbers(known: KnownTimes) -> None:
     """Ratio with its interval, quality and size accompany the text."""
-    result = known.answer(right={"plain": QUIET, FORM: of_plain(0.5, QUIET)}, variations=variations(QUIET, FORM, 0.5))
+    result = known.answer(right={"plain": QUIET, FORM: scale(0.5, QUIET)}, variations=variations(QUIET, FORM, 0.5))
     winner = result.as_record()["winner"]
     ratio = winner["ratio_to_plain"]
     assert (0.5, 0.5, 0.5, "faster") == tuple(ratio[name] for name in ("value", "low", "high", "verdict"))
@@ -97,9 +97,9 @@ def test_gain_of_the_winner_is_told_in_numbers(known: KnownTimes) -> None:
     assert (None, None) == (winner["fastest"], winner["fastest_to_winner"])
 
 
-def test_one_that_is_faster_within_the_noise_is_named_with_its_ratio(known: KnownTimes) -> None:
+def test_candidate_faster_within_the_noise_is_named_with_its_ratio(known: KnownTimes) -> None:
     """The simpler candidate wins, and the JSON names the faster one and its ratio."""
-    compiled = {"plain": QUIET, "plain+compiled": of_plain(0.99, QUIET)}
+    compiled = {"plain": QUIET, "plain+compiled": scale(0.99, QUIET)}
     result = known.answer(right={"plain": QUIET, FORM: QUIET}, variations=compiled)
     winner = result.as_record()["winner"]
     assert ("plain", True, "plain+compiled") == tuple(winner[name] for name in ("name", "is_within_noise", "fastest"))
@@ -110,37 +110,37 @@ def test_one_that_is_faster_within_the_noise_is_named_with_its_ratio(known: Know
     ("factors", "words"),
     [([0.99], "within 2 %"), ([0.9, 0.99], "below 2 %"), ([0.9, 1.1], "not distinguishable")],
 )
-def test_words_on_two_that_are_as_good_follow_the_interval(known: KnownTimes, factors: list[float], words: str) -> None:
+def test_words_on_two_equal_candidates_follow_the_interval(known: KnownTimes, factors: list[float], words: str) -> None:
     """Only an interval that contains 1 leaves the faster candidate open."""
     times = [factors[turn % len(factors)] * time for turn, time in enumerate(QUIET)]
     result = known.answer(right={"plain": QUIET, FORM: times}, variations=variations(QUIET, "plain", 1.0))
     assert words in result.candidate(FORM).reason
 
 
-def test_group_of_modules_that_is_faster_in_float_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_faster_in_float_stays_float(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each group is tried alone; a group faster by more than the noise wins, and its config lists the modules."""
     monkeypatch.setattr(contest, "RUNGS", (1, 2))
     monkeypatch.setattr(contest, "FIRST_RUNG", (1,))
     known = KnownTimes(tmp_path, TuneOptions(only=("dynamic", "placement"), min_sqnr_db=10, ep="cpu"))
-    form = {"plain": QUIET, FORM: of_plain(0.5, QUIET)}
+    form = {"plain": QUIET, FORM: scale(0.5, QUIET)}
     tried = known.answer(right=form)
     groups = [row.candidate for row in tried.candidates if row.candidate.kind == "placement"]
     assert ["a.*", "a.*.b"] == [selector for group in groups for selector in group.sections["quant"]["per_module"]]
-    alone = {group.name: of_plain(0.499, QUIET) for group in groups}  # within the noise
+    alone = {group.name: scale(0.499, QUIET) for group in groups}  # within the noise
     assert FORM == known.answer(placement={**form, **alone}).winner.name
     inner = groups[1].name
-    alone[inner] = of_plain(0.4, QUIET)
-    result = known.answer(placement={**form, **alone}, placed={**form, inner: of_plain(0.4, QUIET)})
+    alone[inner] = scale(0.4, QUIET)
+    result = known.answer(placement={**form, **alone}, placed={**form, inner: scale(0.4, QUIET)})
     assert inner == result.winner.name
     config = json.loads(Path(result.winner.config).read_text(encoding="utf-8"))
     assert {"a.*.b": "fp32"} == config["quant"]["per_module"]
     # A separate race decides, so that a group faster by chance alone gains nothing.
-    assert FORM == known.answer(placed={**form, inner: of_plain(0.5, QUIET)}).winner.name
+    assert FORM == known.answer(placed={**form, inner: scale(0.5, QUIET)}).winner.name
 
 
 def test_winner_is_the_first_row_and_has_a_row_of_its_own_in_the_chart(known: KnownTimes) -> None:
     """Two marks at one position stay visible in separate rows; equal outputs are labelled without a number."""
-    result = known.answer(right={"plain": QUIET, FORM: of_plain(0.5, QUIET)}, variations=variations(QUIET, FORM, 0.5))
+    result = known.answer(right={"plain": QUIET, FORM: scale(0.5, QUIET)}, variations=variations(QUIET, FORM, 0.5))
     page = (known.folder / "tune.html").read_text(encoding="utf-8")
     names = re.findall(r"<tr><td[^>]*>(.*?)</td>", page.replace("<wbr>", ""))
     assert FORM == names[0] == result.winner.name

@@ -14,7 +14,7 @@ from torch import nn
 from winml.modelkit import WinMLExportConfig, export_pytorch
 
 
-def test_other_sizes_are_compared_in_the_session_that_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_sizes_are_compared_in_the_open_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No two sessions are open at the same time."""
     opened: weakref.WeakSet[Any] = weakref.WeakSet()
     counts: list[int] = []

@@ -97,9 +97,7 @@ def test_text_written_with_the_parts_is_verified(exported: ExportResult) -> None
 
 
 @pytest.mark.parametrize("asked", [{}, {"num_beams": 2}])
-def test_generate_shown_pictures_writes_what_pytorch_writes(
-    checkpoint: Path, exported: ExportResult, asked: dict[str, Any]
-) -> None:
+def test_generate_with_images_equals_pytorch(checkpoint: Path, exported: ExportResult, asked: dict[str, Any]) -> None:
     """The rows have different lengths and image positions; beam search is covered too."""
     for name in ("config.json", "generation_config.json"):
         (checkpoint / "onnx" / name).write_bytes((checkpoint / name).read_bytes())
@@ -126,7 +124,7 @@ _IN_PIECES = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "paligemma", pytest.param("idefics3", marks=_IN_PIECES), "blip-2"])
-def test_other_forms_write_what_pytorch_writes(kind: str, tmp_path: Path) -> None:
+def test_other_architectures_equal_pytorch(kind: str, tmp_path: Path) -> None:
     """Image tokens that attend to each other, images in pieces, and a language model with its own loop are covered."""
     folder = save_vision_language(tmp_path / kind, kind)
     exporter = HTPExporter(WinMLExportConfig())
@@ -167,7 +165,7 @@ def test_other_forms_write_what_pytorch_writes(kind: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
-def test_pictures_of_any_size_write_what_pytorch_writes(kind: str, tmp_path: Path) -> None:
+def test_images_of_any_size_equal_pytorch(kind: str, tmp_path: Path) -> None:
     """Grids of the images determine grouped patches and token positions; beam search is covered too."""
     folder = save_vision_language(tmp_path / kind, kind)
     request = ModelRequest(str(folder), task="image-text-to-text")
@@ -214,7 +212,7 @@ def test_pictures_of_any_size_write_what_pytorch_writes(kind: str, tmp_path: Pat
     assert written[0, one["input_ids"].shape[1] :].tolist() == json.loads(outcome.out)["tokens"]
 
 
-def test_axes_are_left_open_in_the_parts_that_have_them(checkpoint: Path) -> None:
+def test_open_axes_apply_to_the_parts_with_these_axes(checkpoint: Path) -> None:
     """The axes have the names of the whole model; the decoder's tokens are vectors, and no axis is ignored."""
     axes = {"input_ids": {0: "rows", 1: "tokens"}, "pixel_values": {0: "pictures"}}
     loaded = resolve_model(ModelRequest(str(checkpoint), dynamic=DynamicRequest(axes=axes)))
@@ -227,7 +225,7 @@ def test_axes_are_left_open_in_the_parts_that_have_them(checkpoint: Path) -> Non
         resolve_model(request)
 
 
-def test_images_whose_tokens_see_each_other_are_not_cut(tmp_path: Path) -> None:
+def test_images_with_mutual_attention_are_not_cut(tmp_path: Path) -> None:
     """A fixed number of tokens in each run is refused before tracing."""
     request = ModelRequest(
         str(save_vision_language(tmp_path, "gemma3")),
@@ -238,7 +236,7 @@ def test_images_whose_tokens_see_each_other_are_not_cut(tmp_path: Path) -> None:
         resolve_model(request)
 
 
-def test_second_turn_sees_its_own_picture(checkpoint: Path, exported: ExportResult) -> None:
+def test_second_turn_of_a_chat_uses_its_own_image(checkpoint: Path, exported: ExportResult) -> None:
     """The logits with the cache of the first turn equal PyTorch's; a placeholder without a new image is refused."""
     for name in ("config.json", "generation_config.json"):
         (checkpoint / "onnx" / name).write_bytes((checkpoint / name).read_bytes())
@@ -280,9 +278,7 @@ def test_images_are_spread_over_the_runs_of_a_prompt(exported: ExportResult, mon
     np.testing.assert_allclose(*scores, rtol=1e-4, atol=1e-5)
 
 
-def test_command_shown_a_picture_writes_what_pytorch_writes(
-    checkpoint: Path, exported: ExportResult, tmp_path: Path
-) -> None:
+def test_command_with_an_image_equals_pytorch(checkpoint: Path, exported: ExportResult, tmp_path: Path) -> None:
     """A prompt without a placeholder gets the image in front; a missing or invalid image file is refused."""
     folder, picture = str(exported.parts[0].model_path.parent), save_image(tmp_path / "noise.png")
     outcome = run_here(

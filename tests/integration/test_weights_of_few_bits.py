@@ -81,7 +81,7 @@ def test_modes_mix_in_one_file(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("precision", "kind"), [("int4", "operator"), ("fp16", "operator"), ("bf16", "weight")])
-def test_nodes_say_their_precision(source: Path, tmp_path: Path, precision: str, kind: str) -> None:
+def test_nodes_record_their_precision(source: Path, tmp_path: Path, precision: str, kind: str) -> None:
     """The records of the nodes agree with the summary of the modules."""
     result = quantize_onnx(source, tmp_path / "q.onnx", precision=precision)
     size = 32 if precision == "int4" else None
@@ -101,7 +101,7 @@ def test_source_that_does_not_fit_into_memory_is_not_run(
     assert (tmp_path / "q.onnx").exists()
 
 
-def test_weights_beyond_float16_are_told(source: Path, tmp_path: Path) -> None:
+def test_weights_beyond_float16_are_counted(source: Path, tmp_path: Path) -> None:
     """The notes have the number of values that float16 cannot represent."""
     model = ir.load(source)
     values = np.full((64,), 1e-3, np.float32)
@@ -120,7 +120,7 @@ def test_block_size_that_no_kernel_has_is_refused(source: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("external", [True, False])
 @pytest.mark.parametrize(("precision", "name"), [("int4", "w1"), ("int8", "w1"), ("fp16", "w3"), ("bf16", "w1")])
-def test_weight_that_is_no_number_is_refused_with_its_module(
+def test_non_finite_weight_is_refused_with_its_module(
     source: Path, tmp_path: Path, precision: str, name: str, external: bool
 ) -> None:
     """Nothing is written, with or without verification."""
@@ -154,7 +154,7 @@ def test_file_of_float16_weights_is_refused(source: Path, tmp_path: Path, precis
     assert not (tmp_path / "q.onnx").exists()
 
 
-def test_weights_that_were_float16_before_are_said_to_be(source: Path, tmp_path: Path) -> None:
+def test_former_float16_weights_are_recorded(source: Path, tmp_path: Path) -> None:
     """Float32 weights of a mixed file become bfloat16, and float16 weights stay float16."""
     quantize_onnx(source, tmp_path / "half.onnx", precision="fp16", include=["attention"])
     result = quantize_onnx(tmp_path / "half.onnx", tmp_path / "q.onnx", precision="bf16", exclude=["feed_forward"])
@@ -175,7 +175,7 @@ def test_lookup_of_few_bits_has_the_record_and_not_its_reshape(source: Path, tmp
     assert {("int4", "operator", 32)} == _records(tmp_path / "q.onnx")["embedding"]
 
 
-def test_weights_that_were_not_searched_are_told(source: Path, tmp_path: Path) -> None:
+def test_weights_without_a_search_are_counted(source: Path, tmp_path: Path) -> None:
     """Zero points between the steps have no kernel for a table; the note counts the weights."""
     result = quantize_onnx(source, tmp_path / "q.onnx", precision="int4", algorithm="hqq")
     assert "1 of 4 weights" in "".join(result.notes)

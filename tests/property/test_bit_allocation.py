@@ -15,7 +15,7 @@ MODULES = st.lists(st.lists(CHOICES, min_size=1, max_size=4), min_size=1, max_si
 
 
 @given(MODULES, st.integers(0, 200))
-def test_allocation_is_that_of_brute_force(modules: list[list[Choice]], limit: int) -> None:
+def test_allocation_equals_brute_force(modules: list[list[Choice]], limit: int) -> None:
     """An allocation fits and has the smallest loss; it is None exactly if no combination fits."""
     losses = [
         sum(choice.loss for choice in picked)
@@ -32,7 +32,7 @@ def test_allocation_is_that_of_brute_force(modules: list[list[Choice]], limit: i
 
 
 @given(MODULES, st.integers(0, 200), st.integers(1, 10**6))
-def test_large_limits_are_kept(modules: list[list[Choice]], limit: int, factor: int) -> None:
+def test_large_limits_hold(modules: list[list[Choice]], limit: int, factor: int) -> None:
     """Costs beyond the steps of a limit are rounded up, so each allocation fits."""
     scaled = [[Choice(cost * factor * GRAINS, loss) for cost, loss in choices] for choices in modules]
     found = allocate(scaled, limit * factor * GRAINS)

@@ -235,7 +235,7 @@ def test_tags_come_through(tool: str, model: ir.Model) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(model=tagged_models(), names=st.booleans(), values=st.booleans())
-def test_tags_of_the_same_graph_are_found_again(model: ir.Model, names: bool, values: bool) -> None:
+def test_tags_of_an_equal_graph_are_restored(model: ir.Model, names: bool, values: bool) -> None:
     """A stripped graph gets its tags back by the names of nodes, of values, or both."""
     stripped = model.clone()
     for node in stripped.graph:

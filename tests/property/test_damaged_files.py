@@ -111,7 +111,7 @@ VERBS = tuple(_reads(Path(), Path()))
 
 @given(damage=onnx_damages, which=st.integers(0, 2), verb=st.sampled_from(VERBS[1:]))
 @bounded
-def test_damaged_model_ends_every_verb_in_words(
+def test_damaged_model_ends_every_verb_with_a_message(
     commands: CommandProcess, models: Sequence[Path], damage: Damage, which: int, verb: str
 ) -> None:
     """Inspect and another command end with a known exit code and no traceback, for a readable or unreadable file."""
@@ -193,7 +193,7 @@ def test_damaged_checkpoint_file_is_refused_or_read(
 @pytest.mark.parametrize("kind", ["config", "manifest", "build config"])
 @given(data=st.data(), damage=json_damages)
 @bounded
-def test_damaged_json_ends_every_verb_in_words(
+def test_damaged_json_ends_every_verb_with_a_message(
     commands: CommandProcess, folders: Path, models: Sequence[Path], kind: str, data: st.DataObject, damage: Damage
 ) -> None:
     """A fault in a config or a manifest gives an error message or has no effect."""
@@ -219,7 +219,7 @@ def test_damaged_json_ends_every_verb_in_words(
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
 @given(damage=json_damages)
 @settings(bounded, max_examples=15)
-def test_damaged_checkpoint_ends_its_export_in_words(
+def test_damaged_checkpoint_ends_its_export_with_a_message(
     commands: CommandProcess, folders: Path, file: str, damage: Damage
 ) -> None:
     """Files that pass the first checks reach torch and transformers, and the export still ends without a traceback."""
@@ -252,7 +252,9 @@ def foreign(tmp_path_factory: pytest.TempPathFactory, commands: CommandProcess) 
 @pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
 @given(damage=json_damages)
 @settings(bounded, max_examples=EXAMPLES // 2)
-def test_damaged_adapter_is_told_in_words(commands: CommandProcess, foreign: Path, file: str, damage: Damage) -> None:
+def test_damaged_adapter_is_reported_in_words(
+    commands: CommandProcess, foreign: Path, file: str, damage: Damage
+) -> None:
     """The damages include numbers of any size, types that torch lacks, and names that are expressions."""
     path = foreign / "adapter" / file
     wrap = _header if path.suffix == ".safetensors" else _whole
@@ -268,7 +270,7 @@ def test_damaged_adapter_is_told_in_words(commands: CommandProcess, foreign: Pat
 )  # fmt: skip
 @given(damage=json_damages)
 @settings(bounded, max_examples=EXAMPLES // 4)
-def test_damaged_file_beside_a_model_is_told_in_words(
+def test_damaged_file_beside_a_model_is_reported_in_words(
     commands: CommandProcess, foreign: Path, file: str, damage: Damage
 ) -> None:
     """Config, tokenizer and processor are read by transformers, which raises errors of many types."""
@@ -291,7 +293,7 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
 
 @given(damage=byte_damages)
 @bounded
-def test_damaged_gguf_header_is_told_in_words(
+def test_damaged_gguf_header_is_reported_in_words(
     commands: CommandProcess, gguf_file: tuple[Path, int], damage: Damage
 ) -> None:
     """Counts, lengths, offsets and names may have any value; the message names no temporary folder."""

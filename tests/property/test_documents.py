@@ -99,7 +99,7 @@ documents = st.builds(
 def words_of(document: Document, detail: Detail) -> Iterator[str]:
     """Yield every text that a rendering with this detail has to contain, in printable form."""
 
-    def of(blocks: Iterator[Block]) -> Iterator[str]:
+    def make_document(blocks: Iterator[Block]) -> Iterator[str]:
         for block in blocks:
             match block:
                 case Fields():
@@ -114,9 +114,9 @@ def words_of(document: Document, detail: Detail) -> Iterator[str]:
                     yield block.words
                 case Section():
                     yield block.heading
-                    yield from of(iter(block.blocks))
+                    yield from make_document(iter(block.blocks))
 
-    yield from map(printable, of(visible([*document.blocks, document.summary], detail)))
+    yield from map(printable, make_document(visible([*document.blocks, document.summary], detail)))
 
 
 def _joined(text: str) -> str:
@@ -142,7 +142,7 @@ class _Texts(HTMLParser):
 
 
 @given(documents)
-def test_terminal_prints_every_text_and_obeys_none(document: Document) -> None:
+def test_terminal_prints_every_text_without_control_codes(document: Document) -> None:
     """Texts are complete in a pipe and wrapped at the width of a terminal, without control codes in either."""
     for verbose in (False, True):
         stream = io.StringIO()
@@ -163,7 +163,7 @@ def test_narrow_terminal_prints_lines_no_control_character_gets_into(document: D
 
 
 @given(documents)
-def test_markdown_shows_every_text_as_it_is(document: Document) -> None:
+def test_markdown_prints_every_text_literally(document: Document) -> None:
     """Texts produce no HTML, emphasis, link or list: only headings, tables, paragraphs and code are Markdown."""
     text = render_markdown(document)
     assert not _OBEYED.search(text)
@@ -178,7 +178,7 @@ def test_markdown_shows_every_text_as_it_is(document: Document) -> None:
 
 
 @given(documents)
-def test_page_shows_every_text_as_it_is(document: Document) -> None:
+def test_page_prints_every_text_literally(document: Document) -> None:
     """Texts of a document add no element to the template."""
     page = render_html(document)
     own = page.partition("<body>")[2].partition("<script>")[0]
@@ -212,7 +212,7 @@ shades = st.sampled_from([None, Shades("error", 1e-8, 1.0, is_logarithmic=True),
 
 @settings(max_examples=20)
 @given(boxes, bars, dots, shades)
-def test_charts_hold_their_texts_and_obey_none(
+def test_charts_contain_their_texts_as_data(
     boxes: list[Box], bars: list[Bar], dots: list[Dot], scale: Shades | None
 ) -> None:
     """Bars and dots are elements of the template; boxes are JSON in the page, which their texts cannot end."""

@@ -43,7 +43,7 @@ def test_feeds_values_have_shape_dtype_and_range(spec: InputTensorSpec, seed: in
 
 
 @given(rows=st.integers(1, 5), length=st.integers(2, 40), seed=st.integers(0, 2**32), end=st.integers(0, 9))
-def test_feeds_rows_end_where_their_mask_does(rows: int, length: int, seed: int, end: int) -> None:
+def test_feeds_rows_end_at_their_mask(rows: int, length: int, seed: int, end: int) -> None:
     """The end token is at the last valid position of each row that has more than one, and only there."""
     specs = [
         InputTensorSpec(name="input_ids", shape=(rows, length), dtype="int64", value_range=(0, 9), last_value=end),
@@ -60,7 +60,9 @@ def test_feeds_rows_end_where_their_mask_does(rows: int, length: int, seed: int,
 @given(
     rows=st.integers(1, 5), length=st.integers(2, 40), seed=st.integers(0, 2**32), parent=st.sampled_from(["", "a."])
 )
-def test_feeds_names_inside_of_structures_count_like_others(rows: int, length: int, seed: int, parent: str) -> None:
+def test_feeds_names_inside_structures_count_like_top_level_names(
+    rows: int, length: int, seed: int, parent: str
+) -> None:
     """Names of lengths, boxes, planes and padding masks are recognized by their last part."""
     specs = [
         InputTensorSpec(name=f"{parent}lengths", shape=(rows,), dtype="int64", value_range=(1, length)),

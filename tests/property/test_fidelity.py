@@ -19,7 +19,7 @@ ARRAYS = st_numpy.arrays(np.float32, st_numpy.array_shapes(max_dims=3, max_side=
 ERRORS = st.floats(1e-4, 0.5).flatmap(lambda error: st.sampled_from([error, -error]))
 
 
-def of_one(expected: Array, actual: Array) -> Any:
+def single_fidelity(expected: Array, actual: Array) -> Any:
     """Return the fidelity of a single output in a single draw."""
     return measure_fidelity([{"y": expected}], [{"y": actual}], 10.0).outputs[0]
 
@@ -28,7 +28,7 @@ def of_one(expected: Array, actual: Array) -> Any:
 def test_scaled_copy_has_the_ratio_of_its_scale(values: Array, error: float) -> None:
     """An output (1 + e) times too large has a noise of e times the signal, and the same direction."""
     wide = values.astype(np.float64)
-    measured = of_one(wide, wide * (1 + error))
+    measured = single_fidelity(wide, wide * (1 + error))
     if not values.any():
         assert (MOST_DB, 1.0) == (measured.sqnr_db, measured.cosine)
         return
@@ -42,22 +42,22 @@ def test_ratio_does_not_depend_on_unit_order_and_sign(values: Array, noise: Arra
     """The measures stay equal if both sides are scaled, negated or shuffled alike."""
     wide = values.astype(np.float64)
     near = wide + np.resize(noise, values.shape) / 100
-    expected = of_one(wide, near)
+    expected = single_fidelity(wide, near)
     for changed, also in (
         (wide * unit, near * unit),
         (-wide, -near),
         (wide[::-1], near[::-1]),
         (wide.ravel(), near.ravel()),
     ):
-        measured = of_one(changed, also)
+        measured = single_fidelity(changed, also)
         assert measured.sqnr_db == pytest.approx(expected.sqnr_db, abs=1e-6)
         assert measured.cosine == pytest.approx(expected.cosine, abs=1e-9)
 
 
 @given(ARRAYS)
-def test_equal_answers_reach_the_highest_ratio(values: Array) -> None:
+def test_equal_outputs_reach_the_highest_ratio(values: Array) -> None:
     """An array compared with itself has the highest SQNR and no difference."""
-    measured = of_one(values, values)
+    measured = single_fidelity(values, values)
     assert (MOST_DB, 0.0, 0.0) == (measured.sqnr_db, measured.relative_error, measured.max_abs_diff)
     assert measured.cosine == pytest.approx(1.0)
 
@@ -66,7 +66,7 @@ def test_equal_answers_reach_the_highest_ratio(values: Array) -> None:
 def test_cosine_and_difference_are_symmetric(values: Array, noise: Array) -> None:
     """Only the ratio depends on which side is the reference."""
     other = values + np.resize(noise, values.shape)
-    one, turned = of_one(values, other), of_one(other, values)
+    one, turned = single_fidelity(values, other), single_fidelity(other, values)
     assert one.cosine == pytest.approx(turned.cosine, abs=1e-9)
     assert one.max_abs_diff == pytest.approx(turned.max_abs_diff)
     assert -1 - 1e-9 <= one.cosine <= 1 + 1e-9

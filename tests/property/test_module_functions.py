@@ -50,7 +50,7 @@ def test_inlining_functions_gives_the_same_file_back(model: ir.Model, calls: int
 
 @settings(max_examples=30)
 @given(tagged_models(), _calls, _sharing)
-def test_functions_answer_as_the_graph_and_are_valid(model: ir.Model, calls: int | None, sharing: Sharing) -> None:
+def test_functions_equal_the_graph_and_are_valid(model: ir.Model, calls: int | None, sharing: Sharing) -> None:
     """ONNX Runtime runs the functions with equal outputs, and onnx finds no fault in them."""
     folded = ir.to_proto(_folded(model, calls, sharing).model)
     onnx.checker.check_model(folded, full_check=True)

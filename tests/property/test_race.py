@@ -24,7 +24,7 @@ def test_fastest_never_drops_out(times: dict[str, list[float]]) -> None:
 
 
 @given(TIMES)
-def test_winner_stands_no_later_than_the_fastest_and_is_not_beaten(times: dict[str, list[float]]) -> None:
+def test_winner_precedes_the_fastest_and_is_not_beaten(times: dict[str, list[float]]) -> None:
     """The fastest candidate does not beat the winner beyond the noise, and beats every candidate before the winner."""
     choice = choose(times, NAMES)
     assert NAMES.index(choice.winner) <= NAMES.index(choice.fastest)
@@ -37,7 +37,7 @@ def test_winner_stands_no_later_than_the_fastest_and_is_not_beaten(times: dict[s
 
 
 @given(TIMES, st.integers(-6, 6))
-def test_unit_of_the_times_decides_nothing(times: dict[str, list[float]], power: int) -> None:
+def test_unit_of_the_times_has_no_effect(times: dict[str, list[float]], power: int) -> None:
     """A machine that is twice as fast has the same winner; powers of two cause no rounding."""
     scaled = {name: [value * 2.0**power for value in series] for name, series in times.items()}
     assert choose(times, NAMES) == choose(scaled, NAMES)
@@ -45,7 +45,7 @@ def test_unit_of_the_times_decides_nothing(times: dict[str, list[float]], power:
 
 
 @given(TIMES)
-def test_who_drops_out_is_slower_than_the_fastest_in_the_middle(times: dict[str, list[float]]) -> None:
+def test_dropped_candidate_has_a_ratio_above_one(times: dict[str, list[float]]) -> None:
     """A dropped candidate has a ratio above 1, and the interval of the ratio is above 1."""
     for name, ratio in losers(times, NAMES, CONFIDENCE).items():
         assert ratio.low is not None

@@ -129,7 +129,7 @@ def test_record_is_written_as_its_class_declares(kind: type[Record], data: st.Da
 @pytest.mark.parametrize("name", ["CandidateFacts", "MeasuredVariant", "Architecture", "CellResult", "TextTokens"])
 @settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_record_that_was_stored_is_read_as_the_same(name: str, data: st.DataObject) -> None:
+def test_stored_record_is_read_unchanged(name: str, data: st.DataObject) -> None:
     """A record survives JSON text, including tuples, nested records and NaN."""
     record = data.draw(_instances(CLASSES[name]))
     again = CLASSES[name].from_fields(json.loads(json.dumps(dataclasses.asdict(record))))

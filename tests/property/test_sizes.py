@@ -22,16 +22,16 @@ polynomials = st.builds(lambda parts: reduce(Size.__add__, parts), st.lists(mono
 values = st.fixed_dictionaries({name: st.integers(0, 50) for name in NAMES})
 
 
-def _at(size: Size, sizes: dict[str, int]) -> int:
+def _evaluate(size: Size, sizes: dict[str, int]) -> int:
     return sum(factor * int(np.prod([sizes[name] for name in names], dtype=object)) for names, factor in size.terms)
 
 
 @given(left=polynomials, right=polynomials, sizes=values)
 def test_sizes_compute_as_numbers(left: Size, right: Size, sizes: dict[str, int]) -> None:
     """Sum, difference and product hold at all sizes; a natural size is never below zero."""
-    one, other = _at(left, sizes), _at(right, sizes)
+    one, other = _evaluate(left, sizes), _evaluate(right, sizes)
     assert (one + other, one - other, one * other) == (
-        _at(left + right, sizes), _at(left - right, sizes), _at(left * right, sizes),
+        _evaluate(left + right, sizes), _evaluate(left - right, sizes), _evaluate(left * right, sizes),
     )  # fmt: skip
     assert not left.is_natural or one >= 0
     assert (left == right) == (not (left - right).terms)
@@ -64,7 +64,7 @@ STEPS = {
 
 @settings(max_examples=25, deadline=None)
 @given(steps=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=5), batch=st.integers(1, 4))
-def test_simplified_graph_answers_as_before(steps: list[str], batch: int) -> None:
+def test_simplified_graph_has_equal_outputs(steps: list[str], batch: int) -> None:
     """The outputs are equal with one token and with five."""
     numbers = {"zero": [0], "one": [1], "two": [2], "rest": [-1], "last": [6], "flat": [-1]}
     constants = "  ".join(f"{name} = Constant <value_ints={value}> ()" for name, value in numbers.items())

@@ -52,7 +52,7 @@ def test_same_samples_show_no_difference(samples: list[float]) -> None:
 
 
 @given(PAIRS)
-def test_interval_holds_the_ratio_and_turns_around_with_the_sides(pairs: list[tuple[float, float]]) -> None:
+def test_interval_contains_the_ratio_and_is_inverted_with_the_sides(pairs: list[tuple[float, float]]) -> None:
     """Low ≤ ratio ≤ high, and swapping the sides swaps the ends."""
     first, second = zip(*pairs, strict=True)
     there, back = compare_pairs(first, second), compare_pairs(second, first)
@@ -67,7 +67,7 @@ def test_interval_holds_the_ratio_and_turns_around_with_the_sides(pairs: list[tu
     )
 
 
-def test_interval_holds_the_true_median_as_often_as_it_says() -> None:
+def test_median_interval_reaches_its_stated_coverage() -> None:
     """The interval contains the median in at least 94 % of 2000 draws from a skewed distribution."""
     generator = np.random.default_rng(0)
     held = 0

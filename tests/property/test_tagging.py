@@ -35,7 +35,7 @@ def node(metadata: dict[str, str]) -> ir.Node:
 
 
 @given(st.lists(node_tags, min_size=1, max_size=3), foreign_metadata)
-def test_tag_that_is_written_is_read(tags: list[NodeTag], others: dict[str, str]) -> None:
+def test_written_tag_is_read(tags: list[NodeTag], others: dict[str, str]) -> None:
     """The last written tag is read, its depth is the number of slashes, and other keys stay."""
     tagged = node(others)
     for tag in tags:
@@ -107,7 +107,7 @@ def module_trees(draw: st.DrawFn) -> nn.Module:
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(module_trees())
-def test_every_executed_module_has_one_tag_and_every_node_the_right_one(model: nn.Module) -> None:
+def test_every_executed_module_has_one_tag_and_every_node_its_module(model: nn.Module) -> None:
     """Tags of nested and shared modules are unique, complete and in the order of the forward pass."""
     torch.manual_seed(0)
     make_distinct(model.eval())

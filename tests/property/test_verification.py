@@ -51,7 +51,9 @@ def test_equal_arrays_are_equal(outputs: list[Array]) -> None:
 
 
 @given(floats(), st.data())
-def test_difference_above_the_threshold_is_found_and_one_below_is_not(expected: Array, data: st.DataObject) -> None:
+def test_difference_above_the_threshold_is_detected_and_a_smaller_difference_is_not(
+    expected: Array, data: st.DataObject
+) -> None:
     """A value moved by three thresholds of the scale is found at every position.
 
     A value moved by a tenth of a threshold is accepted if neighbouring values reach a tenth of the scale along each
@@ -72,7 +74,7 @@ def test_difference_above_the_threshold_is_found_and_one_below_is_not(expected: 
 
 
 @given(integers(), st.data())
-def test_any_integer_difference_is_found(expected: Array, data: st.DataObject) -> None:
+def test_any_integer_difference_is_detected(expected: Array, data: st.DataObject) -> None:
     """A change of one bit of one element is found, even where float64 would round it away."""
     place = tuple(data.draw(st.integers(0, size - 1)) for size in expected.shape)
     actual = expected.copy()
@@ -81,7 +83,7 @@ def test_any_integer_difference_is_found(expected: Array, data: st.DataObject) -
 
 
 @given(floats(allow_special=True), st.data())
-def test_a_value_that_becomes_nan_or_infinite_is_found(expected: Array, data: st.DataObject) -> None:
+def test_value_turning_nan_or_infinite_is_detected(expected: Array, data: st.DataObject) -> None:
     """NaN or infinity in place of another value is never accepted."""
     place = tuple(data.draw(st.integers(0, size - 1)) for size in expected.shape)
     value = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
@@ -97,7 +99,7 @@ def test_a_value_that_becomes_nan_or_infinite_is_found(expected: Array, data: st
     arrays.arrays("float64", 5, elements=st.floats(-1, 1, width=16)),
     st.integers(-40, 40),
 )
-def test_scaling_both_sides_changes_nothing(expected: Array, noise: Array, exponent: int) -> None:
+def test_scaling_both_sides_has_no_effect(expected: Array, noise: Array, exponent: int) -> None:
     """The verdict depends on the relative values of the outputs, not on their unit."""
     actual = expected + noise * THRESHOLDS["float64"]
     factor = 2.0**exponent

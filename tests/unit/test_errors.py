@@ -19,7 +19,7 @@ from winml.modelkit import errors
         (RuntimeError(" \n "), "RuntimeError"),
     ],
 )
-def test_first_line_is_the_first_that_says_something(error: Exception, line: str) -> None:
+def test_first_line_is_the_first_line_with_text(error: Exception, line: str) -> None:
     """A foreign error is quoted in one line; an error without text is named by its type."""
     assert line == errors.first_line(error)
 
@@ -41,7 +41,7 @@ def test_task_error_lists_candidates() -> None:
     assert ("fill-mask",) == errors.TaskError("which?", candidates=("fill-mask",)).candidates
 
 
-def test_error_crosses_processes_with_all_it_knows() -> None:
+def test_error_crosses_processes_with_all_fields() -> None:
     """A worker's error keeps its hint, step, operator and module."""
     error = errors.ExportError("it broke", hint="Mend it.", operator="aten::diff", module="encoder")
     error.step = "step 4 of 8"

@@ -41,14 +41,14 @@ def test_config_with_a_wrong_value_is_refused_in_one_sentence(values: dict[str, 
     assert words in caught.value.message
 
 
-def test_model_that_is_no_name_is_refused_and_a_path_is_taken() -> None:
+def test_invalid_model_is_refused_and_a_path_is_accepted() -> None:
     """A function that takes a model accepts a path and refuses None."""
     with pytest.raises(UsageError, match="expected a name or a path, got None"):
         build_hf_model(None)  # type: ignore[arg-type]
     assert str(Path("folder") / "model") == ModelRequest(Path("folder") / "model").model  # type: ignore[arg-type]
 
 
-def test_error_names_the_keyword_that_was_given(tmp_path: Path) -> None:
+def test_error_names_the_python_keyword(tmp_path: Path) -> None:
     """The message does not name an option of a command."""
     (tmp_path / "model.onnx").write_bytes(b"")
     with pytest.raises(UsageError, match=r"^dtype does not apply to"):
@@ -58,7 +58,7 @@ def test_error_names_the_keyword_that_was_given(tmp_path: Path) -> None:
         export_pytorch(torch.nn.Linear(2, 2), tmp_path / "m.onnx", torch.zeros(1, 2), config=config)
 
 
-def test_what_a_config_says_in_vain_is_told_to_the_listener(tmp_path: Path) -> None:
+def test_ineffective_config_keys_are_reported_to_the_listener(tmp_path: Path) -> None:
     """The command prints the same note on stderr."""
     told: list[str] = []
     config = {"export": {"dynamo": False}, "loader": {"model_type": "bert"}}
@@ -79,7 +79,7 @@ def test_option_is_spelled_as_a_flag_a_key_or_a_keyword() -> None:
     assert "--min-sqnr" == spell("min_sqnr")
 
 
-def test_python_function_spells_the_keywords_it_has(tmp_path: Path) -> None:
+def test_python_function_uses_its_own_keywords(tmp_path: Path) -> None:
     """The opset is ``opset_version`` of an export and ``opset`` of an optimization; sizes are ``sizes`` of a tuning."""
     model = tmp_path / "model.onnx"
     model.touch()
@@ -95,7 +95,7 @@ def test_thread_of_a_streamed_reference_spells_as_its_caller() -> None:
         assert ["export.input_tensors"] == run_in_lock_step([lambda _: spell("input_specs")], lambda _: [])
 
 
-def test_key_that_an_object_lacks_is_no_matter_of_versions() -> None:
+def test_missing_key_of_an_object_is_no_version_error() -> None:
     """A key that a config or a module lacks may be an error of ours; an attribute that a library lacks is not."""
     in_ours = {"__name__": "winml.modelkit.models.somewhere", "layer": torch.nn.Linear(1, 1), "library": torch.jit}
     for code, words in (
@@ -107,7 +107,7 @@ def test_key_that_an_object_lacks_is_no_matter_of_versions() -> None:
         assert words == missing_name(caught.value)
 
 
-def test_name_that_a_library_no_longer_has_is_told_with_its_version(
+def test_name_missing_in_a_library_is_reported_with_the_version(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A newer torch may have moved a name that our module imports; the module is imported anew."""

@@ -89,7 +89,7 @@ def test_read_json_takes_text_and_files_alike(tmp_path: Path) -> None:
         assert {"a": "é"} == read_json(given, "--options")[0]
 
 
-def test_read_json_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_read_json_missing_file_is_named(tmp_path: Path) -> None:
     """The hint says that JSON or a file is expected."""
     with pytest.raises(ConfigError, match=r"gone\.json: no such file") as caught:
         read_json(tmp_path / "gone.json", "--options")
@@ -111,20 +111,20 @@ def test_read_json_nested_too_deep_is_refused() -> None:
         read_json("[" * 100_000, "--options")
 
 
-def test_parse_options_misspelled_required_key_is_the_one_named() -> None:
+def test_parse_options_misspelled_required_key_is_named() -> None:
     """A misspelled key leaves the required key missing; the error names the misspelling."""
     with pytest.raises(ConfigError, match="unknown key 'nane'; did you mean 'name'"):
         parse({"nane": "x"})
 
 
 @pytest.mark.parametrize("name", ["NaN", "Infinity", "-Infinity"])
-def test_read_json_numbers_that_are_none_are_refused(name: str) -> None:
+def test_read_json_non_finite_numbers_are_refused(name: str) -> None:
     """Python reads NaN and infinity, JSON does not have them, and no option of ours needs them."""
     with pytest.raises(ConfigError, match=f"--outer: not valid JSON: {name} is not a JSON value"):
         read_json(f'{{"share": [{name}]}}', "--outer")
 
 
-def test_parse_options_reads_what_json_can_say() -> None:
+def test_parse_options_reads_json_types() -> None:
     """Arrays become tuples and whole numbers become floats, if the record declares them so."""
     value = {"name": "x", "share": 1, "sizes": [1, 2], "others": [{"depth_limit": 3}]}
     assert Outer(name="x", share=1.0, sizes=(1, 2), others=(Inner(depth_limit=3),)) == parse(value)

@@ -10,7 +10,7 @@ from winml.modelkit.progress import StepClock, StepEvent, count_progress, counte
 NAMES = ("load", "trace", "write")
 
 
-def test_clock_tells_start_and_end_of_each_step() -> None:
+def test_clock_reports_start_and_end_of_each_step() -> None:
     """A listener hears each step twice: at its start with the number, at its end with the summary."""
     heard: list[StepEvent] = []
     clock = StepClock(NAMES, heard.append)
@@ -26,7 +26,7 @@ def test_clock_tells_start_and_end_of_each_step() -> None:
     assert ["load", "trace"] == [timing.name for timing in clock.timings()]
 
 
-def test_clock_running_step_is_timed_so_far() -> None:
+def test_clock_running_step_has_its_elapsed_time() -> None:
     """A report written in the last step includes the time of that step so far."""
     clock = StepClock(NAMES)
     with clock.step("load"):
@@ -50,13 +50,13 @@ def test_clock_error_learns_its_step() -> None:
     assert [None] == [event.finished for event in heard]
 
 
-def test_clock_unplanned_step_is_a_mistake_of_ours() -> None:
+def test_clock_unplanned_step_is_an_internal_error() -> None:
     """A step outside of the plan has no number."""
     with pytest.raises(ValueError, match="not in tuple"), StepClock(NAMES).step("paint"):
         pass
 
 
-def test_work_that_is_counted_is_told_of_the_innermost_step() -> None:
+def test_counted_work_is_reported_for_the_innermost_step() -> None:
     """Progress has an estimate of the remaining time; progress outside of steps, or after a step, changes nothing."""
     heard: list[StepEvent] = []
     outer, inner = StepClock(NAMES, heard.append), StepClock(NAMES, heard.append)
@@ -71,7 +71,7 @@ def test_work_that_is_counted_is_told_of_the_innermost_step() -> None:
     assert all(step.is_over for step in steps)
 
 
-def test_parts_of_a_step_are_told_with_what_is_counted_in_them() -> None:
+def test_parts_of_a_step_are_reported_with_their_progress() -> None:
     """The outer step reports the parts as well, and its progress is empty after them."""
     heard: list[str] = []
     outer = StepClock(NAMES, lambda event: heard.append(event.running.progress if event.running else "over"))

@@ -39,7 +39,7 @@ def _numbers() -> Registry[float]:
     return Registry("numbers", "number", {"one": 1.0, "tau": "math:tau"}, lambda: float)
 
 
-def test_names_are_known_without_an_import_and_objects_with_one(folder: Path) -> None:
+def test_names_are_known_without_an_import_and_objects_after_an_import(folder: Path) -> None:
     """Built-in names come first, and a module is imported for its object."""
     _package(folder, "pies", "[winml.numbers]\npie = registered_number:PIE\n")
     (folder / "registered_number.py").write_text("PIE = 3.25\n", encoding="utf-8")
@@ -52,7 +52,7 @@ def test_names_are_known_without_an_import_and_objects_with_one(folder: Path) ->
     assert "'pie'" in refused.value.hint
 
 
-def test_taken_names_wrong_types_and_other_contracts_are_reported(folder: Path) -> None:
+def test_duplicate_names_wrong_types_and_other_contracts_are_reported(folder: Path) -> None:
     """Each such entry has a problem and is not listed; a request of its name raises an error with the package."""
     _package(folder, "a-first", "[winml.numbers]\npie = math:e\none = math:pi\nword = os:sep\n")
     _package(folder, "b-second", "[winml.numbers]\npie = math:pi\n")
@@ -68,7 +68,7 @@ def test_taken_names_wrong_types_and_other_contracts_are_reported(folder: Path) 
     assert {"numbers"} == {item.group for item in installed_plug_ins()}
 
 
-def test_package_with_damaged_entry_points_is_reported_and_others_work(folder: Path) -> None:
+def test_package_with_damaged_entry_points_is_reported_and_other_packages_work(folder: Path) -> None:
     """Name and version of a package with a damaged METADATA are read from the folder."""
     _package(folder, "bad_entries", "")
     (folder / "bad_entries-1.0.dist-info" / "entry_points.txt").write_bytes(b"[winml.numbers]\nbad = \xff:x\n")
@@ -91,8 +91,8 @@ def test_plug_in_that_prints_does_not_write_to_stdout(folder: Path, capsys: pyte
     assert ("", "loaded\n") == capsys.readouterr()
 
 
-@pytest.mark.parametrize(("variable", "is_found"), [(":other", False), ("other::", False), (".:other:", True)])
-def test_working_directory_adds_plug_ins_only_if_it_is_named(tmp_path: Path, variable: str, is_found: bool) -> None:
+@pytest.mark.parametrize(("variable", "is_loaded"), [(":other", False), ("other::", False), (".:other:", True)])
+def test_working_directory_adds_plug_ins_only_if_named(tmp_path: Path, variable: str, is_loaded: bool) -> None:
     """An empty entry of PYTHONPATH, as an unset variable leaves it, names nothing."""
     _package(tmp_path, "pies", "[winml.numbers]\npie = math:pi\n")
     program = "from winml.modelkit.registries import installed_sources as s; print(s('numbers'))"
@@ -102,7 +102,7 @@ def test_working_directory_adds_plug_ins_only_if_it_is_named(tmp_path: Path, var
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": variable.replace(":", os.pathsep)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert is_found == ("pies 1.0" in done.stdout)
+    assert is_loaded == ("pies 1.0" in done.stdout)
 
 
 def test_reader_of_a_package_reads_configs_of_its_tool(folder: Path) -> None:
@@ -142,7 +142,7 @@ def test_queue_of_a_package_is_requested_by_its_name(folder: Path) -> None:
     assert not (folder / "swept").exists()
 
 
-def test_reserved_names_of_capabilities_are_those_that_options_have() -> None:
+def test_reserved_names_of_capabilities_are_option_names() -> None:
     """A capability with the name of a member of the record would replace the member."""
     members = {name for name in dir(OptimizeOptions) if not name.startswith(("_", "model_"))}
     inherited = {"construct", "copy", "dict", "from_orm", "json", "parse_file", "parse_obj", "parse_raw", "schema"}

@@ -15,7 +15,7 @@ _OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 @given(_ANY_TEXT)
-def test_printable_text_holds_nothing_that_is_obeyed(text: str) -> None:
+def test_printable_text_contains_no_control_characters(text: str) -> None:
     """The result can be encoded, stands on one line, and keeps all printable characters."""
     shown = printable(text)
     assert set() == {character for character in shown if unicodedata.category(character) in _OBEYED}
@@ -26,7 +26,7 @@ def test_printable_text_holds_nothing_that_is_obeyed(text: str) -> None:
 
 
 @given(st.dictionaries(_ANY_TEXT, _ANY_TEXT, max_size=3))
-def test_printable_json_means_what_it_meant(record: dict[str, str]) -> None:
+def test_printable_json_keeps_its_meaning(record: dict[str, str]) -> None:
     """Every string keeps its value, lone surrogates included."""
     text = json_printable(json.dumps(record, indent=1, ensure_ascii=False))
     assert record == json.loads(text)
@@ -39,7 +39,7 @@ def test_message_is_never_long(text: str) -> None:
     assert len(message_words(f"{text * 30} is '{text * 100}', not {text * 10}")) < 2100
 
 
-def test_message_names_the_length_of_what_it_cuts() -> None:
+def test_message_has_the_length_of_cut_text() -> None:
     """Quoted texts and texts without a space are cut; the text around them stays."""
     name, path = "a b " * 100, "x" * 201
     assert message_words(f"node '{name}' in {path} fails") == (

@@ -30,7 +30,7 @@ def old_file(path: Path, content: bytes) -> Path:
     return path
 
 
-def test_cache_root_is_what_the_variable_says(cache: Path) -> None:
+def test_cache_root_follows_the_variable(cache: Path) -> None:
     assert cache == cache_root()
 
 
@@ -42,7 +42,7 @@ def test_cache_root_without_the_variable_is_the_platforms(monkeypatch: pytest.Mo
     assert tmp_path / "winml" == cache_root()
 
 
-def test_digest_tells_values_and_not_the_order_of_keys() -> None:
+def test_digest_depends_on_values_and_not_on_key_order() -> None:
     """Equal records have equal digests, and different records have different ones."""
     assert digest({"a": 1, "b": {"c": [1, 2]}}) == digest({"b": {"c": [1, 2]}, "a": 1})
     assert digest({"a": 1}) != digest({"a": "1"})
@@ -70,7 +70,7 @@ def test_file_digest_of_a_file_just_written_is_not_remembered(tmp_path: Path, ca
     assert not (cache / "digests").exists()
 
 
-def test_file_digest_survives_a_damaged_note_and_a_cache_it_cannot_write(tmp_path: Path, cache: Path) -> None:
+def test_file_digest_survives_a_damaged_note_and_a_read_only_cache(tmp_path: Path, cache: Path) -> None:
     """The cache only saves time, so a damaged note is no error."""
     path = old_file(tmp_path / "weights", b"one")
     expected = file_digest(path)
@@ -84,12 +84,12 @@ def test_file_digest_survives_a_damaged_note_and_a_cache_it_cannot_write(tmp_pat
     assert expected == file_digest(path)
 
 
-def test_library_versions_leave_out_what_is_not_installed() -> None:
+def test_library_versions_omit_missing_packages() -> None:
     """The versions are keyed by distribution, not by module."""
     assert {"onnx-ir"} == set(library_versions(["onnx-ir", "no-such-distribution"]))
 
 
-def test_write_atomically_leaves_the_earlier_file_when_it_fails(tmp_path: Path) -> None:
+def test_write_atomically_keeps_the_earlier_file_on_failure(tmp_path: Path) -> None:
     """A text that cannot be encoded changes nothing and leaves no temporary file."""
     write_atomically(tmp_path / "a.json", "one")
     with pytest.raises(UnicodeEncodeError):

@@ -36,7 +36,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_builds_are_listed_with_what_removing_them_frees(cache: Path) -> None:
+def test_builds_are_listed_with_the_freed_bytes(cache: Path) -> None:
     """A file with several names in a folder counts once."""
     contents = list_cache()
     assert ["net2.onnx", "net1.onnx"] == [Path(build.model or "").name for build in contents.builds]
@@ -48,7 +48,7 @@ def test_builds_are_listed_with_what_removing_them_frees(cache: Path) -> None:
     json.dumps(contents.as_record())
 
 
-def test_old_builds_go_and_the_others_still_serve(cache: Path, tmp_path: Path) -> None:
+def test_old_builds_are_removed_and_newer_builds_still_serve(cache: Path, tmp_path: Path) -> None:
     """Notes that lead to a removed build are removed with it."""
     removed = remove_builds(list_cache(timedelta(days=3)))
     assert ["net1.onnx"] == [Path(build.model or "").name for build in removed.builds]
@@ -60,14 +60,14 @@ def test_old_builds_go_and_the_others_still_serve(cache: Path, tmp_path: Path) -
     build_onnx_model(tmp_path / "net1.onnx", config={"quant": None, "compile": None})
 
 
-def test_emptied_cache_holds_only_what_is_not_ours(cache: Path) -> None:
+def test_emptied_cache_contains_foreign_files_only(cache: Path) -> None:
     """A foreign file stays, and the list of the emptied cache has no builds and no bytes."""
     assert 2 == len(remove_builds(list_cache()).builds)
     assert [cache / "mine.txt"] == list(cache.rglob("*"))
     assert ((), 0) == (list_cache().builds, list_cache().size_bytes)
 
 
-def test_build_that_somebody_works_in_stays(cache: Path) -> None:
+def test_locked_build_stays(cache: Path) -> None:
     """A build with a held lock is not removed."""
     busy = list_cache().builds[1]
     with filelock.FileLock(busy.folder / BUILD_LOCK_NAME):
@@ -87,7 +87,7 @@ def test_damaged_manifest_is_an_unfinished_build(cache: Path) -> None:
     assert cache.is_dir()
 
 
-def test_folders_and_notes_of_others_stay(cache: Path) -> None:
+def test_foreign_folders_and_notes_stay(cache: Path) -> None:
     """``WINML_CACHE`` may name a folder in which another program keeps ``builds`` and ``stages``."""
     named = cache / "builds" / "thesis-0123456789abcdef" / "text.md"  # named as ours, with no build in it
     other = cache / "builds" / "release" / BUILD_MANIFEST_NAME
@@ -99,13 +99,13 @@ def test_folders_and_notes_of_others_stay(cache: Path) -> None:
     assert {named, other, *notes, cache / "mine.txt"} == {path for path in cache.rglob("*") if path.is_file()}
 
 
-def test_files_that_vanish_while_they_are_counted_are_left_out(tmp_path: Path) -> None:
+def test_files_vanishing_during_the_count_are_ignored(tmp_path: Path) -> None:
     """A build replaces its files while the cache is listed."""
     (tmp_path / "there").write_bytes(b"four")
     assert 4 == stored_bytes([tmp_path / "there", tmp_path / "gone"])
 
 
-def test_lock_that_cannot_be_had_is_told(cache: Path) -> None:
+def test_unavailable_lock_is_reported(cache: Path) -> None:
     """A folder in place of the lock file is an error with a message."""
     folder = list_cache().builds[0].folder
     (folder / BUILD_LOCK_NAME).unlink(missing_ok=True)

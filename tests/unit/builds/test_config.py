@@ -47,7 +47,7 @@ def test_config_written_and_read_again_is_the_same() -> None:
     assert config == parsed(record)
 
 
-def test_config_export_section_is_what_export_config_reads() -> None:
+def test_config_export_section_is_accepted_by_export_config() -> None:
     """The section can be handed to ``winml export --export-config``."""
     config = WinMLBuildConfig(export=WinMLExportConfig(input_tensors=(INPUT,)))
     assert config.export == parse_options(WinMLExportConfig, config.as_record()["export"], "test")
@@ -101,14 +101,14 @@ def test_config_every_earlier_version_has_its_migration() -> None:
     assert list(range(SCHEMA_VERSION)) == sorted(MIGRATIONS)
 
 
-def test_config_migration_leaves_what_was_given_untouched() -> None:
+def test_config_migration_leaves_its_argument_unchanged() -> None:
     """The caller's object is not modified."""
     given = {"schema_version": 0, "optimize": {}}
     parse_build_config(given, "v0")
     assert {"schema_version": 0, "optimize": {}} == given
 
 
-def test_config_schema_accepts_what_is_written_and_refuses_unknown_keys() -> None:
+def test_config_schema_accepts_written_configs_and_refuses_unknown_keys() -> None:
     """The published JSON Schema and the reader agree."""
     schema = WinMLBuildConfig.model_json_schema()
     record = WinMLBuildConfig(export=WinMLExportConfig(input_tensors=(INPUT,))).as_record()
@@ -147,6 +147,6 @@ def test_load_keyword_that_declares_no_option_or_has_a_wrong_value_is_refused(lo
     assert caught.value.message.startswith("build_hf_model")
 
 
-def test_load_keywords_of_every_declared_option_are_taken() -> None:
+def test_load_keywords_of_every_declared_option_are_accepted() -> None:
     """The functions accept every option that the command offers."""
     check_load_keywords({"task": "fill-mask", "trust_remote_code": True, "seed": 3, "dtype": "fp16"}, "f")

@@ -44,7 +44,7 @@ def test_folder_with_a_foreign_file_of_our_name_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
-def test_file_behind_a_link_is_not_ours_whatever_the_manifest_lists(tmp_path: Path) -> None:
+def test_file_behind_a_link_is_foreign_despite_the_manifest(tmp_path: Path) -> None:
     """The manifest of a foreign folder cannot cause the removal of a file elsewhere."""
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "letter.txt").write_text("mine")
@@ -59,7 +59,7 @@ def test_file_behind_a_link_is_not_ours_whatever_the_manifest_lists(tmp_path: Pa
     assert not (place / "old.onnx").exists()
 
 
-def test_part_that_is_called_like_a_place_elsewhere_is_not_used(tmp_path: Path) -> None:
+def test_part_name_with_a_path_is_refused(tmp_path: Path) -> None:
     """The name of a part becomes a file name, so a name with a path invalidates the manifest."""
     manifest(tmp_path, manifest_version=2, parts=[{"name": "../elsewhere"}])
     assert BuildFolder(tmp_path, NAMES, is_cache=False).manifest is None
@@ -68,7 +68,7 @@ def test_part_that_is_called_like_a_place_elsewhere_is_not_used(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["../export.onnx", "{place}/export.onnx"])
-def test_recorded_file_that_lies_elsewhere_counts_as_changed(tmp_path: Path, name: str) -> None:
+def test_recorded_file_outside_the_folder_counts_as_changed(tmp_path: Path, name: str) -> None:
     """The content is as recorded, but a result outside of the folder is made anew."""
     place = tmp_path / "built"
     place.mkdir()
@@ -106,7 +106,7 @@ def test_only_listed_names_without_folders_are_removed(tmp_path: Path) -> None:
         ('{"manifest_version": 1, "files": ["model.onnx"], "status": "?"}', "is damaged"),
     ],
 )
-def test_manifest_that_is_not_ours_to_read_still_says_which_files_are(tmp_path: Path, content: str, words: str) -> None:
+def test_manifest_of_another_version_lists_replaceable_files(tmp_path: Path, content: str, words: str) -> None:
     """A build of another manifest version is not reused, and its files may be replaced."""
     (tmp_path / "model.onnx").write_text("older")
     (tmp_path / BUILD_MANIFEST_NAME).write_text(content)
@@ -124,7 +124,7 @@ def test_damaged_manifest_is_refused_except_in_the_cache(tmp_path: Path) -> None
     assert "is damaged" in BuildFolder(tmp_path, NAMES, is_cache=True).notes[0]
 
 
-def test_announced_names_are_ours_after_a_kill(tmp_path: Path) -> None:
+def test_announced_names_are_recognized_after_a_kill(tmp_path: Path) -> None:
     """A file that was put in place just before a kill is known to the next build."""
     with held_folder(tmp_path, NAMES, is_cache=False, notify=silent) as folder:
         folder.announce()
@@ -134,7 +134,7 @@ def test_announced_names_are_ours_after_a_kill(tmp_path: Path) -> None:
     assert "unfinished" == again.manifest.status
 
 
-def test_leftovers_of_a_killed_build_are_removed_and_others_kept(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_build_are_removed_and_other_folders_stay(tmp_path: Path) -> None:
     """Hidden folders are removed if their owner has ended, and only then."""
     manifest(tmp_path)
     (tmp_path / ".winml-partial-x").mkdir()
@@ -146,7 +146,7 @@ def test_leftovers_of_a_killed_build_are_removed_and_others_kept(tmp_path: Path)
     alive.remove()
 
 
-def test_held_folder_leaves_nothing_where_nothing_was_built(tmp_path: Path) -> None:
+def test_held_folder_is_removed_if_no_stage_ran(tmp_path: Path) -> None:
     """The folders made for the build are removed, and so is the announcement."""
     with held_folder(tmp_path / "a" / "b", NAMES, is_cache=False, notify=silent) as folder:
         folder.announce()
@@ -154,7 +154,7 @@ def test_held_folder_leaves_nothing_where_nothing_was_built(tmp_path: Path) -> N
     assert set() == names(tmp_path)
 
 
-def test_second_build_says_that_it_waits_and_then_sees_what_the_first_did(tmp_path: Path) -> None:
+def test_second_build_waits_and_reads_the_first_manifest(tmp_path: Path) -> None:
     """The lock is one of the operating system; the manifest is read once the lock is held."""
     heard: list[str] = []
     seen: list[BuildManifest | None] = []

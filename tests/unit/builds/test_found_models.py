@@ -20,7 +20,7 @@ def folder(path: Path, *names: str) -> Path:
     return path
 
 
-def test_onnx_file_is_itself(tmp_path: Path) -> None:
+def test_onnx_file_resolves_to_its_path(tmp_path: Path) -> None:
     """An ONNX file is found with an extension in any case; a missing file is an error."""
     folder(tmp_path / "a", "x.onnx", "y.ONNX")
     assert tmp_path / "a" / "x.onnx" == onnx_file(str(tmp_path / "a" / "x.onnx"))
@@ -30,7 +30,7 @@ def test_onnx_file_is_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["owner/name", "net.py:build", "missing/folder"])
-def test_other_names_are_no_files(name: str) -> None:
+def test_other_names_are_not_resolved_to_files(name: str) -> None:
     """Names of models on the Hub are not looked up here."""
     assert onnx_file(name) is None
 
@@ -44,7 +44,7 @@ def test_folder_of_a_build_is_its_model(tmp_path: Path) -> None:
         onnx_file(str(folder(tmp_path / "broken", "build_manifest.json")))
 
 
-def test_folder_of_a_model_of_several_parts_names_them(tmp_path: Path) -> None:
+def test_folder_of_several_parts_lists_its_parts(tmp_path: Path) -> None:
     """The error for a finished build lists its models; an unfinished build has to be made again."""
     built = folder(tmp_path / "built", "encoder.onnx", "decoder.onnx")
     files = [FileRecord(name=f"{name}.onnx", size_bytes=0, sha256="") for name in ("encoder", "decoder")]
@@ -61,7 +61,7 @@ def test_checkpoint_that_holds_an_export_stays_a_checkpoint(tmp_path: Path) -> N
     assert onnx_file(str(folder(tmp_path / "checkpoint", "config.json", "model.onnx", "model.safetensors"))) is None
 
 
-def test_export_with_its_tokenizer_beside_it_is_the_model_of_its_folder(tmp_path: Path) -> None:
+def test_export_beside_its_tokenizer_is_the_model_of_its_folder(tmp_path: Path) -> None:
     """A config without weights makes no checkpoint."""
     place = folder(tmp_path / "exported", "config.json", "tokenizer.json", "model.onnx")
     assert place / "model.onnx" == onnx_file(str(place))
@@ -79,7 +79,7 @@ def test_only_file_of_a_folder_without_weights_is_its_model(tmp_path: Path) -> N
     assert "minilm.onnx, other.onnx" in raised.value.hint
 
 
-def test_names_that_are_no_folders_with_models_are_none_of_theirs(tmp_path: Path) -> None:
+def test_names_without_model_folders_return_nothing(tmp_path: Path) -> None:
     """The caller of this function reports such a name."""
     checkpoint = folder(tmp_path / "checkpoint", "config.json", "model.onnx", "model.safetensors")
     empty = folder(tmp_path / "empty")
@@ -87,7 +87,7 @@ def test_names_that_are_no_folders_with_models_are_none_of_theirs(tmp_path: Path
         assert onnx_file_in(name) is None
 
 
-def test_model_that_is_a_link_out_of_its_folder_is_refused(tmp_path: Path) -> None:
+def test_model_linked_out_of_its_folder_is_refused(tmp_path: Path) -> None:
     """A foreign folder opens no other file of the machine."""
     other = folder(tmp_path / "other", "model.onnx") / "model.onnx"
     built = folder(tmp_path / "built", "build_manifest.json")

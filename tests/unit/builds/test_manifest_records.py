@@ -18,24 +18,24 @@ from winml.modelkit.builds.manifest_records import (
 from winml.modelkit.errors import UsageError
 
 
-def test_manifest_schema_is_made_from_the_records() -> None:
+def test_manifest_schema_is_generated_from_the_records() -> None:
     """``scripts/build_manifest_schema.py`` writes the schema anew."""
     jsonschema.Draft202012Validator.check_schema(manifest_schema())
     shipped = {key: value for key, value in manifest_schema().items() if key != "$schema"}
-    assert _without_defaults(BuildManifest.model_json_schema()) == _without_defaults(shipped)
+    assert _remove_defaults(BuildManifest.model_json_schema()) == _remove_defaults(shipped)
 
 
-def _without_defaults(schema: Any) -> Any:
+def _remove_defaults(schema: Any) -> Any:
     """Return a schema without ``additionalProperties: true``, which has no meaning. Pydantic writes it from 2.11 on."""
     if isinstance(schema, list):
-        return [_without_defaults(item) for item in schema]
+        return [_remove_defaults(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     kept = {key: value for key, value in schema.items() if (key, value) != ("additionalProperties", True)}
-    return {key: _without_defaults(value) for key, value in kept.items()}
+    return {key: _remove_defaults(value) for key, value in kept.items()}
 
 
-def test_manifest_is_read_as_it_was_written() -> None:
+def test_manifest_survives_a_round_trip() -> None:
     """Nothing is lost in JSON."""
     manifest = BuildManifest(status="done", files=("model.onnx",), versions={"torch": "2"}, normalizations=1)
     jsonschema.validate(manifest.as_record(), manifest_schema())
@@ -55,7 +55,7 @@ def test_manifest_of_the_first_version_is_read_as_one_of_one_part() -> None:
         read_manifest('{"manifest_version": 3, "status": "done", "files": []}')
 
 
-def test_manifest_of_several_parts_is_asked_part_by_part() -> None:
+def test_manifest_of_several_parts_is_read_per_part() -> None:
     """The records of a single part raise an error if there are several parts."""
     skipped = StageRecord(name="quantize", status="skipped")
     parts = (PartRecord(name="encoder", stages=(skipped,)), PartRecord(name="decoder"))

@@ -49,7 +49,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_remembered_choice_that_fails_is_given_up(place: Path) -> None:
+def test_failing_remembered_choice_is_dropped(place: Path) -> None:
     """The note may be outdated: the other choices are tried, and the choice that works is stored."""
     (place / "nets.py").write_text(_NET.format(broken=False), encoding="utf-8")
     request = ModelRequest(f"{place / 'nets.py'}:net")
@@ -63,7 +63,7 @@ def test_remembered_choice_that_fails_is_given_up(place: Path) -> None:
     assert taken == json.loads(note.read_text(encoding="utf-8"))
 
 
-def test_reason_is_told_where_no_choice_builds(place: Path) -> None:
+def test_error_of_the_model_is_raised_if_no_choice_builds(place: Path) -> None:
     """The error is that of the model, whichever choice was remembered."""
     (place / "nets.py").write_text(_NET.format(broken=True), encoding="utf-8")
     with pytest.raises(WinMLError, match="no answer today"):
@@ -90,7 +90,7 @@ def test_result_below_its_minimum_sqnr_is_not_exported_at_other_sizes(place: Pat
     assert [(True, True), (True, False)] == asked
 
 
-def test_missing_model_is_told_at_once(place: Path) -> None:
+def test_missing_model_is_reported_at_once(place: Path) -> None:
     """A missing model is no reason to try other sizes."""
     with pytest.raises(ModelPathError, match="missing"):
         build_with_open_sizes(ModelRequest(str(place / "missing" / "config.json")), _CONFIG)

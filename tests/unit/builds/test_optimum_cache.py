@@ -28,7 +28,7 @@ T5 = {"model_type": "t5", "d_model": 32, "num_heads": 4, "d_kv": 16}
     ],
     ids=str,
 )  # fmt: skip
-def test_sizes_are_compared_with_those_of_the_config(
+def test_sizes_are_compared_with_the_config(
     config: Any, side: str, heads: int, size: int, words: str, tmp_path: Path
 ) -> None:
     """The rule is that of optimum, which reads an explicit head size for some types only."""
@@ -42,7 +42,7 @@ def test_sizes_are_compared_with_those_of_the_config(
     assert bool(words) == bool(told)
 
 
-def test_nothing_is_told_of_a_model_without_a_cache_or_config(tmp_path: Path) -> None:
+def test_model_without_a_cache_or_config_has_no_note(tmp_path: Path) -> None:
     """Without a cache or a config there is nothing to compare."""
     path = tmp_path / "config.json"
     assert not unfit_cache_words(path, {"past_key_values.0.key": ("batch", 2, "past", 8)})

@@ -41,7 +41,7 @@ def plan_for(**quant: Any) -> BuildPlan:
     return plan_build(WinMLBuildConfig(quant=section(**quant)), ModelRequest("checkpoint"))
 
 
-def test_limit_alone_quantizes_nothing() -> None:
+def test_limit_alone_requests_no_quantization() -> None:
     """A minimum SQNR applies to the stages that run, and is refused if none runs."""
     assert idle_quantization(section(min_sqnr_db=20.0))
     with pytest.raises(UsageError, match="neither quantizes nor compiles"):
@@ -89,7 +89,7 @@ def test_auto_is_decided_by_the_device(place: dict[str, str], precision: str) ->
         ({"precision": "fp32", "per_module": {"a": "fp32"}}, "the model"),
     ],
 )
-def test_section_that_asks_for_nothing_says_why_nothing_is_quantized(values: dict[str, Any], words: str) -> None:
+def test_empty_section_has_a_reason_for_no_quantization(values: dict[str, Any], words: str) -> None:
     """A build reports the reason."""
     assert words in idle_quantization(section(**values))
 
@@ -104,7 +104,7 @@ def test_section_that_asks_for_nothing_says_why_nothing_is_quantized(values: dic
         {"precision": "auto", "device": "gpu"},
     ],
 )
-def test_section_that_asks_for_anything_quantizes(values: dict[str, Any]) -> None:
+def test_section_with_any_request_quantizes(values: dict[str, Any]) -> None:
     """An exclude list alone means int8, as in ``winml quantize``."""
     assert "" == idle_quantization(section(**values))
 
@@ -167,7 +167,7 @@ def test_data_is_known_by_its_content(tmp_path: Path) -> None:
     assert 3 == len({json.dumps(found) for found in (first, second, options("data"))})
 
 
-def test_data_set_is_known_by_its_files_and_the_draw(tmp_path: Path) -> None:
+def test_data_set_is_identified_by_its_files_and_seed(tmp_path: Path) -> None:
     """Files of one name in two folders are two data sets.
 
     A data set of the Hub is known by its name; the seed draws samples.
@@ -189,7 +189,7 @@ def test_data_set_is_known_by_its_files_and_the_draw(tmp_path: Path) -> None:
     assert "owner/name:part" == options("owner/name:part")["quant"]["calibration_data"]
 
 
-def test_seed_counts_where_it_decides_the_ranges() -> None:
+def test_seed_counts_if_it_determines_the_ranges() -> None:
     """The seed draws the random values that decide the ranges; weight-only quantization has no ranges."""
     quantize = next(stage for stage in STAGES if stage.name == "quantize")
 
@@ -227,7 +227,7 @@ def test_bits_of_earlier_configs_are_read_under_their_present_name() -> None:
         ({"precision": "int8"}, {"precision": "int8"}),
     ],
 )
-def test_quantization_of_winml_cli_is_read_where_it_means_the_same(
+def test_quantization_of_winml_cli_is_read_if_its_meaning_is_equal(
     theirs: dict[str, Any], ours: dict[str, Any]
 ) -> None:
     """Keys that apply to another mode of theirs are left out."""
@@ -251,7 +251,7 @@ def test_quantization_of_winml_cli_without_a_counterpart_is_refused(theirs: dict
         read_winml_cli_config({"quant": theirs}, "theirs.json")
 
 
-def test_config_in_our_words_is_not_taken_for_one_of_winml_cli() -> None:
+def test_own_config_is_not_mistaken_for_winml_cli() -> None:
     """Modes and algorithms that both tools know are read as ours."""
     value = {"quant": {"precision": "int4", "mode": "weight-only", "algorithm": "rtn"}}
     assert (value, []) == read_winml_cli_config(value, "ours.json")
@@ -282,7 +282,7 @@ def test_order_of_rules_makes_another_result() -> None:
         ({"precision": "fp32"}, False),
     ],
 )
-def test_graph_is_handed_over_where_all_bits_go_tensor_by_tensor(values: dict[str, Any], is_handed_over: bool) -> None:
+def test_tensor_by_tensor_quantization_is_handed_over(values: dict[str, Any], is_handed_over: bool) -> None:
     """The receiving stage makes the graph, and lists the absorbed stages."""
     plan = plan_for(**values)
     stages = handed_over_stages(STAGES, plan)
@@ -292,7 +292,7 @@ def test_graph_is_handed_over_where_all_bits_go_tensor_by_tensor(values: dict[st
     assert STAGES == handed_over_stages(STAGES, plan_build(WinMLBuildConfig(quant=None), ModelRequest("checkpoint")))
 
 
-def test_mode_that_is_a_list_is_refused_by_its_key() -> None:
+def test_list_as_mode_is_refused_by_its_key() -> None:
     """A list as mode is neither ours nor that of another tool."""
     with pytest.raises(ConfigError, match=r"quant\.mode"):
         section(mode=["weight-only"])

@@ -120,7 +120,7 @@ def _raised(error: Exception, earlier: Exception, *, with_cause: bool = False, w
         return caught
 
 
-def test_lack_of_memory_is_seen_behind_an_error_unless_that_one_stands_for_itself() -> None:
+def test_lack_of_memory_is_detected_behind_a_chained_error() -> None:
     """The error being handled is not the cause of an error raised from None or from another error."""
     assert is_out_of_memory(_raised(ValueError("it broke"), MemoryError()))
     assert is_out_of_memory(_raised(ValueError("it broke"), MemoryError(), with_cause=True))

@@ -16,9 +16,7 @@ def _run_step(seconds: float) -> None:
         time.sleep(seconds)
 
 
-def test_long_step_shows_what_is_done_of_how_much(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_long_step_prints_progress(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """A long step prints progress with an estimate now and then.
 
     A short step, and a paused one, print only their end.

@@ -36,7 +36,7 @@ POSITIONS = """n = Constant <value_ints = [64, 4]> () p = ConstantOfShape (n) s 
     z = Constant <value_ints = [0]> () t = Slice (p, z, s) y = Add (x, t)"""
 
 
-def test_sizes_nobody_gave_are_ones_the_model_runs_at(tmp_path: Path) -> None:
+def test_missing_sizes_are_chosen_within_the_model_limits(tmp_path: Path) -> None:
     """A table of 64 positions refuses the default of 128 tokens, so 64 are chosen; a requested size is not changed."""
     path = tmp_path / "m.onnx"
     ir.save(parse(f"m (float[sequence, 4] x) => (float[sequence, 4] y) {{ {POSITIONS} }}"), path)
@@ -50,7 +50,7 @@ def test_sizes_nobody_gave_are_ones_the_model_runs_at(tmp_path: Path) -> None:
         compare_by_name(path, path, foo=1)
 
 
-def test_labels_are_compared_by_the_share_of_equal_ones(tmp_path: Path) -> None:
+def test_labels_are_compared_by_the_share_of_equal_labels(tmp_path: Path) -> None:
     """ArgMin in place of ArgMax has no equal label, however near the indices are."""
     right = "y = ArgMax <axis = 1, keepdims = 0> (x)"
     result = _compared(tmp_path, right, right.replace("Max", "Min"), "int64[4] y")
@@ -62,7 +62,7 @@ def test_labels_are_compared_by_the_share_of_equal_ones(tmp_path: Path) -> None:
     assert "y: 0.0 %" in shown.getvalue()
 
 
-def test_equal_nan_are_no_agreement(tmp_path: Path) -> None:
+def test_equal_nan_is_no_agreement(tmp_path: Path) -> None:
     """The output has a problem, which names the only value."""
     body = "a = Abs (x) n = Neg (a) l = Sub (n, a) y = Log (l)"
     (output,) = _compared(tmp_path, body, body, "float[4, 8] y").outputs
@@ -74,7 +74,7 @@ def _saved(path: Path, body: str, shape: str = "4, 8") -> Path:
     return path
 
 
-def test_model_that_draws_is_refused(tmp_path: Path) -> None:
+def test_random_model_is_refused(tmp_path: Path) -> None:
     """Neither a node that draws random numbers nor a dropout can be compared; the error names the node."""
     drawing = _saved(tmp_path / "drawing.onnx", "noise = RandomNormalLike (x) y = Add (x, noise)")
     plain = _saved(tmp_path / "plain.onnx", "y = Identity (x)")
@@ -116,7 +116,7 @@ def test_calls_of_one_module_have_a_row_each() -> None:
     assert result.first_divergence is result.modules[0]
 
 
-def test_models_with_nothing_in_common_are_refused(tmp_path: Path) -> None:
+def test_models_without_common_outputs_are_refused(tmp_path: Path) -> None:
     """Two whole models share no output name; by module, a file has no module names."""
     reference = _saved(tmp_path / "reference.onnx", "y = Abs (x)")
     ir.save(parse("m (float[4, 8] x) => (float[4, 8] z) { z = Abs (x) }"), tmp_path / "other.onnx")
@@ -131,7 +131,7 @@ def test_models_with_nothing_in_common_are_refused(tmp_path: Path) -> None:
         compare_by_name(reference, tmp_path / "bare.onnx", by_module=True)
 
 
-def test_two_models_are_said_to_be_two(tmp_path: Path) -> None:
+def test_different_models_are_reported_as_different(tmp_path: Path) -> None:
     """The outputs with equal names are compared; notes tell the few common modules and the outputs left out."""
     one, other = tmp_path / "one.onnx", tmp_path / "other.onnx"
     header = "m (float[4, 8] x) => (float[4, 8] y, float[4, 8] {0}) {{ {1} }}"
@@ -173,7 +173,7 @@ def test_folder_of_values_is_run_file_by_file(tmp_path: Path) -> None:
         compare_by_name(reference, reference, run=RunOptions("r", input_data=tmp_path))
 
 
-def test_values_of_a_file_are_named_as_the_candidate_names_them(tmp_path: Path) -> None:
+def test_values_of_a_file_are_named_like_the_inputs_of_the_candidate(tmp_path: Path) -> None:
     """The error names the missing input and the inputs of the graph."""
     model = _saved(tmp_path / "model.onnx", "y = Abs (x)")
     np.savez(tmp_path / "wrong.npz", ids=np.ones((4, 8), np.float32))

@@ -19,7 +19,7 @@ def _saved(last: str, path: Path) -> Path:
     return path
 
 
-def test_operator_that_was_exchanged_is_a_change_of_its_module(tmp_path: Path) -> None:
+def test_exchanged_operator_is_a_change_of_its_module(tmp_path: Path) -> None:
     """The module beside it has no difference."""
     diff = diff_models(_saved("Relu", tmp_path / "before.onnx"), _saved("Tanh", tmp_path / "after.onnx"))
     assert {"Relu": (1, 0), "Tanh": (0, 1)} == dict(diff.operators)
@@ -34,7 +34,7 @@ def test_file_and_its_copy_do_not_differ(tmp_path: Path) -> None:
     assert not diff.is_rewired
 
 
-def test_text_is_no_file_to_compare(tmp_path: Path) -> None:
+def test_text_file_is_refused(tmp_path: Path) -> None:
     """The error names the file."""
     (tmp_path / "text.onnx").write_text("text", encoding="utf-8")
     with pytest.raises(InputError, match=r"text\.onnx"):

@@ -29,12 +29,12 @@ LIMIT = 1e-3
         (ModuleErrors(3.0, 5.0, before=((3.0, 500.0),), last_fed=500.0), 4.0),
     ],
 )
-def test_own_error_is_what_was_not_fed(errors: ModuleErrors, own: float | None) -> None:
+def test_own_error_excludes_inherited_errors(errors: ModuleErrors, own: float | None) -> None:
     """Squared errors add up: the error that an inner module passes on is not an own error."""
     assert own == own_error(errors)
 
 
-def test_first_of_those_whose_inputs_agree_is_found() -> None:
+def test_first_module_with_equal_inputs_is_selected() -> None:
     """A module with wrong inputs, an unchanged one, and one with unknown inputs are not blamed."""
     unknown, unchanged = ModuleErrors(None, 0.5), ModuleErrors(0.0, 0.5, is_passing_on=True)
     wrong, behind = ModuleErrors(1e-7, 0.3), ModuleErrors(0.3, 0.9)
@@ -43,7 +43,7 @@ def test_first_of_those_whose_inputs_agree_is_found() -> None:
     assert first_divergence([EXACT, unknown, unchanged, behind], LIMIT, is_rounded=False) is None
 
 
-def test_rounded_modules_have_to_stand_out() -> None:
+def test_rounded_modules_must_exceed_the_usual_error() -> None:
     """A rounded module has to exceed the usual own error and its input error.
 
     A difference of large numbers amplifies rounding.

@@ -37,7 +37,7 @@ SIGNAL = np.linspace(-1, 1, 8, dtype=np.float32)
         ),
     ],
 )
-def test_answer_that_cannot_be_compared_says_why(actual: Array, words: str) -> None:
+def test_incomparable_output_has_a_reason(actual: Array, words: str) -> None:
     """An output that cannot be compared fails any minimum, is the worst, and its record is valid JSON."""
     info = measure_fidelity([{"good": SIGNAL, "bad": SIGNAL}], [{"good": SIGNAL, "bad": actual}], -MOST_DB)
     assert ("bad", words, False) == (info.worst.name, info.worst.problem, info.is_verified)
@@ -47,14 +47,14 @@ def test_answer_that_cannot_be_compared_says_why(actual: Array, words: str) -> N
 
 
 @pytest.mark.parametrize(("expected", "actual"), [(np.nan, np.inf), (np.inf, -np.inf), (-np.inf, np.nan)])
-def test_what_is_not_finite_has_to_be_the_same(expected: float, actual: float) -> None:
+def test_non_finite_values_must_be_equal(expected: float, actual: float) -> None:
     """NaN differs from infinity, and minus infinity, a masked score, from infinity."""
     infos = [np.where(SIGNAL > 0.9, value, SIGNAL) for value in (expected, actual)]
     info = measure_fidelity([{"y": infos[0]}], [{"y": infos[1]}], 10.0)
     assert ("NaN or infinity in different places", False) == (info.worst.problem.partition(":")[0], info.is_verified)
 
 
-def test_output_without_a_finite_value_proves_nothing_beside_one_with() -> None:
+def test_output_without_finite_values_is_no_evidence() -> None:
     """Equal NaN verify nothing in any draw; an output without elements is no problem."""
     draw = {"y": SIGNAL, "z": np.full(3, np.nan), "empty": np.zeros((2, 0))}
     info = measure_fidelity([draw], [draw], 10.0)
@@ -97,7 +97,7 @@ def test_small_integers_are_amounts() -> None:
     assert (None, True) == (info.worst.equal_share, info.is_verified)
 
 
-def test_all_draws_count_together() -> None:
+def test_all_draws_are_added_up() -> None:
     """The power of all draws is added, so a draw without signal does not hide the noise of another draw."""
     draws = [{"y": SIGNAL}, {"y": np.zeros(3, np.float32)}]
     answers = [{"y": SIGNAL}, {"y": np.full(3, 0.1, np.float32)}]
@@ -123,7 +123,7 @@ def test_error_of_a_single_number_is_measured_against_all_samples() -> None:
     assert not measure_fidelity(pairs, answers, 30.0, QualitySamples("processor", 4, 0)).is_verified
 
 
-def test_worst_output_is_the_one_that_limits_judge() -> None:
+def test_worst_output_is_the_output_judged_by_limits() -> None:
     """The worst output has the lowest lower end of its interval, not the lowest ratio over all samples."""
     steady = [np.full(4, 1.0, np.float32)] * 4
     draws = [{"steady": value, "varied": value} for value in steady]
@@ -139,7 +139,7 @@ def test_worst_output_is_the_one_that_limits_judge() -> None:
     assert "varied" == info.quality["worst_output"]
 
 
-def test_where_both_sides_have_no_value_the_others_count() -> None:
+def test_values_missing_on_both_sides_are_ignored() -> None:
     """A mask of minus infinity on both sides is no difference."""
     masked = np.array([1.0, -np.inf, np.nan, 2.0])
     info = measure_fidelity([{"y": masked}], [{"y": masked * 1.01}], 30.0)
@@ -157,7 +157,7 @@ def test_where_both_sides_have_no_value_the_others_count() -> None:
         (np.array(["a"]), "no number"),
     ],
 )
-def test_reference_without_signal_proves_nothing(values: Array, words: str) -> None:
+def test_reference_without_signal_is_no_evidence(values: Array, words: str) -> None:
     """Equal zeros are no verification; the message names the constant values."""
     info = measure_fidelity([{"y": values}], [{"y": values}], 10.0)
     assert (False, False) == (info.has_signal, info.is_verified)
@@ -180,13 +180,13 @@ def test_noise_without_signal_is_the_lowest_ratio() -> None:
     assert ("y", -MOST_DB, 0.0) == (info.worst.name, info.worst.sqnr_db, info.worst.cosine)
 
 
-def test_output_that_is_missing_is_named() -> None:
+def test_missing_output_is_named() -> None:
     """A quantized graph has the outputs of its reference."""
     info = measure_fidelity([{"y": SIGNAL, "z": SIGNAL}], [{"y": SIGNAL}], 10.0)
     assert ("z", "is missing", False) == (info.worst.name, info.worst.problem, info.is_verified)
 
 
-def test_sum_over_draws_is_that_of_all_values_together() -> None:
+def test_sum_over_draws_equals_one_long_draw() -> None:
     """Draws of different lengths add up to the result of one long draw; a problem of one draw is one of the sum."""
     expected = np.float32([1, -2, 3, 4, 5])
     actual = np.float32([1, -2.5, 3, 4.25, 5])
@@ -205,7 +205,7 @@ def test_sum_over_draws_is_that_of_all_values_together() -> None:
     assert "shape [2] instead of [5]" == total.of_output().problem
 
 
-def test_compiled_file_is_judged_beside_what_its_quantized_source_reaches() -> None:
+def test_compiled_file_is_judged_relative_to_its_quantized_source() -> None:
     """A compiled file may miss the minimum only if the quantized source does, and by at most 6 dB below the source.
 
     A ratio near 0 dB is never accepted.
@@ -213,12 +213,12 @@ def test_compiled_file_is_judged_beside_what_its_quantized_source_reaches() -> N
     generator = np.random.default_rng(0)
     expected = generator.standard_normal(4000)
 
-    def at(decibels: float) -> list[dict[str, Array]]:
+    def fidelity_of(decibels: float) -> list[dict[str, Array]]:
         return [{"y": expected + 10 ** (-decibels / 20) * generator.standard_normal(4000)}]
 
     def judged(source: float, compiled: float, margin: float | None = 6.0) -> FidelityInfo:
-        own = measure_fidelity([{"y": expected}], at(source), 30.0)
-        found = measure_fidelity([{"y": expected}], at(compiled), 30.0)
+        own = measure_fidelity([{"y": expected}], fidelity_of(source), 30.0)
+        found = measure_fidelity([{"y": expected}], fidelity_of(compiled), 30.0)
         return replace(found, beside=SourceFidelity("float.onnx", "quantized.onnx", own.outputs, margin))
 
     assert judged(28.0, 24.7).is_near  # its own loss, and as much again

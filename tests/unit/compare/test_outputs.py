@@ -113,7 +113,7 @@ def test_compare_zero_reference_accepts_only_zero() -> None:
     assert "y" == info.worst.name
 
 
-def test_compare_equal_draws_have_no_signal() -> None:
+def test_compare_equal_draws_are_no_signal() -> None:
     """A model with constant outputs would hide a wrong graph."""
     same = np.float32([1.0, 2.0])
     info = compare(same, same, other=same)
@@ -121,7 +121,7 @@ def test_compare_equal_draws_have_no_signal() -> None:
     assert (False, False) == (info.has_signal, info.is_verified)
 
 
-def test_compare_signal_below_the_threshold_is_none() -> None:
+def test_compare_signal_below_the_threshold_is_empty() -> None:
     """A change between the draws within the tolerance of the comparison proves nothing."""
     same = np.float32([1.0, 2.0])
     assert not compare(same, same, other=np.float32([1.0, 2.0 * (1 + 5e-5)])).has_signal
@@ -148,13 +148,13 @@ def test_compare_signal_in_one_output_is_enough() -> None:
     assert compare_outputs(draws, draws).is_verified
 
 
-def test_compare_other_shape_in_the_second_draw_is_signal() -> None:
+def test_compare_other_shape_in_the_second_draw_is_a_signal() -> None:
     """An output with a size that depends on the values depends on the inputs."""
     draws = [{"y": np.int64([1])}, {"y": np.int64([1, 1])}]
     assert compare_outputs(draws, draws).has_signal
 
 
-def test_compare_second_draw_counts() -> None:
+def test_compare_second_draw_is_judged() -> None:
     """A graph that is right for the traced inputs only is refused, and the draw is named."""
     first, second = np.float32([1.0]), np.float32([2.0])
     info = compare_outputs([{"y": first}, {"y": second}], [{"y": first}, {"y": first}])
@@ -162,7 +162,7 @@ def test_compare_second_draw_counts() -> None:
     assert ("y", 2) == (info.worst.name, info.worst.draw)
 
 
-def test_worst_is_the_one_farthest_over_its_own_threshold() -> None:
+def test_worst_output_exceeds_its_threshold_most() -> None:
     """A float16 difference below its threshold is less than a float32 difference above its own.
 
     A problem exceeds both.
@@ -204,7 +204,7 @@ def test_compare_by_the_coarsest_dtype_inside_but_integers_exactly() -> None:
     assert not compare_outputs(reference, [shifted, reference[1]], rounding=Rounding(("float16",))).is_verified
 
 
-def test_compare_dtype_inside_that_is_finer_changes_nothing() -> None:
+def test_compare_finer_inner_dtype_has_no_effect() -> None:
     """float32 weights behind a float16 output do not change its threshold, nor the measure of signal."""
     reference = [{"y": np.float16([1.0])}, {"y": np.float16([3.0])}]
     info = compare_outputs(reference, reference, rounding=Rounding(("float32",)))
@@ -220,7 +220,7 @@ def _boxes_and_scores(seed: int) -> Array:
     return np.concatenate([draws.uniform(0, 2000, (40, 4)), draws.uniform(0, 1, (40, 1))], axis=1).astype(np.float32)
 
 
-def test_wrong_column_is_found_beside_larger_ones() -> None:
+def test_wrong_column_is_detected_beside_larger_columns() -> None:
     """A wrong score of a tenth is small beside pixels, but is refused; rounding of the pixels is accepted."""
     reference = [{"boxes": _boxes_and_scores(0)}, {"boxes": _boxes_and_scores(1)}]
     rounding = np.random.default_rng(2).normal(0, 1e-3, (40, 5)).astype(np.float32)
@@ -234,7 +234,7 @@ def test_wrong_column_is_found_beside_larger_ones() -> None:
     assert "index 4" in result.worst.problem
 
 
-def test_column_that_stays_while_that_of_the_reference_moves_is_found() -> None:
+def test_constant_column_is_detected_if_the_reference_varies() -> None:
     """A constant beside values a million times as large is within the tolerance of each draw."""
     reference = [{"y": _boxes_and_scores(seed) * np.float32([1e3, 1e3, 1e3, 1e3, 1])} for seed in range(3)]
     frozen = [{"y": outputs["y"].copy()} for outputs in reference]
@@ -246,7 +246,7 @@ def test_column_that_stays_while_that_of_the_reference_moves_is_found() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_compare_slice_of_small_values_is_judged_by_its_own_scale_along_any_axis(axis: int) -> None:
+def test_compare_slice_of_small_values_is_judged_by_its_scale_along_any_axis(axis: int) -> None:
     """Two slices may have different units; rounding of the large slice is no reason to refuse the small one."""
     rng = np.random.default_rng(0)
     large, small = (rng.standard_normal((4, 4)).astype(np.float32) for _ in range(2))
@@ -260,7 +260,7 @@ def test_compare_slice_of_small_values_is_judged_by_its_own_scale_along_any_axis
     assert comparison.problem.startswith(f"index 1 of {'the last axis' if axis == 2 else f'axis {axis}'}")
 
 
-def test_compare_slice_that_stays_as_in_the_first_draw_is_refused() -> None:
+def test_compare_slice_constant_since_the_first_draw_is_refused() -> None:
     """A constant slice beside large values is within the threshold of each draw."""
     large, small = np.full((2, 4), 1e9, np.float32), np.arange(8, dtype=np.float32).reshape(2, 4)
     reference = [{"y": np.stack([large * draw, small * draw], 1)} for draw in (1, 2)]
@@ -275,7 +275,7 @@ def _near_zero(seed: int) -> Array:
     return np.random.default_rng(seed).uniform(0, 1e-4, (2, 50)).astype(np.float32)
 
 
-def test_probability_near_zero_may_differ_by_units_of_one() -> None:
+def test_probability_near_zero_may_differ_by_units_of_1() -> None:
     """Other values may not differ so, nor a probability by more; the record has the threshold."""
     reference = [{"y": _near_zero(0)}, {"y": _near_zero(1)}]
     near, far = ([{"y": draw["y"] + np.float32(off)} for draw in reference] for off in (2e-7, 2e-6))
@@ -287,14 +287,14 @@ def test_probability_near_zero_may_differ_by_units_of_one() -> None:
     assert not compare_outputs(reference, far, rounding=probabilities).is_verified
 
 
-def test_probability_that_only_rounding_moves_is_no_signal() -> None:
+def test_probability_changed_by_rounding_only_is_no_signal() -> None:
     """A change of the reference within the accepted difference proves nothing."""
     reference = [{"y": _near_zero(0) * np.float32(1e-3)}, {"y": _near_zero(1) * np.float32(1e-3)}]
     answers = [{"y": np.zeros_like(draw["y"])} for draw in reference]
     assert not compare_outputs(reference, answers, rounding=Rounding(probabilities=lambda: frozenset("y"))).has_signal
 
 
-def test_probabilities_that_are_equal_keep_their_threshold() -> None:
+def test_equal_probabilities_keep_their_threshold() -> None:
     """A softmax over a large vocabulary still has a signal."""
     reference = [{"y": _near_zero(seed) * np.float32(1e-3)} for seed in (0, 1)]
     info = compare_outputs(reference, reference, rounding=Rounding(probabilities=lambda: frozenset("y")))

@@ -64,7 +64,7 @@ def test_submodel_and_the_file_of_a_part_narrow(folders: tuple[Path, Path], cand
     assert result.worst.fidelity.relative_error > 0.01
 
 
-def test_size_counts_in_the_parts_that_have_it(tmp_path: Path) -> None:
+def test_size_counts_in_the_parts_with_that_size(tmp_path: Path) -> None:
     """A size that no part has is refused with the sizes of the parts."""
     for side in ("a", "b"):
         for part, shape in (("encoder", "N"), ("decoder", "N, T")):
@@ -111,7 +111,7 @@ def test_pages_of_modules_are_written_for_each_part(folders: tuple[Path, Path], 
         (("--map", "a=b"), "--map applies to one graph"),
     ],
 )
-def test_what_only_one_graph_takes_is_refused(
+def test_inputs_of_one_graph_only_are_refused(
     folders: tuple[Path, Path], arguments: tuple[str, ...], message: str
 ) -> None:
     """The options are refused before a file is opened, with the option that selects a part."""

@@ -25,18 +25,18 @@ NO_SIGNAL = f"no output of the model depends on its inputs, {HIDDEN}"
         (2_500_000_000, "2.50 GB"),
     ],
 )
-def test_size_words_take_the_largest_unit_that_leaves_one(size: int, words: str) -> None:
+def test_size_words_use_the_largest_unit_above_1(size: int, words: str) -> None:
     """The units are decimal, as for disks."""
     assert words == size_words(size)
 
 
 @pytest.mark.parametrize(("count", "words"), [(0, "0"), (999, "999"), (1000, "1.0 k"), (1_000_000, "1.0 M")])
-def test_count_words_round_to_what_people_say(count: int, words: str) -> None:
+def test_count_words_round_to_common_units(count: int, words: str) -> None:
     """The units are thousands, millions and billions."""
     assert words == count_words(count)
 
 
-def test_shape_words_of_a_scalar() -> None:
+def test_shape_words_of_a_scalar_are_empty_brackets() -> None:
     """A scalar has empty brackets."""
     assert "float32[]" == shape_words("float32", ())
 
@@ -76,6 +76,6 @@ def compared(expected: list[float], actual: list[float], dtype: str = "float32",
         ),
     ],
 )
-def test_verification_words_tell_the_outcome(info: VerificationInfo | None, words: str) -> None:
+def test_verification_words_state_the_outcome(info: VerificationInfo | None, words: str) -> None:
     """A verification is skipped, equal, not equal with the position, or inconclusive: one sentence with its numbers."""
     assert words == verification_words(info)

@@ -45,7 +45,7 @@ def _context_model(path: Path, *, embed: int = 0, cache: str = "model.bin") -> P
     return path
 
 
-def test_compiled_for_the_cpu_keeps_tags_and_says_what_made_it(perceptron: Path, tmp_path: Path) -> None:
+def test_compiled_cpu_file_keeps_tags_and_names_its_provider(perceptron: Path, tmp_path: Path) -> None:
     """Every node has a module, the file names provider and version, and a default session has equal outputs."""
     result = compile_onnx(perceptron, tmp_path / "out.onnx", ep="cpu")
     assert (100.0, ()) == (result.coverage.percent, result.parts)
@@ -64,7 +64,7 @@ def test_compiled_for_the_cpu_keeps_tags_and_says_what_made_it(perceptron: Path,
 
 
 @pytest.mark.skipif(not is_x86(), reason="ONNX Runtime lays convolutions out on x86-64 in every version")
-def test_compiled_convolution_is_laid_out_for_this_processor_and_says_so(tmp_path: Path) -> None:
+def test_compiled_convolution_records_its_processor_layout(tmp_path: Path) -> None:
     """Metadata and a note name the processor; the file is not opened on another one."""
     wide = "m (float[1, 16, 8, 8] x) => (float[1, 32, 6, 6] y) <float[32, 16, 3, 3] w> { y = Conv (x, w) }"
     model = parse(wide.replace("<float[32, 16, 3, 3] w>", ""))
@@ -88,7 +88,7 @@ def test_compiled_convolution_is_laid_out_for_this_processor_and_says_so(tmp_pat
 
 
 @pytest.mark.parametrize("embed", [True, False])
-def test_weights_lie_beside_the_model_unless_embedded(tmp_path: Path, embed: bool) -> None:
+def test_weights_are_beside_the_model_unless_embedded(tmp_path: Path, embed: bool) -> None:
     """ONNX Runtime maps a data file, so a single file is written on request only."""
     ir.save(parse(CONVOLUTION), tmp_path / "model.onnx")
     result = compile_onnx(tmp_path / "model.onnx", tmp_path / "out.onnx", ep="cpu", embed=embed)
@@ -122,7 +122,7 @@ def test_compiled_model_is_not_changed_again(perceptron: Path, tmp_path: Path) -
     assert not (tmp_path / "again.onnx").exists()
 
 
-def test_operator_of_nobody_is_refused_by_name(tmp_path: Path) -> None:
+def test_unknown_operator_is_refused_by_name(tmp_path: Path) -> None:
     """A custom operator without its library cannot be loaded."""
     ir.save(
         parse("m (float[2] x) => (float[2] y) { y = mine.Swirl (x) }", domains=', "mine" : 1'), tmp_path / "model.onnx"
@@ -131,7 +131,7 @@ def test_operator_of_nobody_is_refused_by_name(tmp_path: Path) -> None:
         compile_onnx(tmp_path / "model.onnx", tmp_path / "out.onnx", ep="cpu")
 
 
-def test_library_that_is_no_plug_in_is_refused_by_name(tmp_path: Path) -> None:
+def test_invalid_plug_in_library_is_refused_by_name(tmp_path: Path) -> None:
     """A damaged library, or one for another processor, is named with the version of ONNX Runtime."""
     (tmp_path / "libplug.so").write_bytes(b"no library")
     with pytest.raises(StageError, match=rf"ONNX Runtime {onnxruntime_version()} cannot load libplug.so"):
@@ -139,7 +139,7 @@ def test_library_that_is_no_plug_in_is_refused_by_name(tmp_path: Path) -> None:
     register_library("CPUExecutionProvider", tmp_path / "libplug.so")  # has devices already, so nothing is loaded
 
 
-def test_absent_device_is_refused_unless_the_plug_in_simulates_it() -> None:
+def test_absent_device_is_refused_unless_the_plug_in_has_a_simulator() -> None:
     """No other device replaces a requested GPU; QNN simulates its NPU on x86-64."""
     qnn = EXECUTION_PROVIDERS["qnn"]
     selecting = {kind: dict([qnn.device_options[kind]]) for kind in qnn.devices}
@@ -170,7 +170,7 @@ def test_flags_beside_options_are_refused(perceptron: Path, tmp_path: Path) -> N
         compile_onnx(perceptron, tmp_path / "out.onnx", options=CompileOptions(ep="cpu"), embed=True)
 
 
-def test_files_on_their_way_lie_on_the_file_system_of_the_output(tmp_path: Path) -> None:
+def test_temporary_files_are_on_the_file_system_of_the_output(tmp_path: Path) -> None:
     """Temporary files can be moved into place, even if the folder of the output does not exist yet."""
     with temporary_folder(beside=tmp_path / "new" / "out.onnx") as folder:
         assert tmp_path == folder.parent
@@ -221,7 +221,7 @@ def _compiled_for_qnn(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("arguments", [("run", "--input", "x=[[1.0,2.0,3.0]]"), ("perf",), ("run", "--schema")])
-def test_compiled_file_names_the_options_that_run_it(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_compiled_file_names_its_session_options(arguments: tuple[str, ...], tmp_path: Path) -> None:
     """The options are those of the compilation; the default device needs none."""
     verb, *others = arguments
     outcome = run_here(verb, _compiled_for_qnn(tmp_path), *others)
@@ -230,9 +230,7 @@ def test_compiled_file_names_the_options_that_run_it(arguments: tuple[str, ...],
 
 
 @pytest.mark.parametrize("has_tokenizer", [True, False])
-def test_example_command_passes_text_where_a_tokenizer_lies_beside_the_file(
-    has_tokenizer: bool, tmp_path: Path
-) -> None:
+def test_example_command_passes_text_if_a_tokenizer_exists(has_tokenizer: bool, tmp_path: Path) -> None:
     """Without a tokenizer the command passes tensors by name, since a text could not be read."""
     path = tmp_path / "model.onnx"
     model = onnx.parser.parse_model(
@@ -247,7 +245,7 @@ def test_example_command_passes_text_where_a_tokenizer_lies_beside_the_file(
     assert (has_tokenizer, not has_tokenizer) == ("--text" in example, "--input input_ids=@" in example)
 
 
-def test_example_command_generates_nothing_with_a_graph_of_a_fixed_number_of_tokens(tmp_path: Path) -> None:
+def test_example_command_does_not_generate_with_a_fixed_number_of_tokens(tmp_path: Path) -> None:
     """A text grows by one token a run."""
     (tmp_path / "tokenizer.json").write_text("{}")
     examples = {}

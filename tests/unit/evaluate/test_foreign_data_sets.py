@@ -93,7 +93,7 @@ def test_card_names_files_of_its_folder_only(words: Path, address: tuple[str, li
     assert [] == asked
 
 
-def test_card_says_which_files_of_its_folder_are_which_split(words: Path) -> None:
+def test_card_assigns_files_to_splits(words: Path) -> None:
     """Files are named by path or pattern and per configuration; separator and label names are read too."""
     (words / "more" / "c.csv").write_text("text;label\nlast;1\n")
     _card(
@@ -272,7 +272,7 @@ def _flac(frames: int) -> bytes:
     return bytes(flac)
 
 
-def test_recordings_whose_headers_lie_are_left_out(tmp_path: Path) -> None:
+def test_recordings_with_false_headers_are_left_out(tmp_path: Path) -> None:
     """Other recordings are read."""
     wav = io.BytesIO()
     soundfile.write(wav, np.zeros(8), 8000, format="WAV")

@@ -94,7 +94,7 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("endpoint")
-def test_data_set_of_the_hub_is_fetched_once_and_found_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_set_of_the_hub_is_fetched_once_and_read_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits are chosen as for files; offline, the downloaded data set is read."""
     with open_data_set(DataSetRequest("owner/words")) as data_set:
         assert [{"text": "second"}] == list(data_set.rows())

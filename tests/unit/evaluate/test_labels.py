@@ -10,7 +10,7 @@ from winml.modelkit.evaluate.labels import match_labels
 MODEL = ("negative", "positive")
 
 
-def test_names_are_matched_whatever_their_order() -> None:
+def test_names_are_matched_in_any_order() -> None:
     labels = match_labels(MODEL, ("Positive", "NEGATIVE"), [0, 1], "label")
 
     assert [labels.number(0), labels.number(1)] == [1, 0]
@@ -24,14 +24,14 @@ def test_numbers_are_classes() -> None:
     assert match_labels(MODEL, None, [0, 1, 1], "label").number(1) == 1
 
 
-def test_names_that_are_numbers_are_classes() -> None:
+def test_numeric_names_are_classes() -> None:
     """Folders named 0, 1, 10, 2 are sorted as text; the number counts."""
     model = tuple(f"LABEL_{number}" for number in range(11))
 
     assert match_labels(model, ("0", "1", "10", "2"), [2], "label").number(2) == 10
 
 
-def test_order_decides_where_the_config_names_nothing_and_is_told() -> None:
+def test_label_order_is_used_with_a_note_if_the_config_has_no_names() -> None:
     labels = match_labels(("LABEL_0", "LABEL_1"), ("cat", "dog"), [0, 1], "label")
 
     assert labels.number(1) == 1
@@ -47,7 +47,7 @@ def test_order_decides_where_the_config_names_nothing_and_is_told() -> None:
     ],
     ids=["names", "texts", "numbers"],
 )
-def test_labels_of_others_are_refused_with_both_named(
+def test_unknown_labels_are_refused_with_both_lists(
     names: tuple[str, ...] | None, values: list[object], shown: str
 ) -> None:
     with pytest.raises(UsageError) as raised:
@@ -58,7 +58,7 @@ def test_labels_of_others_are_refused_with_both_named(
     )
 
 
-def test_labels_that_are_kept_back_are_called_so() -> None:
+def test_withheld_labels_are_reported() -> None:
     with pytest.raises(UsageError, match="not public"):
         match_labels(MODEL, MODEL, [-1], "label")
 
@@ -67,7 +67,7 @@ def test_names_that_no_sample_has_do_not_count() -> None:
     assert match_labels(MODEL, ("positive", "neutral"), [0], "label").number(0) == 1
 
 
-def test_digits_are_numbers_of_classes_only_where_the_config_names_nothing() -> None:
+def test_digits_are_class_numbers_only_without_names_in_the_config() -> None:
     labels = match_labels(("LABEL_0", "LABEL_1"), None, ["1", "0"], "label")
 
     assert labels.number("1") == 1
@@ -76,7 +76,7 @@ def test_digits_are_numbers_of_classes_only_where_the_config_names_nothing() -> 
         match_labels(MODEL, None, ["1", "0"], "label")
 
 
-def test_numbers_are_names_where_the_names_of_the_model_are_digits() -> None:
+def test_numbers_are_names_if_the_model_has_digits_as_names() -> None:
     labels = match_labels(("1", "2", "3"), None, [1, 3.0], "stars")
 
     assert [labels.number(1), labels.number(3.0)] == [0, 2]
@@ -93,6 +93,6 @@ def test_numbers_are_names_where_the_names_of_the_model_are_digits() -> None:
     ],
     ids=["missing", "nan", "fraction", "list"],
 )
-def test_what_is_no_label_is_refused(value: object, problem: str) -> None:
+def test_invalid_labels_are_refused(value: object, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         match_labels(MODEL, None, [0, value], "stars")

@@ -111,7 +111,7 @@ def test_resampled_value_of_all_samples_is_the_librarys(drawn: Any, metrics: Seq
         assert interval[0] < measured.value < interval[1]
 
 
-def test_interval_is_that_of_scipy() -> None:
+def test_interval_equals_scipy() -> None:
     """The percentiles of the same draws, which scipy computes for one metric at a time."""
     predictions, references = _classes(np.random.default_rng(1))
     measured = CLASS_METRICS[0].measure(predictions, references)
@@ -130,7 +130,7 @@ def test_interval_is_that_of_scipy() -> None:
     assert tuple(expected) == pytest.approx(found)
 
 
-def test_interval_of_a_difference_leaves_out_what_moves_both() -> None:
+def test_interval_of_a_difference_excludes_common_variation() -> None:
     """A model with one more wrong sample is worse by one sample in every resample."""
     right = [0, 1] * 200
     baseline = [1 - label if number < 100 else label for number, label in enumerate(right)]
@@ -144,7 +144,7 @@ def test_interval_of_a_difference_leaves_out_what_moves_both() -> None:
     assert found[2][1] == 0
 
 
-def test_intervals_are_those_of_the_seed() -> None:
+def test_intervals_depend_on_the_seed() -> None:
     predictions, references = _classes(np.random.default_rng(2))
     measured = CLASS_METRICS[1].measure(predictions, references)
     ends = [intervals([(measured, None)], SAMPLES, seed) for seed in (3, 3, 4)]
@@ -175,7 +175,7 @@ def test_mean_iou_is_the_jaccard_score_of_all_pixels() -> None:
     ],
     ids=["no spread", "no span", "no object"],
 )
-def test_metric_without_anything_to_judge_is_not_defined(metric: Metric, predictions: Any, references: Any) -> None:
+def test_metric_without_samples_is_undefined(metric: Metric, predictions: Any, references: Any) -> None:
     assert np.isnan(metric.measured(predictions, references).value)
 
 
@@ -199,7 +199,7 @@ def test_images_are_matched_once_for_all_metrics_of_boxes() -> None:
     assert second.value == BOX_METRICS[1].measured(predictions, references).value > first.value
 
 
-def test_pairs_of_many_classes_are_counted_as_those_of_few() -> None:
+def test_pairs_of_many_classes_are_counted_like_pairs_of_few() -> None:
     generator = np.random.default_rng(7)
     right, predicted = generator.integers(0, 3, (2, 9, 9))
     few, many = count_pairs(predicted, right), count_pairs(predicted, right * 2_000_000)

@@ -10,7 +10,7 @@ from winml.modelkit.profile.statistics import Summary
 from winml.modelkit.report.markdown import render_markdown
 
 
-def _told(limit: Limit, *, is_disturbed: bool = False) -> str:
+def _limit_line(limit: Limit, *, is_disturbed: bool = False) -> str:
     times = Summary(4.0, 0.1, 3.9, 4.0, 4.1, 4.2, 4.3, 4.4)
     metric = MetricResult("accuracy", 0.90, True, (0.85, 0.95), 0.92, (0.87, 0.96), (-0.04, 0.01))
     sides = [
@@ -32,13 +32,13 @@ def _told(limit: Limit, *, is_disturbed: bool = False) -> str:
 )
 def test_limit_inside_the_interval_is_not_resolved_by_the_samples(limit: Limit, is_resolved: bool) -> None:
     """The verdict uses the values; the text warns that other samples may decide differently."""
-    told = _told(limit)
+    told = _limit_line(limit)
     assert "met: accuracy" in told
     assert is_resolved == ("too few samples to be sure" not in told)
 
 
 @pytest.mark.parametrize("is_disturbed", [False, True])
-def test_time_that_other_load_made_too_long_is_not_shown(is_disturbed: bool) -> None:
-    told = _told(Limit("min", "accuracy", 0.80, 0.90), is_disturbed=is_disturbed)
+def test_disturbed_time_is_hidden(is_disturbed: bool) -> None:
+    told = _limit_line(Limit("min", "accuracy", 0.80, 0.90), is_disturbed=is_disturbed)
     assert is_disturbed == ("ms per sample" not in told)
     assert is_disturbed == ("seems busy" in told)

@@ -35,7 +35,7 @@ def test_complex_rotations_are_exported(tmp_path: Path, exporter: Literal["torch
     assert not any(note.startswith("complex_pairs.py") for note in result.notes)
 
 
-def test_pairs_compute_what_complex_tensors_do() -> None:
+def test_pairs_compute_complex_products() -> None:
     """Products with pairs, numbers and complex buffers are computed on pairs; other functions on complex numbers."""
     values, buffer = torch.randn(2, 3, 2), torch.randn(3, dtype=torch.complex64)
     expected = torch.view_as_complex(values)

@@ -13,7 +13,7 @@ from winml.modelkit.errors import ConfigError
 from winml.modelkit.options import parse_options
 
 
-def test_config_defaults_are_those_of_the_issue() -> None:
+def test_config_defaults_are_stable() -> None:
     """The exporter's own opset, folding, tags and verification are the default; guesses and local paths are off."""
     config = WinMLExportConfig()
     assert (17, 18) == (config.opset_for("torchscript"), config.opset_for("dynamo"))
@@ -81,7 +81,7 @@ def test_config_json_reads_nested_specs() -> None:
         ({"output_tensors": [{"name": "", "shape": [1], "dtype": "float32"}]}, "output_tensors.0.name"),
     ],
 )
-def test_config_wrong_value_is_an_error_that_names_it(value: dict[str, Any], words: str) -> None:
+def test_config_wrong_value_is_named_in_the_error(value: dict[str, Any], words: str) -> None:
     """The message names the field, the expectation and the value."""
     with pytest.raises(ConfigError) as caught:
         parse_options(WinMLExportConfig, value, "--export-config")
@@ -105,7 +105,7 @@ def test_config_is_frozen() -> None:
         (((2, 3), "int64"), ((2, 3), "float32"), "expected int64[2, 3], the model returns float32[2, 3]"),
     ],
 )
-def test_output_spec_disagreement_is_told(wanted: Any, actual: Any, words: str) -> None:
+def test_output_spec_disagreement_is_reported(wanted: Any, actual: Any, words: str) -> None:
     """Rank, sizes and dtype have to agree; a named size agrees with any."""
     first, second = (OutputTensorSpec(name="y", shape=shape, dtype=dtype) for shape, dtype in (wanted, actual))
     assert words == first.disagreement(second)

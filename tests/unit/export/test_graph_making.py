@@ -85,7 +85,7 @@ class Bessel(nn.Module):
         ("dynamo", ExporterUse("dynamo", "asked for")),
     ],
 )
-def test_first_choice_is_what_is_asked_for(
+def test_first_choice_follows_the_request(
     wanted: Literal["auto", "torchscript", "dynamo"], expected: ExporterUse
 ) -> None:
     """The choice does not depend on the size of the weights; a reason is given unless the choice is the usual one."""
@@ -100,7 +100,7 @@ def test_parameter_bytes_counts_tied_parameters_once_and_needs_no_storage() -> N
     assert 8 * 8 * 4 == parameter_bytes(model)
 
 
-def test_opset_of_dynamo_is_its_own_unless_one_is_asked_for() -> None:
+def test_dynamo_has_its_default_opset_without_a_request() -> None:
     """The opset 17 is TorchScript's; a requested opset applies to both exporters."""
     config = WinMLExportConfig()
     assert (17, 18) == (config.opset_for("torchscript"), config.opset_for("dynamo"))
@@ -113,7 +113,7 @@ def export(model: nn.Module, folder: Path, **options: Any) -> Any:
     return exporter.export(model, folder / "model.onnx", {"values": torch.randn(3, 4)})
 
 
-def test_auto_takes_the_other_exporter_and_says_why(tmp_path: Path) -> None:
+def test_auto_uses_the_other_exporter_with_a_reason(tmp_path: Path) -> None:
     """Result, sidecar and file have the module and the operator; the graph is verified as any other."""
     result = export(Outer(Normalization()), tmp_path)
     assert (
@@ -128,7 +128,7 @@ def test_auto_takes_the_other_exporter_and_says_why(tmp_path: Path) -> None:
     assert (18, 18) == (record["opset_requested"], record["opset_produced"])
 
 
-def test_exporter_whose_private_name_moved_is_told_and_the_other_is_taken(
+def test_exporter_with_a_moved_private_name_is_replaced_by_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A newer torch may lack the name: the error is no AttributeError, and its hint names the other exporter."""
@@ -142,7 +142,7 @@ def test_exporter_whose_private_name_moved_is_told_and_the_other_is_taken(
     assert f"dynamo, opset 18 (TorchScript: {moved})" == result.only_part.exporter_words
 
 
-def test_forced_exporter_does_not_change_and_both_reasons_are_told(tmp_path: Path) -> None:
+def test_forced_exporter_does_not_change_and_both_reasons_are_reported(tmp_path: Path) -> None:
     """A requested exporter is used or fails; if both exporters fail, the error names both reasons."""
     with pytest.raises(ExportError, match=r"TorchScript.*ONNX.*aten::rms_norm"):
         export(Outer(Normalization()), tmp_path, exporter="torchscript")
@@ -178,7 +178,7 @@ def test_auto_makes_a_wrong_graph_anew_with_the_other_exporter(tmp_path: Path) -
         ("torchscript", "torchscript", True, None),
     ],
 )
-def test_second_choice_is_made_where_the_graph_is_at_fault(
+def test_second_choice_is_tried_only_for_errors_of_the_graph(
     wanted: Literal["auto", "torchscript"],
     used: Literal["torchscript", "dynamo"],
     is_graph_wrong: bool,
@@ -190,7 +190,7 @@ def test_second_choice_is_made_where_the_graph_is_at_fault(
     assert expected == (choice.name if choice else None)
 
 
-def test_modules_exchanged_while_running_are_those_of_the_file(tmp_path: Path) -> None:
+def test_modules_exchanged_at_run_time_are_those_in_the_file(tmp_path: Path) -> None:
     """The tree has the modules that run from the second call on."""
     result = export(Settling(), tmp_path)
     tags = ["/Settling", "/Settling/Halves", "/Settling/Halves/Linear"]

@@ -74,7 +74,7 @@ def chain(length: int) -> list[ir.Node]:
     ],
     ids=["direct", "parent", "ran in the root", "unknown", "only the root is known", "innermost wins"],
 )
-def test_tag_for_scope_is_that_of_the_innermost_hierarchy_module(
+def test_tag_for_scope_is_the_tag_of_the_innermost_hierarchy_module(
     tree: ModuleTree, scope: tuple[str, ...], expected: tuple[str, str, str]
 ) -> None:
     """A hierarchy module tags its own nodes and those of plain layers; other nodes get the root's tag."""
@@ -116,7 +116,7 @@ def test_tag_nodes_with_fallback_hands_scopes_on(tree: ModuleTree) -> None:
     assert ["operation", "operation"] == [tag.source for node in (unscoped, also_lost) if (tag := read_tag(node))]
 
 
-def test_tag_nodes_with_fallback_and_no_neighbour_gives_it_to_the_root(tree: ModuleTree) -> None:
+def test_tag_nodes_with_fallback_and_no_neighbour_uses_the_root(tree: ModuleTree) -> None:
     """Without neighbours there is no scope to derive."""
     (alone,) = chain(1)
     NodeTagger(tree, operation_fallback=True).tag_nodes({alone: ()})
@@ -144,7 +144,7 @@ def test_neighbours_are_producers_and_readers() -> None:
     assert [third] == neighbours(gapped)
 
 
-def test_shared_scope_is_the_longest_common_one() -> None:
+def test_shared_scope_is_the_longest_common_scope() -> None:
     """Only known scopes count; without any the result is empty."""
     first, second, third, unknown = chain(4)
     scopes = {first: LINEAR, second: BLOCK, third: ("", "other"), unknown: ()}

@@ -44,7 +44,7 @@ def marks(model: ir.Model) -> list[str]:
 
 
 @pytest.mark.parametrize("wanted", [17, 15])
-def test_lowered_graph_answers_the_same_and_keeps_metadata(wanted: int, tmp_path: Path) -> None:
+def test_lowered_graph_has_equal_outputs_and_metadata(wanted: int, tmp_path: Path) -> None:
     """Down to 17 nodes are converted one by one, below 17 by onnx's converter; the file is valid."""
     weight = np.ones((40, 40), dtype=np.float32)
     model = tagged(CHANGED)
@@ -74,7 +74,7 @@ def test_lowered_graph_answers_the_same_and_keeps_metadata(wanted: int, tmp_path
         ("y, rest = Split <axis = 1, num_outputs = 2> (x)", "Split into"),
     ],
 )
-def test_what_has_no_older_form_leaves_the_graph_as_it_was(node: str, words: str) -> None:
+def test_operator_without_an_older_version_keeps_the_graph(node: str, words: str) -> None:
     """The note names the operator, and the opset stays."""
     text = f"""<ir_version: 10, opset_import: ["": 18]>
     graph (float[2, 5] x) => (y) <int64[4] pads = {{0, 1, 0, 1}}> {{ {node} }}"""
@@ -85,7 +85,7 @@ def test_what_has_no_older_form_leaves_the_graph_as_it_was(node: str, words: str
     assert before == ir.serde.serialize_model(lowered)
 
 
-def test_what_the_converter_refuses_stays_at_17_with_its_weights() -> None:
+def test_unconvertible_graph_stays_at_17_with_its_weights() -> None:
     """An operator of opset 17 cannot be converted below it."""
     model = tagged("""<ir_version: 10, opset_import: ["": 18]>
     graph (float[2, 2000] x, float[2000] scale) => (y) { y = LayerNormalization (x, scale) }""")
@@ -98,7 +98,7 @@ def test_what_the_converter_refuses_stays_at_17_with_its_weights() -> None:
     assert ["scale"] == list(lowered.graph.initializers)
 
 
-def test_what_the_converter_refuses_further_down_keeps_the_oldest_opset_it_reached() -> None:
+def test_partly_convertible_graph_gets_the_oldest_reachable_opset() -> None:
     """Pow is the same in 15 and 16, and onnx cannot convert it from 15 to 14: weights and tags reach 15."""
     model = tagged("""<ir_version: 10, opset_import: ["": 18]>
     graph (float[2, 2000] x, float[2000] scale) => (y) { a = Pow (x, x)  y = Mul (a, scale) }""")

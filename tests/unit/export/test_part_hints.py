@@ -18,6 +18,6 @@ from winml.modelkit.models.caches.finding import no_cache_hint
     ],
     ids=["none", "another", "said already", "few bits"],
 )
-def test_graph_without_a_cache_is_named_once_and_where_it_helps(hint: str, expected: str) -> None:
+def test_hint_on_a_graph_without_a_cache_appears_once(hint: str, expected: str) -> None:
     """Quantization below the minimum SQNR fails with and without a cache, so its hint does not change."""
     assert expected == hint_with_cache(hint)

@@ -49,7 +49,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
     return export_pytorch(Model(), tmp_path_factory.mktemp("export") / "model.onnx", torch.randn(2, 4))
 
 
-def with_changed_part(result: ExportResult, **changes: Any) -> ExportResult:
+def change_part(result: ExportResult, **changes: Any) -> ExportResult:
     """Return the result with a changed part."""
     return replace(result, parts=(replace(result.only_part, **changes),))
 
@@ -65,10 +65,10 @@ def test_sidecar_satisfies_its_schema(result: ExportResult) -> None:
     jsonschema.Draft202012Validator.check_schema(sidecar_schema())
     jsonschema.validate(sidecar_of(result), sidecar_schema())
     assert ("schema_version", 2) == next(iter(sidecar_of(result).items()))
-    jsonschema.validate(sidecar_of(with_changed_part(result, verification=None)), sidecar_schema())
+    jsonschema.validate(sidecar_of(change_part(result, verification=None)), sidecar_schema())
 
 
-def test_sidecar_counts_are_those_of_the_file(result: ExportResult) -> None:
+def test_sidecar_counts_equal_the_file(result: ExportResult) -> None:
     """Nodes, coverage and sources agree with each other and with the file."""
     sidecar = sidecar_of(result)
     statistics = sidecar["statistics"]
@@ -80,7 +80,7 @@ def test_sidecar_counts_are_those_of_the_file(result: ExportResult) -> None:
     assert [node.name for node in result.only_part.nodes if node.op_type == "Relu"] == statistics["root_nodes"]
 
 
-def test_sidecar_modules_are_nested_as_they_ran(result: ExportResult) -> None:
+def test_sidecar_modules_are_nested_by_execution(result: ExportResult) -> None:
     """The tree has order, calls, parameters and depth of each module."""
     sidecar = sidecar_of(result)
     root = sidecar["modules"]
@@ -101,7 +101,7 @@ def test_sidecar_modules_are_nested_as_they_ran(result: ExportResult) -> None:
 
 def test_sidecar_keeps_letters_of_every_language(result: ExportResult) -> None:
     """Text is not escaped, so people can read the file."""
-    other = with_changed_part(result, notes=("Größe: 模型",))
+    other = change_part(result, notes=("Größe: 模型",))
     text = sidecar_json(other, other.only_part)
     assert "Größe: 模型" in text
     assert text.endswith("}\n")
@@ -141,7 +141,7 @@ def _spoil(sidecar: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("tracing.task", 3),
     ],
 )
-def test_sidecar_schema_refuses_what_formats_does_not_describe(result: ExportResult, path: str, value: Any) -> None:
+def test_sidecar_schema_refuses_undocumented_keys(result: ExportResult, path: str, value: Any) -> None:
     """An unknown key, a missing key and a wrong value are found."""
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(_spoil(sidecar_of(result), path, value), sidecar_schema())
@@ -169,7 +169,7 @@ def test_markdown_report_has_the_sections_of_formats(result: ExportResult) -> No
     ] == titles
 
 
-def test_markdown_report_draws_the_tree_with_counts(result: ExportResult) -> None:
+def test_markdown_report_contains_the_tree_with_counts(result: ExportResult) -> None:
     """Each module stands below its parent with path, own nodes, all nodes and parameters."""
     counts, nodes = result.only_part.node_counts(), len(result.only_part.nodes)
     expected = [
@@ -193,7 +193,7 @@ def test_markdown_report_lists_every_node_once(result: ExportResult) -> None:
 
 def test_markdown_report_tables_are_whole_rows(result: ExportResult) -> None:
     """A bar or a line break in a text does not end its cell."""
-    spoiled = with_changed_part(result, notes=("a | b\nc",))
+    spoiled = change_part(result, notes=("a | b\nc",))
     rows = [line for line in markdown_of(spoiled).splitlines() if line.startswith("|")]
     assert r"| note | a \| b\\nc |" in rows
     widths = {re.sub(r"\\\|", "", row).count("|") for row in rows}
@@ -205,7 +205,7 @@ def node_words(count: int) -> str:
     return f"{count} node{'' if count == 1 else 's'}"
 
 
-def told(result: ExportResult, limits: TreeLimits | None = None) -> str:
+def printed_text(result: ExportResult, limits: TreeLimits | None = None) -> str:
     """Return the text printed into a pipe."""
     stream = io.StringIO()
     print_document(export_document(result, limits), console_for(stream))
@@ -214,7 +214,7 @@ def told(result: ExportResult, limits: TreeLimits | None = None) -> str:
 
 def test_console_tree_shows_modules_paths_and_counts(result: ExportResult) -> None:
     """A module is one line, indented by guides, without colour codes in a pipe."""
-    text = told(result, TreeLimits()).partition("\n\n")[0]
+    text = printed_text(result, TreeLimits()).partition("\n\n")[0]
     counts = result.only_part.node_counts()
     lines = [re.sub(r"^[├└─│ ]+", "", line) for line in text.splitlines()]
     assert [
@@ -231,28 +231,28 @@ def test_trees_count_nested_modules_into_every_module_above(result: ExportResult
     deeper = replace(result.only_part.tree.nodes[2], parent=path)
     changed = copy.copy(result.only_part.tree)
     changed.nodes = (*result.only_part.tree.nodes[:2], deeper)
-    counts = with_changed_part(result, tree=changed).only_part.total_node_counts()
+    counts = change_part(result, tree=changed).only_part.total_node_counts()
     assert (totals[path] + totals[deeper.path], totals[deeper.path]) == (counts[path], counts[deeper.path])
 
 
 def test_trees_in_a_pipe_have_no_colour(result: ExportResult) -> None:
     """Colour codes are for terminals."""
-    text = told(result, TreeLimits())
+    text = printed_text(result, TreeLimits())
     assert "\x1b" not in text
 
 
-def test_console_tree_prints_brackets_as_they_are(result: ExportResult) -> None:
+def test_console_tree_prints_brackets_literally(result: ExportResult) -> None:
     """A module path that looks like markup is printed as text."""
     tree = result.only_part.tree
     odd = replace(tree.nodes[1], path="a[red]b", tag="/Model/Leaf[bold].x")
     changed = copy.copy(tree)
     changed._children = {None: [tree.root], "": [odd]}  # type: ignore[assignment]
-    assert "Leaf[bold].x a[red]b · 0 nodes" in told(with_changed_part(result, tree=changed), TreeLimits())
+    assert "Leaf[bold].x a[red]b · 0 nodes" in printed_text(change_part(result, tree=changed), TreeLimits())
 
 
-def test_console_summary_tells_coverage_verification_and_files(result: ExportResult) -> None:
+def test_console_summary_has_coverage_verification_and_files(result: ExportResult) -> None:
     """The result is printed in labelled lines, and long lines are not cut."""
-    text = told(with_changed_part(result, notes=("A long note. " * 20,)))
+    text = printed_text(change_part(result, notes=("A long note. " * 20,)))
     count = len(result.only_part.nodes)
     assert "Model · 60 parameters" in text
     assert f"3 modules (8 registered, with torch.nn layers) · {count} of {count} nodes tagged (100 %)" in text
@@ -263,9 +263,9 @@ def test_console_summary_tells_coverage_verification_and_files(result: ExportRes
 
 def test_console_summary_without_tags_names_no_sources(result: ExportResult) -> None:
     """A file without hierarchy has no sources."""
-    bare = with_changed_part(result, coverage=Coverage(nodes=len(result.only_part.nodes), tagged=0, sources={}))
-    assert "sources" not in told(bare)
-    assert "sources" in told(result)
+    bare = change_part(result, coverage=Coverage(nodes=len(result.only_part.nodes), tagged=0, sources={}))
+    assert "sources" not in printed_text(bare)
+    assert "sources" in printed_text(result)
 
 
 def test_result_record_is_json(result: ExportResult) -> None:
@@ -287,7 +287,7 @@ def test_result_record_is_json(result: ExportResult) -> None:
         assert step["milliseconds"] == pytest.approx(timing.seconds * 1000, abs=0.1)
 
 
-def test_files_have_the_sizes_they_were_written_with(result: ExportResult) -> None:
+def test_written_file_sizes_are_reported(result: ExportResult) -> None:
     """The sizes are those of the files, the model first."""
     assert [result.only_part.model_path, result.only_part.model_path.with_name("model_htp_metadata.json")] == [
         file.path for file in result.files
@@ -300,10 +300,10 @@ def test_sidecar_infinite_difference_is_null(result: ExportResult, tmp_path: Pat
     draws = [{"y": np.float32([1.0])}, {"y": np.float32([2.0])}]
     wrong = compare_outputs(draws, [{"y": np.float32([[1.0]])}, {"y": np.float32([np.nan])}])
     wrong = replace(wrong, assumed=())
-    sidecar = sidecar_of(with_changed_part(result, verification=wrong))
+    sidecar = sidecar_of(change_part(result, verification=wrong))
     jsonschema.validate(sidecar, sidecar_schema())
     assert [None, None] == [item["relative_diff"] for item in sidecar["verification"]["outputs"]]
-    failed = with_changed_part(result, verification=wrong)
+    failed = change_part(result, verification=wrong)
     json.loads(sidecar_json(failed, failed.only_part), parse_constant=pytest.fail)
 
 

@@ -33,7 +33,7 @@ def test_name_is_one_that_windows_takes(module: str, expected: str) -> None:
     assert [expected] == _names(module)
 
 
-def test_names_that_differ_by_case_or_replaced_signs_stay_apart() -> None:
+def test_names_differing_in_case_or_replaced_signs_stay_distinct() -> None:
     """Two modules never share a file on a file system that ignores case."""
     assert ["block.a", "block.A-2", "b_c", "b_c-2"] == _names("block.a", "block.A", "b/c", "b:c")
 
@@ -57,7 +57,7 @@ def test_root_is_called_after_its_tag_and_calls_are_numbered() -> None:
     assert ["BertModel", "block.call1", "block.call2"] == _file_stems(identities)
 
 
-def test_arrays_are_read_back_whatever_they_are_called(tmp_path: Path) -> None:
+def test_arrays_of_any_name_are_read_back(tmp_path: Path) -> None:
     """Names of tensors start with slashes, and may be equal to a parameter of numpy's own function."""
     arrays = {"/a/b": np.arange(6).reshape(2, 3), "file": np.array(2.5, np.float32), "half": np.ones(3, np.float16)}
     _write_arrays(tmp_path / "x.npz", arrays)

@@ -39,7 +39,7 @@ def test_forced_tokens_of_a_translator_are_the_first_and_the_last(tmp_path: Path
     assert settings.for_transformers is None
 
 
-def test_language_that_nobody_named_is_chosen_among_languages(tmp_path: Path) -> None:
+def test_unnamed_language_is_chosen_among_languages(tmp_path: Path) -> None:
     """Whisper begins with a language, the task and no timestamps.
 
     Then suppressed tokens are never allowed, and others not at first.
@@ -59,14 +59,14 @@ def test_language_that_nobody_named_is_chosen_among_languages(tmp_path: Path) ->
     assert settings.for_transformers is None
 
 
-def test_what_only_transformers_knows_is_left_to_its_loop(tmp_path: Path) -> None:
+def test_settings_of_transformers_only_use_the_loop_of_transformers(tmp_path: Path) -> None:
     """Beam search is left to transformers; the first token may be in config.json alone."""
     beginning, settings = read_decoder_prompt(folder(tmp_path, {"num_beams": 4}, {"decoder_start_token_id": 7}))
     assert 7 == beginning.start
     assert {"num_beams": 4} == settings.for_transformers
 
 
-def test_what_the_graph_says_stands_before_the_files(tmp_path: Path) -> None:
+def test_graph_metadata_overrides_the_files(tmp_path: Path) -> None:
     """First token and end tokens of the graph's metadata win; without an end token the files decide."""
     path = folder(tmp_path, {"bos_token_id": 7, "eos_token_id": 8})
     beginning, settings = read_decoder_prompt(path, TextTokens(3, (4, 5)))
@@ -99,7 +99,7 @@ WHISPER: dict[str, Any] = {
     ],
     ids=str,
 )
-def test_language_and_task_are_those_of_the_files(
+def test_language_and_task_come_from_the_files(
     tmp_path: Path, told: dict[str, Any], config: dict[str, Any], expected: list[set[int]]
 ) -> None:
     """The tokens are those that transformers forces for Whisper; forced tokens of the files count without a request."""
@@ -123,7 +123,7 @@ def test_beginning_that_cannot_be_written_is_refused(tmp_path: Path, told: dict[
         read_decoder_prompt(folder(tmp_path, {**WHISPER, **told}))
 
 
-def test_config_tells_forced_tokens_where_nothing_else_does(tmp_path: Path) -> None:
+def test_forced_tokens_are_read_from_the_config_as_a_last_resort(tmp_path: Path) -> None:
     """A forced token of an older checkpoint is read from config.json, as in transformers."""
     path = folder(tmp_path, {}, {"decoder_start_token_id": 2, "forced_bos_token_id": 4, "forced_eos_token_id": 1})
     (path / "generation_config.json").unlink()
@@ -141,7 +141,7 @@ def test_config_tells_forced_tokens_where_nothing_else_does(tmp_path: Path) -> N
     ],
     ids=str,
 )
-def test_positions_are_those_of_encoder_and_decoder(
+def test_positions_have_the_limits_of_encoder_and_decoder(
     tmp_path: Path, config: dict[str, Any], limits: tuple[int | None, int | None]
 ) -> None:
     """Relative positions set no limit."""

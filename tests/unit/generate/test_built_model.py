@@ -59,7 +59,7 @@ def reference(model: Any, **inputs: torch.Tensor) -> Any:
         return model(**inputs)
 
 
-def test_model_answers_with_the_record_of_its_class(encoder: WinMLModel) -> None:
+def test_model_returns_the_record_of_its_class(encoder: WinMLModel) -> None:
     """Type, fields and numbers are those of transformers."""
     expected = reference(build_model("bert"), input_ids=tokens(LENGTH))
     actual = encoder(input_ids=tokens(LENGTH))
@@ -104,7 +104,7 @@ def test_inputs_the_graph_does_not_take_are_refused(
         encoder(**inputs)
 
 
-def test_short_rows_without_a_filler_are_told_how_to_get_one(encoder: WinMLModel) -> None:
+def test_short_rows_without_a_filler_are_refused_with_a_hint(encoder: WinMLModel) -> None:
     """The hint for short rows names the option; rows that are too long have another hint."""
     plain = WinMLModel(encoder.path)
     with pytest.raises(UsageError, match="pad_token_id="):
@@ -143,7 +143,7 @@ def test_quantized_model_takes_short_rows(encoder: WinMLModel, tmp_path: Path) -
     assert difference.norm() < 0.3 * expected.last_hidden_state.norm()
 
 
-def test_model_that_looks_for_its_filler_answers_short_rows(tmp_path: Path) -> None:
+def test_model_searching_its_filler_runs_short_rows(tmp_path: Path) -> None:
     """GPT-2 finds the last token by the pad token: another pad token would give other outputs."""
     options = {"num_labels": 3, "pad_token_id": 0}
     model = build_model("gpt2", class_name="GPT2ForSequenceClassification", **options)
@@ -219,7 +219,7 @@ def test_pipeline_takes_rows_of_any_length(tmp_path: Path) -> None:
     assert [row["score"] for row in expected] == pytest.approx([row["score"] for row in actual], abs=1e-5)
 
 
-def test_filler_of_the_tokenizer_is_taken_where_the_config_has_none(tmp_path: Path) -> None:
+def test_filler_of_the_tokenizer_is_used_if_the_config_has_no_filler(tmp_path: Path) -> None:
     """The built folder holds the checkpoint's tokenizer."""
     checkpoint = save_checkpoint("bert", tmp_path / "checkpoint", pad_token_id=None)
     write_tokenizer(checkpoint, pad_token="[PAD]")
@@ -248,7 +248,7 @@ def test_class_of_a_task_builds_for_that_task(checkpoint: Path) -> None:
         getattr(winml.modelkit, name).from_pretrained(str(checkpoint), task="fill-mask")
 
 
-def test_from_onnx_of_a_plain_module_answers_by_name(tmp_path: Path) -> None:
+def test_from_onnx_of_a_plain_module_returns_names(tmp_path: Path) -> None:
     """Outputs of a file without a transformers class have the names of the file."""
     module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
     x = torch.randn(2, 4)
@@ -257,7 +257,7 @@ def test_from_onnx_of_a_plain_module_answers_by_name(tmp_path: Path) -> None:
     assert {"output": (5, 3)} == {name: tuple(value.shape) for name, value in answer.items()}
 
 
-def test_every_task_has_a_class_and_unknown_ones_are_refused() -> None:
+def test_every_task_has_a_class_and_unknown_tasks_are_refused() -> None:
     """The classes are made from the table of tasks, so each task has one."""
     for task in TASKS:
         assert task == getattr(winml.modelkit, inference_class(task)).main_task

@@ -48,7 +48,7 @@ def graph(tmp_path: Path) -> DecoderGraph:
     ],
     ids=str,
 )
-def test_scores_are_those_of_transformers_processors(step: GenerationSettings) -> None:
+def test_scores_equal_the_processors_of_transformers(step: GenerationSettings) -> None:
     """The same logits leave the same tokens with the same scores."""
     logits = np.random.default_rng(0).normal(size=(50,)).astype(np.float32) * 3
     before = [3, 7, 7, 41]
@@ -66,7 +66,7 @@ def test_scores_are_those_of_transformers_processors(step: GenerationSettings) -
     np.testing.assert_allclose(processed_scores(logits, before, step), expected, rtol=1e-6)
 
 
-def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+def test_tokens_are_drawn_by_their_probability() -> None:
     """Three quarters of the draws are the token of that probability, and a seed repeats its draws."""
     logits = np.log(np.array([0.75, 0.25, 1e-9]))
     step = GenerationSettings(is_sampled=True, top_k=2)
@@ -86,7 +86,7 @@ def test_state_of_any_kind_is_handed_from_step_to_step(graph: DecoderGraph) -> N
     assert [3, 6] == [entry.token for entry in generate_tokens(graph, [1, 2], replace(settings, eos_token_ids=(6,)))]
 
 
-def test_tokens_of_language_and_task_are_no_new_ones(graph: DecoderGraph) -> None:
+def test_language_and_task_tokens_do_not_count_as_new(graph: DecoderGraph) -> None:
     """The requested number of tokens follows them; the last position holds the token that ends a text."""
     settings = GenerationSettings(max_new_tokens=2)
     beginning = DecoderPrompt(1, prompt_places=2, allowed={1: (5,), 2: (7,)}, last=0)
@@ -95,7 +95,7 @@ def test_tokens_of_language_and_task_are_no_new_ones(graph: DecoderGraph) -> Non
     assert [5, 7, 5, 0] == tokens
 
 
-def test_rows_of_a_cache_can_be_taken_in_another_order(graph: DecoderGraph) -> None:
+def test_cache_rows_can_be_reordered(graph: DecoderGraph) -> None:
     """Beam search reorders rows; an earlier copy stays unchanged."""
     cache = graph.empty_cache(2)
     graph.run(np.array([[1], [5]]), cache=cache)
@@ -115,7 +115,7 @@ def test_cache_of_another_model_is_refused(graph: DecoderGraph, tmp_path: Path) 
         graph.run(np.ones((3, 1), np.int64), cache=graph.empty_cache(2))
 
 
-def test_padding_leaves_a_state_of_one_size_as_it_was(tmp_path: Path) -> None:
+def test_padding_leaves_a_fixed_size_state_unchanged(tmp_path: Path) -> None:
     """Each row of a padded batch has the logits that it has alone, in runs of one token or of several."""
     tokens, mask = np.array([[7, 7, 1, 2], [3, 1, 2, 1]]), np.array([[0, 0, 1, 1], [1, 1, 1, 1]])
     files = [
@@ -135,7 +135,7 @@ def test_padding_leaves_a_state_of_one_size_as_it_was(tmp_path: Path) -> None:
         assert [[8 % 8], [14 % 8]] == after.argmax(-1).tolist()
 
 
-def test_padding_that_nothing_hides_is_refused(tmp_path: Path) -> None:
+def test_unmasked_padding_is_refused(tmp_path: Path) -> None:
     """A growing cache without a mask would hold the padding; a mask without padding is accepted."""
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["" : 17]>
@@ -184,7 +184,7 @@ def test_graph_that_does_not_generate_is_refused(tmp_path: Path) -> None:
     assert "['b', 's']" in errors[2]
 
 
-def test_settings_are_those_of_the_files_and_of_the_user(tmp_path: Path) -> None:
+def test_settings_come_from_files_and_user(tmp_path: Path) -> None:
     """A key that only transformers' loop supports is kept for it; a neutral value is ignored."""
     record = {"do_sample": True, "temperature": 0.5, "eos_token_id": [1, 2], "num_beams": 1, "no_repeat_ngram_size": 3}
     (tmp_path / "generation_config.json").write_text(json.dumps(record), encoding="utf-8")
@@ -226,7 +226,7 @@ def test_max_length_of_the_files_counts_the_prompt(tmp_path: Path) -> None:
     assert 5 == read_settings(tmp_path).fitted(2, None).max_new_tokens
 
 
-def test_tokenizer_of_a_file_reads_and_writes_as_that_of_transformers(tmp_path: Path) -> None:
+def test_tokenizer_of_a_file_equals_transformers(tmp_path: Path) -> None:
     """Tokens, text, characters of several tokens and the chat template are equal without transformers."""
     save_tokenizer(tmp_path)
     ours, theirs = read_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
@@ -239,7 +239,7 @@ def test_tokenizer_of_a_file_reads_and_writes_as_that_of_transformers(tmp_path: 
     assert rendered == chat_prompt(tmp_path, PROMPT)
 
 
-def test_graph_that_reads_one_token_in_each_run_is_given_the_prompt_one_by_one(tmp_path: Path) -> None:
+def test_graph_of_single_token_runs_reads_the_prompt_token_by_token(tmp_path: Path) -> None:
     """Some decoders compute states token by token; the logits are those of the whole prompt."""
     path = counting_graph(tmp_path / "single.onnx", sequence="1", mask="1")
     graph = DecoderGraph(Session(path))

@@ -63,7 +63,7 @@ def path(tmp_path: Path) -> Path:
     return _write_decoder(tmp_path / "model.onnx")
 
 
-def test_tokens_are_those_of_states_that_are_copied(path: Path) -> None:
+def test_tokens_with_states_in_place_equal_tokens_with_copied_states(path: Path) -> None:
     """The text exceeds the first capacity, so the states move twice."""
     settings = GenerationSettings(max_new_tokens=450)
     in_place, copied = (
@@ -74,7 +74,7 @@ def test_tokens_are_those_of_states_that_are_copied(path: Path) -> None:
     assert DecoderGraph(Session(path)).adds_in_place
 
 
-def test_head_size_that_the_graph_leaves_open_is_that_of_the_config_of_genai(path: Path) -> None:
+def test_dynamic_head_size_is_read_from_the_genai_config(path: Path) -> None:
     """The builder of genai leaves the head size dynamic; a config without it is an error with the file's name."""
     settings = GenerationSettings(max_new_tokens=9)
     expected = [entry.token for entry in generate_tokens(DecoderGraph(Session(path)), [5, 9, 2], settings)]
@@ -92,7 +92,7 @@ def test_head_size_that_the_graph_leaves_open_is_that_of_the_config_of_genai(pat
         DecoderGraph(Session(path))
 
 
-def test_files_of_a_model_are_beside_it_although_there_is_a_config_above(path: Path) -> None:
+def test_files_of_a_model_lie_beside_it_despite_a_config_above(path: Path) -> None:
     """A folder of genai's builder has a config of its own, and no config.json."""
     model = path.parent / "genai" / "model.onnx"
     model.parent.mkdir()
@@ -114,7 +114,7 @@ def test_run_writes_into_the_memory_of_the_run_before(path: Path) -> None:
     assert 2 * 4 * 2 * 8 * 4 == cache.size_bytes()
 
 
-def test_copy_of_a_cache_stays_what_it_is(path: Path) -> None:
+def test_cache_copy_stays_unchanged(path: Path) -> None:
     """Two texts with a common beginning continue as if generated alone, in either order; so do rows."""
     graph, copying = DecoderGraph(Session(path)), DecoderGraph(_CopyingSession(path))
     logits = {}
@@ -129,7 +129,7 @@ def test_copy_of_a_cache_stays_what_it_is(path: Path) -> None:
     np.testing.assert_allclose(logits["in place"], logits["copied"], rtol=1e-6)
 
 
-def test_rewound_cache_answers_as_before(path: Path) -> None:
+def test_rewound_cache_gives_equal_outputs(path: Path) -> None:
     """A step that is measured repeatedly starts from the same tokens."""
     graph = DecoderGraph(Session(path))
     cache = graph.empty_cache(1)

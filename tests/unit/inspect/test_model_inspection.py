@@ -55,7 +55,7 @@ def printed(record: InspectedModel, *, verbose: bool = False) -> str:
     return stream.getvalue()
 
 
-def test_inspect_folder_tells_the_export(bert: Path) -> None:
+def test_inspect_folder_describes_the_export(bert: Path) -> None:
     """The record has the task with its rule, classes, inputs, outputs, parameters and weight files."""
     seen = inspect_model(ModelRequest(str(bert)))
     assert ("feature-extraction", "from the architecture BertModel in the config") == (
@@ -119,7 +119,7 @@ def test_inspect_unknown_model_type_names_the_nearest() -> None:
     assert "bert" in caught.value.hint
 
 
-def test_inspect_script_shows_its_tree_and_what_never_ran(tmp_path: Path) -> None:
+def test_inspect_script_has_its_tree_and_unexecuted_modules(tmp_path: Path) -> None:
     """The module of a factory runs without values; containers are not listed as never run."""
     (tmp_path / "net.py").write_text(SCRIPT, encoding="utf-8")
     seen = inspect_model(ModelRequest(f"{tmp_path / 'net.py'}:build"), hierarchy=True)
@@ -132,7 +132,7 @@ def test_inspect_script_shows_its_tree_and_what_never_ran(tmp_path: Path) -> Non
     assert "20 parameters" in text
 
 
-def test_inspect_hierarchy_beyond_the_limit_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_inspect_hierarchy_beyond_the_limit_has_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A forward that needs values is not run on more random weights than fit into the limit."""
     content = {
         "model_type": "longformer", "architectures": ["LongformerModel"], "vocab_size": 50, "hidden_size": 16,
@@ -147,7 +147,7 @@ def test_inspect_hierarchy_beyond_the_limit_says_what_to_do(monkeypatch: pytest.
     assert None is inspect_model(ModelRequest(str(tmp_path))).outputs
 
 
-def test_inspect_record_is_json_and_says_what_the_table_says(bert: Path) -> None:
+def test_inspect_record_is_json_with_the_facts_of_the_table(bert: Path) -> None:
     """Table and JSON have the same facts."""
     seen = inspect_model(ModelRequest(str(bert)), hierarchy=True)
     record = json.loads(json.dumps(seen.as_record()))
@@ -175,7 +175,7 @@ def test_list_tasks_needs_no_decision(architecture: str, tmp_path: Path) -> None
     assert CONFIGS[architecture][0] in {name for classes in tasks.values() for name in classes}
 
 
-def test_inspect_allocates_nothing_that_grows_with_the_weights() -> None:
+def test_inspect_allocates_no_parameters() -> None:
     """No tensor with storage is made for the parameters."""
     seen = inspect_model(ModelRequest(""), model_type="llama", hierarchy=True)
     assert seen.tree is not None

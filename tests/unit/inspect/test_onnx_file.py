@@ -18,7 +18,7 @@ from winml.modelkit.onnx.module_costs import Cost
 FLOAT = TensorProto.FLOAT
 
 
-def _with_tag(node: onnx.NodeProto, tag: str) -> onnx.NodeProto:
+def _tag_node(node: onnx.NodeProto, tag: str) -> onnx.NodeProto:
     for key, value in {"winml.hierarchy.tag": tag, "winml.hierarchy.source": "direct"}.items():
         entry = node.metadata_props.add()
         entry.key, entry.value = key, value
@@ -39,11 +39,11 @@ def _two_layer_model(batch: Any = 2) -> onnx.ModelProto:
     ``/M/A``: hidden = x · a + bias; ``/M/B``: out = hidden · dequantized(b) + bias.
     """
     nodes = [
-        _with_tag(helper.make_node("MatMul", ["x", "a"], ["xa"], name="/a/MatMul"), "/M/A"),
-        _with_tag(helper.make_node("Add", ["xa", "bias"], ["hidden"], name="/a/Add"), "/M/A"),
-        _with_tag(helper.make_node("DequantizeLinear", ["b", "scale"], ["bf"], name="/b/Dequantize"), "/M/B"),
-        _with_tag(helper.make_node("MatMul", ["hidden", "bf"], ["hb"], name="/b/MatMul"), "/M/B"),
-        _with_tag(helper.make_node("Add", ["hb", "bias"], ["sum"], name="/b/Add"), "/M/B"),
+        _tag_node(helper.make_node("MatMul", ["x", "a"], ["xa"], name="/a/MatMul"), "/M/A"),
+        _tag_node(helper.make_node("Add", ["xa", "bias"], ["hidden"], name="/a/Add"), "/M/A"),
+        _tag_node(helper.make_node("DequantizeLinear", ["b", "scale"], ["bf"], name="/b/Dequantize"), "/M/B"),
+        _tag_node(helper.make_node("MatMul", ["hidden", "bf"], ["hb"], name="/b/MatMul"), "/M/B"),
+        _tag_node(helper.make_node("Add", ["hb", "bias"], ["sum"], name="/b/Add"), "/M/B"),
         helper.make_node("Mul", ["sum", "loose"], ["out"], name="Mul"),
     ]
     weights = [
@@ -62,7 +62,7 @@ def _inspect_model(model: onnx.ModelProto, folder: Path, **options: Any) -> Onnx
     return inspect_onnx(path, **options)
 
 
-def test_inspect_onnx_tells_what_the_file_declares(tmp_path: Path) -> None:
+def test_inspect_onnx_describes_the_declarations_of_the_file(tmp_path: Path) -> None:
     """Versions, values, operators and our records are those of the file."""
     inspection = _inspect_model(_two_layer_model(batch="batch"), tmp_path).as_record()
     assert (10, {"ai.onnx": 17}, "test") == (
@@ -113,7 +113,7 @@ def test_inspect_onnx_selector_narrows_to_subtrees_with_their_nodes(tmp_path: Pa
     assert 5 == len(everything.module_nodes)
 
 
-def test_inspect_onnx_selector_that_names_nothing_is_refused(tmp_path: Path) -> None:
+def test_inspect_onnx_unmatched_selector_is_refused(tmp_path: Path) -> None:
     """A selector is also refused if the file has no tree."""
     with pytest.raises(UsageError, match="'/M/C'"):
         _inspect_model(_two_layer_model(), tmp_path, selector="/M/C")
@@ -150,7 +150,7 @@ def test_inspect_onnx_external_data_is_counted_and_never_opened(tmp_path: Path) 
     assert path.stat().st_size + (tmp_path / "w.data").stat().st_size == inspection.size_bytes
 
 
-def test_inspect_onnx_missing_or_short_data_file_is_told(tmp_path: Path) -> None:
+def test_inspect_onnx_missing_or_short_data_file_is_noted(tmp_path: Path) -> None:
     """A note names the missing or truncated file, and the inspection goes on."""
     path = _save_external(tmp_path)
     data = tmp_path / "w.data"
@@ -180,7 +180,7 @@ def test_inspect_onnx_subgraphs_and_functions_count_and_their_runs_do_not(tmp_pa
     The number of runs is unknown, and so is the number of products.
     """
     branch = helper.make_graph(
-        [_with_tag(helper.make_node("MatMul", ["x", "w"], ["b"], name="/c/MatMul"), "/M/C")],
+        [_tag_node(helper.make_node("MatMul", ["x", "w"], ["b"], name="/c/MatMul"), "/M/C")],
         "branch", [], [_make_value("b", [2, 4])], [_make_weight("w", 4, 4)],
     )  # fmt: skip
     plain = helper.make_function(
@@ -190,11 +190,11 @@ def test_inspect_onnx_subgraphs_and_functions_count_and_their_runs_do_not(tmp_pa
         "local", "Square", ["v"], ["w"], [helper.make_node("MatMul", ["v", "v"], ["w"])], [helper.make_opsetid("", 17)]
     )
     nodes = [
-        _with_tag(
+        _tag_node(
             helper.make_node("If", ["condition"], ["y"], name="/If", then_branch=branch, else_branch=branch), "/M"
         ),
-        _with_tag(helper.make_node("Twice", ["y"], ["z"], name="/Twice", domain="local"), "/M/T"),
-        _with_tag(helper.make_node("Square", ["z"], ["out"], name="/Square", domain="local"), "/M/S"),
+        _tag_node(helper.make_node("Twice", ["y"], ["z"], name="/Twice", domain="local"), "/M/T"),
+        _tag_node(helper.make_node("Square", ["z"], ["out"], name="/Square", domain="local"), "/M/S"),
     ]
     graph = helper.make_graph(
         nodes,
@@ -215,7 +215,7 @@ def test_inspect_onnx_subgraphs_and_functions_count_and_their_runs_do_not(tmp_pa
     assert 2 == inspection.unclaimed.nodes
 
 
-def test_inspect_onnx_newer_versions_are_answered_and_told(tmp_path: Path) -> None:
+def test_inspect_onnx_newer_versions_are_described_with_a_note(tmp_path: Path) -> None:
     """A file of a future version is described as far as possible."""
     model = _two_layer_model()
     model.ir_version = 99
@@ -228,7 +228,7 @@ def test_inspect_onnx_newer_versions_are_answered_and_told(tmp_path: Path) -> No
     assert 6 == inspection.total.nodes
 
 
-def test_inspect_onnx_repeated_metadata_keys_are_told(tmp_path: Path) -> None:
+def test_inspect_onnx_repeated_metadata_keys_are_noted(tmp_path: Path) -> None:
     """A file that onnx.checker rejects is described, with a note."""
     model = _two_layer_model()
     model.metadata_props.add(key="author", value="bob")
@@ -238,7 +238,7 @@ def test_inspect_onnx_repeated_metadata_keys_are_told(tmp_path: Path) -> None:
     assert notes[1].startswith("1 node(s) have a metadata key more than once")
 
 
-def test_inspect_onnx_values_that_are_no_tensors_are_named(tmp_path: Path) -> None:
+def test_inspect_onnx_non_tensor_values_are_named(tmp_path: Path) -> None:
     """A sequence, an unknown rank, an unnamed dimension, and an initializer among the inputs are named."""
     sequence = helper.make_tensor_sequence_value_info("list", FLOAT, None)
     graph = helper.make_graph(
@@ -268,7 +268,7 @@ def test_inspect_onnx_sizes_follow_from_type_and_shape(
     assert expected == _inspect_model(helper.make_model(graph), tmp_path).weights[0].size_bytes
 
 
-def test_inspect_onnx_constants_that_hold_weights_are_parameters_of_the_module_that_reads_them(tmp_path: Path) -> None:
+def test_inspect_onnx_weight_constants_are_parameters_of_their_reading_module(tmp_path: Path) -> None:
     """Constants with weights count in a graph, a branch and a function.
 
     A shape, a scalar and an epsilon do not count.
@@ -276,12 +276,12 @@ def test_inspect_onnx_constants_that_hold_weights_are_parameters_of_the_module_t
 
     def constant(name: str, values: Any, tag: str) -> onnx.NodeProto:
         array = np.asarray(values)
-        return _with_tag(helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array, name)), tag)
+        return _tag_node(helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array, name)), tag)
 
     branch = helper.make_graph(
         [
             constant("kernel", np.ones((4, 4), np.float32), "/M/Inner"),
-            _with_tag(helper.make_node("MatMul", ["x", "kernel"], ["inner"]), "/M/Inner"),
+            _tag_node(helper.make_node("MatMul", ["x", "kernel"], ["inner"]), "/M/Inner"),
         ],
         "then", [], [_make_value("inner", None)],
     )  # fmt: skip
@@ -291,9 +291,9 @@ def test_inspect_onnx_constants_that_hold_weights_are_parameters_of_the_module_t
         constant("scale", np.ones(4, np.float32), "/M"),
         constant("epsilon", np.float32(1e-5), "/M"),
         constant("shape", np.asarray([2, 4], np.int64), "/M"),
-        _with_tag(helper.make_node("If", ["c"], ["chosen"], then_branch=branch, else_branch=direct), "/M"),
-        _with_tag(helper.make_node("Mul", ["chosen", "scale"], ["scaled"]), "/M/Scale"),
-        _with_tag(helper.make_node("Reshape", ["scaled", "shape"], ["y"]), "/M"),
+        _tag_node(helper.make_node("If", ["c"], ["chosen"], then_branch=branch, else_branch=direct), "/M"),
+        _tag_node(helper.make_node("Mul", ["chosen", "scale"], ["scaled"]), "/M/Scale"),
+        _tag_node(helper.make_node("Reshape", ["scaled", "shape"], ["y"]), "/M"),
     ]  # fmt: skip
     inputs = [_make_value("x", [2, 4]), _make_value("c", [], TensorProto.BOOL)]
     graph = helper.make_graph(nodes, "g", inputs, [_make_value("y", [2, 4])])

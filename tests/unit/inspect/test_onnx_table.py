@@ -46,7 +46,7 @@ def _print(
     return [" ".join(line.split()) for line in stream.getvalue().splitlines()]
 
 
-def test_print_onnx_inspection_says_each_thing_on_its_line(tmp_path: Path) -> None:
+def test_print_onnx_inspection_has_one_fact_per_line(tmp_path: Path) -> None:
     """A reader of a pipe finds each fact by the first word of its line."""
     path = _file(tmp_path)
     assert [
@@ -76,14 +76,14 @@ def test_print_onnx_inspection_hierarchy_indents_modules_with_total_and_own(tmp_
     ] == lines[lines.index("") + 1 :]
 
 
-def test_print_onnx_inspection_unknown_is_said_and_never_zero(tmp_path: Path) -> None:
+def test_print_onnx_inspection_unknown_is_marked_and_never_zero(tmp_path: Path) -> None:
     """A dimension without a size makes the number of operations unknown."""
     lines = _print(_file(tmp_path, batch="batch"), with_hierarchy=True)
     assert "MACs unknown: a shape they depend on is not static, or an operator is foreign" in lines
     assert lines[-1].endswith("128 B 128 B 32 32 ? ?")
 
 
-def test_print_onnx_inspection_verbose_shows_everything(tmp_path: Path) -> None:
+def test_print_onnx_inspection_verbose_prints_all_rows(tmp_path: Path) -> None:
     """The option prints all operators, other metadata and each initializer; without it the rest is counted."""
     path = _file(tmp_path, operators=10)
     brief, verbose = _print(path), _print(path, verbose=True)
@@ -100,7 +100,7 @@ def test_print_onnx_inspection_selector_lists_nodes(tmp_path: Path) -> None:
     assert "/a[red]/b/MatMul MatMul /main/a[red]/b x, w[0] y 64" == lines[-1]
 
 
-def test_print_onnx_inspection_of_an_empty_graph_says_none(tmp_path: Path) -> None:
+def test_print_onnx_inspection_of_an_empty_graph_has_all_lines(tmp_path: Path) -> None:
     """A graph without nodes and modules has all lines."""
     path = tmp_path / "empty.onnx"
     onnx.save(helper.make_model(helper.make_graph([], "main", [], [])), path)

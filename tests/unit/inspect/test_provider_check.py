@@ -49,7 +49,7 @@ def check(tmp_path: Path) -> Check:
     return build
 
 
-def test_documented_operator_is_taken_and_one_that_is_not_listed_is_named_with_its_module(check: Check) -> None:
+def test_documented_operator_is_supported_and_an_unlisted_operator_is_named_with_its_module(check: Check) -> None:
     """NNAPI's list has Relu and not Erf; the result has source and version of the list."""
     fit = check("nnapi")
     assert (("document", 2, 1), False) == ((fit.basis, fit.nodes, fit.taken), fit.runs_all)
@@ -61,7 +61,7 @@ def test_documented_operator_is_taken_and_one_that_is_not_listed_is_named_with_i
     assert check("nnapi", "Sigmoid").runs_all
 
 
-def test_open_size_is_a_finding_where_the_provider_needs_fixed_ones(check: Check) -> None:
+def test_open_size_is_a_finding_for_a_provider_with_fixed_sizes(check: Check) -> None:
     """Every node with a dynamic size is a finding; the remedy is a command with the name of the size."""
     fit = check("nnapi", "Sigmoid", sizes="open")
     assert [("open size", "batch", {"block": 1, "block.act": 1})] == [
@@ -89,7 +89,7 @@ def test_operator_that_runs_on_another_device_only_is_a_finding(check: Check) ->
     assert [("IsInf", 1)] == [(limit.operator, limit.count) for limit in fit.limits]
 
 
-def test_cpu_provider_is_asked_for_its_kernels(check: Check) -> None:
+def test_cpu_provider_reports_its_kernels(check: Check) -> None:
     """The provider has kernels of Erf for float32 and not for float64, and no operator of another domain."""
     fit = check("cpu")
     assert (("kernels", 2, 2), True) == ((fit.basis, fit.nodes, fit.taken), fit.runs_all)
@@ -101,14 +101,14 @@ def test_cpu_provider_is_asked_for_its_kernels(check: Check) -> None:
     assert [("operator", "com.microsoft.Unheard")] == [(finding.kind, finding.what) for finding in fit.findings]
 
 
-def test_listed_kernels_are_those_a_session_finds() -> None:
+def test_listed_kernels_equal_session_kernels() -> None:
     """The private list of ONNX Runtime agrees with its sessions: Erf has one kernel, for float32."""
     table = kernel_table("CPUExecutionProvider", {"": 17})
     assert table is not None
     assert [("T", frozenset({"float32"}))] == list(table.kernels["", "Erf"][-1].types.items())
 
 
-def test_provider_of_which_nothing_is_known_is_refused(check: Check) -> None:
+def test_undocumented_provider_is_refused(check: Check) -> None:
     """The provider is not installed and has no table; the message names the providers with one."""
     with pytest.raises(UsageError, match="no operator table") as caught:
         check("vitisai")
@@ -133,7 +133,7 @@ def test_tables_are_of_known_providers_and_name_their_source() -> None:
         assert set() == {name for name in table.operators if "." not in name} - known
 
 
-def test_sizes_that_follow_from_others_and_unknown_shapes_are_told() -> None:
+def test_derived_sizes_and_unknown_shapes_are_reported() -> None:
     """A value without a shape depends on every dynamic size; an expression depends on the sizes in it."""
     graph = helper.make_graph(
         [helper.make_node("NonZero", ["x"], ["i"], name="a"), helper.make_node("Relu", ["x"], ["y"], name="b")],
@@ -158,7 +158,7 @@ def test_size_that_depends_on_data_is_a_finding_of_its_own_with_fixed_inputs(tmp
     assert not any("unknown size" == finding.kind for finding in check_provider(path, "tensorrt").findings)
 
 
-def test_nodes_without_a_name_of_their_own_are_no_other_node(tmp_path: Path) -> None:
+def test_unnamed_nodes_are_matched_with_no_other_node(tmp_path: Path) -> None:
     """ONNX Runtime reports nodes by name and operator, so only a unique pair is attributed."""
     nodes = [
         ("Relu", ["x"], "a", ""),

@@ -61,7 +61,7 @@ def test_run_weightless_module_without_storage_runs_all_the_same() -> None:
     assert (2, 4) == tuple(run.outputs["output"].shape)
 
 
-def test_run_weightless_leaves_the_module_as_it_was() -> None:
+def test_run_weightless_restores_the_module() -> None:
     """Parameters are the same objects with the same values, and no hook stays."""
     model = Block().eval()
     before = {name: (value, value.detach().clone()) for name, value in model.named_parameters()}
@@ -72,7 +72,7 @@ def test_run_weightless_leaves_the_module_as_it_was() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_run_weightless_forward_that_needs_values_says_where() -> None:
+def test_run_weightless_value_dependent_forward_names_the_module() -> None:
     """A decision by a value is no error: the result names the reason and the module, and nothing is logged."""
     level = logging.getLogger("torch._subclasses.fake_tensor").disabled
     run = run_weightless(ValueDependent().eval(), ROWS, only)
@@ -82,7 +82,7 @@ def test_run_weightless_forward_that_needs_values_says_where() -> None:
     assert level == logging.getLogger("torch._subclasses.fake_tensor").disabled
 
 
-def test_run_weightless_open_dimension_takes_the_size_it_is_given() -> None:
+def test_run_weightless_open_dimension_gets_the_requested_size() -> None:
     """The named size is looked up."""
     spec = InputTensorSpec(name="rows", shape=("batch", 8), dtype="float32")
     run = run_weightless(Block().eval(), (spec,), only, {"batch": 5})

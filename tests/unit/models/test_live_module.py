@@ -45,7 +45,7 @@ def test_examples_are_named_after_parameters_in_their_order(inputs: Any, shapes:
     assert list(shapes) == list(loaded.only_part.example)
 
 
-def test_examples_of_indices_say_which_values_are_valid() -> None:
+def test_examples_of_indices_bound_the_valid_values() -> None:
     """Random draws stay between the smallest and the largest index of the example."""
     spec = loaded_from_module(Model(), {"values": torch.zeros(1), "ids": IDS}).only_part.inputs[1]
     assert ("int64", (3.0, 7.0)) == (spec.dtype, spec.value_range)
@@ -57,13 +57,13 @@ def test_examples_win_over_input_tensors() -> None:
     assert (2, 3) == loaded.only_part.inputs[0].shape
 
 
-def test_input_tensors_are_taken_without_examples() -> None:
+def test_input_tensors_are_accepted_without_examples() -> None:
     """Specifications are enough; values are drawn later."""
     loaded = loaded_from_module(Model(), None, input_tensors=(SPEC,))
     assert ((SPEC,), None) == (loaded.only_part.inputs, loaded.only_part.example)
 
 
-def test_transformers_model_describes_itself() -> None:
+def test_transformers_model_is_described_by_its_config() -> None:
     """The config of a transformers model is enough, and its version is recorded."""
     import transformers
 
@@ -107,7 +107,7 @@ def test_module_is_not_touched() -> None:
     assert model.training
 
 
-def test_traced_module_is_refused_as_it_tells_no_inputs() -> None:
+def test_traced_module_is_refused_for_its_unknown_inputs() -> None:
     """A module traced by torch.jit has no Python forward; the hint asks for an nn.Module."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

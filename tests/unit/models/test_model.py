@@ -123,7 +123,7 @@ def test_load_real_weights(minilm_folder: Path) -> None:
     assert (1, 16, 384) == tuple(_run(loaded).last_hidden_state.shape)
 
 
-def test_load_task_of_the_base_model_drops_the_head_and_says_so(saved: Path) -> None:
+def test_load_task_of_the_base_model_drops_the_head_with_a_note(saved: Path) -> None:
     """The pooler was never trained with this head; a note warns of the pooled output."""
     loaded = _load(saved, task="feature-extraction")
     assert "BertModel" == loaded.info.class_name
@@ -131,7 +131,7 @@ def test_load_task_of_the_base_model_drops_the_head_and_says_so(saved: Path) -> 
     assert any("cls." in note for note in loaded.notes)
 
 
-def test_weights_that_the_checkpoint_lacks_are_those_of_the_seed(saved: Path) -> None:
+def test_weights_missing_in_the_checkpoint_follow_the_seed(saved: Path) -> None:
     """Two exports are equal for the same seed, and so are the weights of a comparison."""
     before = torch.random.get_rng_state()
     first, again, other = (_load(saved, task="feature-extraction", seed=seed) for seed in (0, 0, 1))
@@ -142,7 +142,7 @@ def test_weights_that_the_checkpoint_lacks_are_those_of_the_seed(saved: Path) ->
     assert any("seed 1" in note for note in other.notes)
 
 
-def test_load_task_whose_head_was_never_trained_is_refused(saved: Path) -> None:
+def test_load_task_with_an_untrained_head_is_refused(saved: Path) -> None:
     """Random outputs are not worth a file, unless --random-weights asks for them."""
     words = _refused(CheckpointError, saved, task="text-classification")
     assert "lacks 2" in words
@@ -251,7 +251,7 @@ def _store(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> N
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_load_checkpoint_that_is_not_whole_is_told_as_such(folder: Path) -> None:
+def test_load_incomplete_checkpoint_is_reported_as_such(folder: Path) -> None:
     """Another task cannot help if the class is the saved one; otherwise the message gives both reasons."""
     lost = [f"bert.encoder.layer.0.{part}.dense.weight" for part in ("intermediate", "output")]
 
@@ -309,7 +309,7 @@ def test_load_config_that_cannot_be_read_is_refused(folder: Path, text: str, wor
     assert words in _refused(CheckpointError, folder, random_weights=True)
 
 
-def test_load_config_without_model_type_is_told_by_its_name(folder: Path, tmp_path: Path) -> None:
+def test_load_config_without_model_type_is_reported_by_name(folder: Path, tmp_path: Path) -> None:
     """Old checkpoints are named after their type; a note names the type used."""
     _edit(folder, model_type=None, architectures=None)
     loaded = _load(folder, task="fill-mask")
@@ -348,7 +348,7 @@ def test_load_own_code_that_transformers_has_too_is_not_run(folder: Path) -> Non
     assert any("not run" in note for note in loaded.notes)
 
 
-def test_load_manifest_wins_and_says_so(saved: Path) -> None:
+def test_load_manifest_overrides_options_with_a_note(saved: Path) -> None:
     """A note names the options that --input-specs overrides."""
     specs = (InputTensorSpec(name="input_ids", shape=(2, 5), dtype="int64", value_range=(0, 9)),)
     loaded = _load(saved, input_specs=specs, shape_config=ShapeConfig(height=3), batch_size=7)
@@ -378,7 +378,7 @@ def test_load_returns_no_cache_and_named_outputs(tmp_path: Path) -> None:
     assert ["logits"] == list(outputs.keys())
 
 
-def test_load_says_what_it_does_and_nothing_else(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_load_reports_progress_and_prints_nothing(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Progress goes to the callback; neither we nor the libraries write to the terminal."""
     told: list[str] = []
     level = transformers.utils.logging.get_verbosity()
@@ -388,7 +388,7 @@ def test_load_says_what_it_does_and_nothing_else(saved: Path, capfd: pytest.Capt
     assert level == transformers.utils.logging.get_verbosity()
 
 
-def test_load_warns_about_nothing(saved: Path) -> None:
+def test_load_emits_no_warnings(saved: Path) -> None:
     """Messages for the user are in the notes, not in warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -396,7 +396,7 @@ def test_load_warns_about_nothing(saved: Path) -> None:
     assert [] == caught
 
 
-def test_model_info_record_holds_what_is_known() -> None:
+def test_model_info_record_omits_unknown_fields() -> None:
     """Unknown fields are omitted from the metadata entry."""
     info = ModelInfo("folder", "BertModel", "transformers", "5.0", task="fill-mask", random_weights=True)
     assert {

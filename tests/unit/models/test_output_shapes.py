@@ -46,12 +46,12 @@ def explain(size: Size, *, can_ask: bool = True) -> int | str:
         (lambda s: (s["height"] - 1) // 2, "(height - 1)//2"),
     ],
 )
-def test_size_is_explained_by_the_one_expression_that_fits(size: Size, expected: int | str) -> None:
+def test_size_is_explained_by_the_only_fitting_expression(size: Size, expected: int | str) -> None:
     """Floor and ceiling are distinguished."""
     assert expected == explain(size)
 
 
-def test_size_nothing_explains_gets_a_readable_name() -> None:
+def test_unexplained_size_gets_a_readable_name() -> None:
     """The generated name contains the name of the output."""
     assert "out_dim_0" == explain(lambda s: (s["height"] // 16) * (s["width"] // 16))
 
@@ -73,7 +73,7 @@ def test_unexplained_sizes_that_always_agree_share_a_name() -> None:
     )
 
 
-def test_stride_of_stacked_convolutions_is_found_exactly() -> None:
+def test_stride_of_stacked_convolutions_is_exact() -> None:
     """A stack of seven convolutions is one division; a refused question is followed by another."""
 
     def frames(sizes: dict[str, int]) -> int:
@@ -127,7 +127,7 @@ def test_outputs_of_plain_sizes_take_one_run_more(
     assert len(asked) == 1 or runs > 1
 
 
-def test_sizes_that_could_be_two_things_are_observed_one_by_one() -> None:
+def test_ambiguous_sizes_are_observed_separately() -> None:
     """A dimension is distinguished from the sum of two others, even if both sizes are equal in the trace."""
     dimensions = (
         DynamicDimension(name="left", min=1, max=None, example=3),

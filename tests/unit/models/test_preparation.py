@@ -55,12 +55,12 @@ class Record:
         ([], {}),
     ],
 )  # fmt: skip
-def test_flatten_outputs_names_tensors_by_where_they_were(outputs: Any, names: dict[str, int]) -> None:
+def test_flatten_outputs_names_tensors_by_their_path(outputs: Any, names: dict[str, int]) -> None:
     """Names are keys and positions joined by dots, in order; values other than tensors are omitted."""
     assert list(names.items()) == [(name, tensor.numel()) for name, tensor in flatten_outputs(outputs).items()]
 
 
-def test_flatten_outputs_taken_names_are_given_an_ending() -> None:
+def test_flatten_outputs_names_equal_to_inputs_get_a_suffix() -> None:
     """An output never has the name of an input."""
     assert ["mask_output", "scores"] == list(flatten_outputs({"mask": A, "scores": B}, used_names=["ids", "mask"]))
 
@@ -87,7 +87,7 @@ def test_flat_forward_calls_by_name_with_options() -> None:
     assert ("difference",) == flat.output_names
 
 
-def test_flat_forward_positional_parameters_are_given_by_position() -> None:
+def test_flat_forward_positional_parameters_are_passed_by_position() -> None:
     """``*args`` and positional-only parameters take tensors in order."""
     assert (
         6.0
@@ -156,7 +156,7 @@ def test_prepared_for_export_restores_after_an_error(is_patched: bool) -> None:
 
 
 @pytest.mark.parametrize("was_enabled", [True, False])
-def test_prepared_for_export_attention_is_plain_inside_and_as_it_was_afterwards(was_enabled: bool) -> None:
+def test_prepared_for_export_attention_is_plain_inside_the_block_only(was_enabled: bool) -> None:
     """The fast path is off inside the block, except with ``plain_attention=False``, and is restored after an error."""
     model, mha = nn.Linear(2, 2), torch.backends.mha
     found = mha.get_fastpath_enabled()
@@ -199,7 +199,7 @@ def test_prepared_for_export_scripted_module_is_refused_by_its_path(path: str, p
         assert (1, 2) == traced(torch.zeros(1, 2))[0].shape
 
 
-def test_prepared_for_export_compiled_parts_are_what_they_were_before() -> None:
+def test_prepared_for_export_compiled_parts_are_restored() -> None:
     """The names are the user's inside the block, and the compiled module returns afterwards."""
     model = nn.Sequential(nn.Linear(2, 2))
     compiled = torch.compile(model[0], backend="eager")
@@ -209,7 +209,7 @@ def test_prepared_for_export_compiled_parts_are_what_they_were_before() -> None:
     assert model[0] is compiled
 
 
-def test_flat_forward_gives_what_is_named_for_its_place_by_position() -> None:
+def test_flat_forward_passes_named_tensors_by_position_to_a_wrapper() -> None:
     """A wrapper with `*inputs` does not know the names behind it."""
 
     def wrapper(*inputs: torch.Tensor, **options: int) -> torch.Tensor:
@@ -220,7 +220,7 @@ def test_flat_forward_gives_what_is_named_for_its_place_by_position() -> None:
     assert torch.equal(torch.ones(2), flat(torch.full((2,), 3.0), torch.full((2,), 2.0))[0])
 
 
-def test_complex_answer_is_refused_with_what_to_return_instead() -> None:
+def test_complex_output_is_refused_with_a_real_alternative() -> None:
     """ONNX Runtime has no complex numbers; the output is named."""
 
     class Spectrum(nn.Module):
@@ -268,7 +268,7 @@ class Root(nn.Module):
         return self.outer(left)
 
 
-def test_prepared_module_inside_is_called_through_those_around_it() -> None:
+def test_prepared_inner_module_is_called_through_its_parents() -> None:
     """Its inputs and outputs are the model's then; hooks of every module on the way run, and forwards come back."""
     model, seen = Root(), list[str]()
     for name, module in model.named_modules():

@@ -93,7 +93,7 @@ def test_batch_norm_with_one_value_per_channel_is_not_erased() -> None:
     assert 0.5 < float(model(values).detach().square().mean()) < 2
 
 
-def test_batch_norms_take_the_statistics_of_several_draws() -> None:
+def test_batch_norm_statistics_come_from_several_draws() -> None:
     """Deep layers see few pixels of an image; statistics of one draw make the values of the next explode."""
     torch.manual_seed(0)
     layers = [

@@ -64,7 +64,7 @@ def test_source_config_and_bare_folder_need_random_weights(place: Path) -> None:
     assert resolve_source(ModelRequest("whole", random_weights=True)).weights is None
 
 
-def test_source_absolute_path_of_script_is_kept(place: Path) -> None:
+def test_source_absolute_path_of_script_is_preserved(place: Path) -> None:
     """The last colon separates the factory."""
     source = resolve_source(ModelRequest(f"{place / 'make.py'}:build"))
     assert (place / "make.py", "build") == (source.path, source.factory)

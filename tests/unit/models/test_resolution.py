@@ -41,7 +41,7 @@ def test_resolve_model_that_will_be_loaded_needs_its_weights(bert: Path) -> None
         resolve_model(ModelRequest(str(bert)), needs_weights=True)
 
 
-def test_resolve_model_without_a_dtype_says_what_it_takes(bert: Path) -> None:
+def test_resolve_model_without_a_dtype_notes_the_default(bert: Path) -> None:
     """A note says that float32 is assumed if neither config nor weights declare a type."""
     (bert / "model.safetensors").unlink()
     content = json.loads((bert / "config.json").read_text(encoding="utf-8"))
@@ -52,13 +52,13 @@ def test_resolve_model_without_a_dtype_says_what_it_takes(bert: Path) -> None:
     assert any("float32 is assumed" in note for note in resolved.notes)
 
 
-def test_resolve_model_unknown_task_lists_those_there_are(bert: Path) -> None:
+def test_resolve_model_unknown_task_lists_the_supported_tasks(bert: Path) -> None:
     """A task of another kind is refused before anything is built."""
     with pytest.raises(TaskError, match="image-classification"):
         resolve_model(ModelRequest(str(bert), task="image-classification"))
 
 
-def test_resolve_model_config_the_class_refuses_is_told(bert: Path) -> None:
+def test_resolve_model_config_refused_by_the_class_is_reported(bert: Path) -> None:
     """The refusal names the class of the model."""
     content = json.loads((bert / "config.json").read_text(encoding="utf-8"))
     (bert / "config.json").write_text(json.dumps({**content, "hidden_size": 33}), encoding="utf-8")
@@ -75,13 +75,13 @@ def test_resolve_own_code_is_not_run_without_the_flag(resolve: object, tmp_path:
         resolve(ModelRequest(str(tmp_path)))  # type: ignore[operator]
 
 
-def test_resolve_checkpoint_of_a_factory_is_nothing(tmp_path: Path) -> None:
+def test_resolve_checkpoint_of_a_factory_is_empty(tmp_path: Path) -> None:
     """A factory has no config, and is not called to find that out."""
     (tmp_path / "net.py").write_text("def build():\n    raise RuntimeError\n", encoding="utf-8")
     assert None is resolve_checkpoint(ModelRequest(f"{tmp_path / 'net.py'}:build"))
 
 
-def test_stored_sizes_are_those_of_the_headers(bert: Path) -> None:
+def test_stored_sizes_equal_the_headers(bert: Path) -> None:
     """Counts and bytes per dtype agree with the tensors."""
     from safetensors.torch import load_file, save_file
 

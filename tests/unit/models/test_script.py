@@ -108,7 +108,7 @@ def test_script_may_import_its_neighbours(folder: Path, monkeypatch: pytest.Monk
     assert before == sys.path
 
 
-def test_script_in_a_package_is_found_from_the_working_directory(folder: Path) -> None:
+def test_script_in_a_package_is_imported_from_the_working_directory(folder: Path) -> None:
     """``package.module:factory`` needs no installation."""
     package = folder / "zoo_of_this_test"
     package.mkdir()
@@ -168,7 +168,7 @@ def test_script_bool_example_is_drawn_as_a_flag(folder: Path) -> None:
     assert torch.bool == loaded.only_part.example["scale"].dtype
 
 
-def test_script_compiled_model_is_the_one_it_was_compiled_from(folder: Path) -> None:
+def test_script_compiled_model_becomes_its_original(folder: Path) -> None:
     """The inputs are named by the forward of the original model, not by that of the wrapper."""
     text = """
 def compiled():
@@ -265,7 +265,7 @@ def test_script_input_specs_keep_containers_and_constants_of_the_example(folder:
     assert ("Box", 2.0) == (type(built["box"]).__name__, built["factor"])
 
 
-def test_script_input_specs_of_other_names_are_containers_by_themselves(folder: Path) -> None:
+def test_script_input_specs_of_other_names_are_containers(folder: Path) -> None:
     """Names alone tell dicts and lists; constants of the example stay."""
     specs = (InputTensorSpec(name="features.0", shape=(2,), dtype="int64"),)
     part = _load(folder, NESTED, "nested", input_specs=specs).only_part
@@ -281,7 +281,7 @@ def test_script_example_that_fails_beside_input_specs_is_a_note(folder: Path) ->
     assert any("RuntimeError: broken; it is not used" in note for note in loaded.notes)
 
 
-def test_script_returning_something_beside_the_model_is_refused(folder: Path) -> None:
+def test_script_returning_a_second_value_is_refused(folder: Path) -> None:
     """The error states the order (model, inputs)."""
     text = "\ndef bad():\n    return torch.zeros(1), make()\n"
     with pytest.raises(InputError, match="Tensor, Net") as caught:
@@ -289,7 +289,7 @@ def test_script_returning_something_beside_the_model_is_refused(folder: Path) ->
     assert "(model, inputs)" in str(caught.value.hint)
 
 
-def test_script_dict_that_is_the_only_argument_is_explained(folder: Path) -> None:
+def test_script_dict_as_the_only_argument_is_explained(folder: Path) -> None:
     """A dict is spread over the parameters; the message explains how to pass one as an argument."""
     text = """
 class Only(torch.nn.Module):
@@ -304,7 +304,7 @@ def only():
     assert "{'features': {…}}" in str(caught.value.hint)
 
 
-def test_script_example_that_is_no_function_is_told(folder: Path) -> None:
+def test_script_example_without_a_function_is_refused(folder: Path) -> None:
     """An ``example_inputs`` other than a function is refused, not ignored."""
     with pytest.raises(InputError, match="example_inputs") as caught:
         _load(folder, "\nexample_inputs = {'ids': torch.tensor([3])}\n")

@@ -24,7 +24,7 @@ def test_tensor_crosses_both_ways_unchanged(dtype: str, shape: tuple[int, ...]) 
     np.testing.assert_array_equal(array, converted)
 
 
-def test_to_numpy_takes_tensors_that_are_strided_or_require_gradients() -> None:
+def test_to_numpy_accepts_strided_and_differentiable_tensors() -> None:
     """Memory layout and recorded gradients have no effect."""
     tensor = torch.arange(6.0, requires_grad=True).reshape(2, 3).T
     np.testing.assert_array_equal([[0, 3], [1, 4], [2, 5]], to_numpy(tensor))

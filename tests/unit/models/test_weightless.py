@@ -72,7 +72,7 @@ def _ties(tensors: Mapping[str, Any]) -> set[frozenset[str]]:
         *((architecture, "fp16") for architecture in ("bert", "resnet", "mixtral")),
     ],
 )
-def test_weightless_model_is_bound_to_what_from_pretrained_loads(
+def test_weightless_model_is_bound_to_the_weights_of_from_pretrained(
     tmp_path: Path, architecture: str, dtype: str | None
 ) -> None:
     """Names, values, types, ties, buffers: all of the state dict, over several shards, cast or not."""
@@ -108,7 +108,7 @@ def test_weightless_model_reads_no_weight(tmp_path: Path) -> None:
     assert peak < largest / 4
 
 
-def test_weightless_model_loads_its_weights_when_asked(tmp_path: Path) -> None:
+def test_weightless_model_loads_its_weights_on_request(tmp_path: Path) -> None:
     """The model for verification equals the one of load_model and is called in the same manner."""
     folder = _save("llama", tmp_path / "checkpoint")
     loaded, real = _load(folder, dtype="bf16"), load_model(ModelRequest(str(folder), dtype="bf16"))
@@ -121,7 +121,7 @@ def test_weightless_model_loads_its_weights_when_asked(tmp_path: Path) -> None:
     assert torch.bfloat16 == answers[0].dtype
 
 
-def test_weightless_model_keeps_what_the_class_keeps_in_float32(tmp_path: Path) -> None:
+def test_weightless_model_keeps_float32_parameters_of_the_class(tmp_path: Path) -> None:
     """T5 overflows in float16, and says so itself; integers are never cast."""
     stored = _load(_save("t5", tmp_path / "checkpoint"), dtype="fp16").parts[0].stored
     assert stored is not None
@@ -164,7 +164,7 @@ def test_weightless_model_without_files_to_refer_to_is_loaded_for_real(tmp_path:
 
 
 @pytest.mark.parametrize("damage", ["missing", "mismatched", "leftover", "scales"])
-def test_weightless_model_tells_what_the_real_loading_tells(tmp_path: Path, damage: str) -> None:
+def test_weightless_model_has_the_messages_of_real_loading(tmp_path: Path, damage: str) -> None:
     """The same errors, word for word, and the same notes."""
     build_model("llama").save_pretrained(tmp_path / "checkpoint")
     file = tmp_path / "checkpoint" / "model.safetensors"
@@ -193,7 +193,7 @@ def test_weightless_model_tells_what_the_real_loading_tells(tmp_path: Path, dama
     assert name in told[0][0]
 
 
-def test_weightless_model_whose_loading_needs_values_is_loaded_for_real(tmp_path: Path) -> None:
+def test_weightless_model_with_value_dependent_loading_is_loaded(tmp_path: Path) -> None:
     """Code of the checkpoint may write into loaded weights, so weights are held in memory, and a note says so."""
     folder = _save("bert", tmp_path / "checkpoint")
     shutil.copy(Path(__file__).with_name("writing_model.py"), folder / "writing_model.py")

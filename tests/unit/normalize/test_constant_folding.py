@@ -34,7 +34,7 @@ def test_folding_computes_shapes_from_the_graph() -> None:
     assert all(tags(model))
 
 
-def test_folding_gives_a_new_node_the_tag_and_place_of_the_one_it_replaces() -> None:
+def test_folding_copies_tag_and_module_to_the_replacing_node() -> None:
     """A CastLike becomes a Cast in the same module, and says that its tag was merged."""
     model = parse("m (float[2,3] x, int64[1] k) => (int64[2,3] y) { y = CastLike (x, k) }")
     before = answer(model, x=X, k=[1])
@@ -59,7 +59,7 @@ def test_folding_a_known_condition_keeps_the_tags_of_the_branch() -> None:
     assert before == answer(model, x=X)
 
 
-def test_folding_leaves_no_note_of_names_that_are_gone() -> None:
+def test_folding_leaves_no_note_of_removed_names() -> None:
     """Values carry no metadata of onnxscript's."""
     model = parse(
         "m (float[2] x) => (float[2] y) <float[2] a = {1,2}, float[2] b = {3,4}> { c = Add (a, b)  y = Mul (x, c) }"
@@ -101,7 +101,7 @@ def test_folding_does_not_fire(body: str) -> None:
     assert before == operators(model)
 
 
-def test_folding_passes_over_a_node_it_cannot_compute_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_folding_skips_uncomputable_nodes_silently(caplog: pytest.LogCaptureFixture) -> None:
     """A node on which the reference implementation fails stays, without a message."""
     model = parse(
         "m (float[4] x) => (float[4] y) <float[2] a = {1,2}, int64[1] s = {3}> { b = Reshape (a, s)  y = Add (x, b) }"
@@ -156,7 +156,7 @@ def test_stacked_sequence_becomes_a_concat_of_the_opset(opset: int) -> None:
     assert before == answer(model, x=X)
 
 
-def test_folding_that_makes_the_graph_invalid_is_taken_back() -> None:
+def test_invalid_folding_is_undone() -> None:
     """Split has no computed sizes in opset 11: the graph stays unfolded, and a note says so."""
     model = parse(
         "m (float[2,4] x, int64[2] n) => (float[2,k] y) <int64 zero = {0}>"

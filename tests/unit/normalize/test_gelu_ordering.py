@@ -42,7 +42,7 @@ def test_other_products_stay(factor: float, inner: str) -> None:
     assert before[-1] == [value.name for value in list(model.graph)[-1].inputs if value is not None]
 
 
-def test_nodes_stay_sorted_where_the_tensor_is_made_after_the_sum() -> None:
+def test_nodes_stay_sorted_if_the_tensor_follows_the_sum() -> None:
     """A gated form multiplies by a later tensor."""
     model = parse(
         TEXT.format(factor=0.5, inner="h = Mul (half, s)").replace("y = Mul (x, h)", "z = Relu (x)  y = Mul (z, h)")

@@ -16,7 +16,7 @@ def _remove_identities(model: ir.Model) -> bool:
     return IdentityRemovalPass()(model).modified
 
 
-def test_identity_between_nodes_and_before_an_output_goes() -> None:
+def test_identity_between_nodes_and_before_an_output_is_removed() -> None:
     """The chain x → Identity → Relu → Identity → y becomes x → Relu → y, with the name of the output."""
     model = parse(
         "m (float[2] x) => (float[2] y) { a = Identity (x)  b = Relu (a)  c = Identity (b)  y = Identity (c) }"
@@ -30,7 +30,7 @@ def test_identity_between_nodes_and_before_an_output_goes() -> None:
     assert not _remove_identities(model)
 
 
-def test_transposition_that_moves_no_axis_goes() -> None:
+def test_transposition_without_a_moved_axis_is_removed() -> None:
     """Transpositions that move axes stay, also without a permutation: the default reverses all axes."""
     model = parse(
         "m (float[2, 2] x) => (float[2, 2] y) { a = Transpose <perm = [0, 1]> (x)  b = Relu (a)"
@@ -42,7 +42,7 @@ def test_transposition_that_moves_no_axis_goes() -> None:
     assert before == answer(model, x=np.outer(X, X))
 
 
-def test_identity_in_a_branch_and_in_a_function_goes() -> None:
+def test_identity_in_a_branch_and_in_a_function_is_removed() -> None:
     """Subgraphs and functions are cleaned as well."""
     model = parse(
         """m (float[2] x, bool c) => (float[2] y)

@@ -42,7 +42,7 @@ m (float[4] x) => (float[n] y, int64[4] i)
 """
 
 
-def test_output_that_is_left_out_stays_so() -> None:
+def test_omitted_output_stays_omitted() -> None:
     """A name would undo the removal of unused outputs in every round."""
     model = parse(WITH_A_GAP)
     feeds = {"x": np.array([2, 1, 2, 3], np.float32)}
@@ -54,14 +54,14 @@ def test_output_that_is_left_out_stays_so() -> None:
     assert before == answer(model, **feeds)
 
 
-def test_normalization_settles_where_an_output_is_left_out() -> None:
+def test_normalization_settles_with_an_omitted_output() -> None:
     """The first round removes the name, and the second changes nothing."""
     result = normalize(parse(WITH_A_GAP))
     assert ["y", "", "i"] == [value.name for value in result.model.graph.node(0).outputs]
     assert not any("did not converge" in note for note in result.notes)
 
 
-def test_values_without_a_name_get_one() -> None:
+def test_unnamed_values_get_a_name() -> None:
     """A value without a name may be in use."""
     model = parse(BODY)
     model.graph.node(0).outputs[0].name = None

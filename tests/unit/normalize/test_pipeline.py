@@ -73,7 +73,7 @@ def test_normalize_gives_every_value_a_shape_and_every_node_a_name(tmp_path: Pat
 
 
 @pytest.mark.parametrize("fold_constants", [True, False])
-def test_normalize_done_again_changes_nothing(tmp_path: Path, fold_constants: bool) -> None:
+def test_normalize_twice_has_no_further_effect(tmp_path: Path, fold_constants: bool) -> None:
     """A second normalization changes nothing, in memory or after a save."""
     options = NormalizeOptions(fold_constants=fold_constants)
     model = parse(CAPTURED)
@@ -83,7 +83,7 @@ def test_normalize_done_again_changes_nothing(tmp_path: Path, fold_constants: bo
     assert not normalize(ir.load(tmp_path / "model.onnx"), options).changed
 
 
-def test_normalize_without_folding_computes_nothing() -> None:
+def test_normalize_without_folding_keeps_constant_nodes() -> None:
     """The nodes that compute a shape stay, constants are initializers all the same."""
     model = parse(CAPTURED)
     normalize(model, NormalizeOptions(fold_constants=False))
@@ -91,7 +91,7 @@ def test_normalize_without_folding_computes_nothing() -> None:
     assert "Constant" not in operators(model)
 
 
-def test_normalize_failing_in_a_pass_names_it() -> None:
+def test_normalize_failing_in_a_pass_names_the_pass() -> None:
     """An error of a library becomes a NormalizeError with the pass and its position."""
     model = parse("m (float[2] x) => (float[2] y) <int64[1] a = {0}> { y = Relu (x) }")
     # Three sizes for a tensor of rank one: no evaluator expects it.
@@ -116,7 +116,7 @@ def test_stamp_holds_until_the_structure_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 200_000, "9" * 10_000])
-def test_stamp_that_no_parser_takes_is_none(text: str) -> None:
+def test_unreadable_stamp_is_ignored(text: str) -> None:
     """A graph with a damaged stamp is normalized."""
     model = parse(CAPTURED)
     model.metadata_props[NORMALIZED_KEY] = text

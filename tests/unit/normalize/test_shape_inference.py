@@ -51,7 +51,7 @@ def test_inference_reaches_branches_and_passes_over_unknown_operators() -> None:
     assert not InferredShapesPass()(model).modified
 
 
-def test_inference_changes_neither_answers_nor_tags() -> None:
+def test_inference_changes_neither_outputs_nor_tags() -> None:
     """Shapes are a statement about values only."""
     model = parse("m (float[2] x) => (float[2] y) { a = Neg (x)  y = Abs (a) }")
     x = np.array([1, -2], np.float32)

@@ -44,7 +44,7 @@ def test_heads_are_split_and_joined_by_constant_shapes(ending: str) -> None:
     assert ["batch", "2", "sequence", "4"] == [str(size) for size in list(model.graph)[1].outputs[0].shape or ()]
 
 
-def test_size_that_is_needed_is_read_once() -> None:
+def test_required_size_is_read_once() -> None:
     """Two slices of a table have as many rows as there are tokens."""
     body = (
         f"{ENDINGS['torchscript']}  shape2 = Shape (x)  s1 = Gather (shape2, one)  s2 = Unsqueeze (s1, first)"
@@ -57,7 +57,7 @@ def test_size_that_is_needed_is_read_once() -> None:
     _check(model, ["Shape", "Gather", "Unsqueeze", "Slice", "Slice", "Add", "Add"], 2)
 
 
-def test_whole_slices_and_expansions_to_the_own_shape_go() -> None:
+def test_whole_slices_and_expansions_to_the_own_shape_are_removed() -> None:
     """A slice of all elements, torch's Expand with -1 and a reshape with its inverse have no effect."""
     body = (
         f"{ENDINGS['torchscript']}  sliced = Slice (x, first, b, first)  two = Constant <value_ints=[2]> ()"
@@ -71,7 +71,7 @@ def test_whole_slices_and_expansions_to_the_own_shape_go() -> None:
     _check(model, ["Relu"], 2)
 
 
-def test_table_of_which_only_the_size_is_read_goes() -> None:
+def test_table_read_for_its_size_only_is_removed() -> None:
     """Repeated once for each row, the positions of a token are as many as the rows."""
     body = (
         "sh = Shape (x)  b = Gather (sh, zero)  rows = Unsqueeze (b, first)  once = Constant <value_ints=[1]> ()"
@@ -166,7 +166,7 @@ MISREADINGS = {
 
 
 @pytest.mark.parametrize("case", MISREADINGS)
-def test_what_looks_alike_is_told_apart(case: str) -> None:
+def test_similar_expressions_are_distinguished(case: str) -> None:
     """Each was answered wrongly by a rule that compared elements without axes, or took a size for granted."""
     body = f"{SHAPE_OF_X}  {MISREADINGS[case]}"
     model = parse(_graph("float[p,4] x, int64[1] axis", "int64[m,n] y", body))
@@ -186,7 +186,7 @@ def test_parts_of_a_split_have_their_own_sizes() -> None:
     assert before == answer(model, **feeds)
 
 
-def test_size_that_a_file_states_wrongly_is_not_taken() -> None:
+def test_wrong_size_in_a_file_is_ignored() -> None:
     """An inner shape from before the rows were opened."""
     model = parse(
         "m (float[batch,s,4] x) => (float[k,n] y) <float[1,s,4] a> { first = Constant <value_ints=[0]> ()"

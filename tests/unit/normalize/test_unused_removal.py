@@ -14,7 +14,7 @@ m (float[2] x, bool c) => (float[2] y, float[1] k) <float[2] a = {1,2}, float[1]
 """
 
 
-def test_unused_initializer_goes_in_subgraphs_too() -> None:
+def test_unused_initializer_is_removed_in_subgraphs_too() -> None:
     """Initializers read in the graph or in a branch stay, and so do outputs."""
     model = parse(BRANCHES)
     feeds = {"x": np.ones(2, np.float32), "c": True}
@@ -24,7 +24,7 @@ def test_unused_initializer_goes_in_subgraphs_too() -> None:
     assert before == (answer(model, **feeds), tags(model), operators(model))
 
 
-def test_unused_removal_without_unused_initializers_changes_nothing() -> None:
+def test_unused_removal_without_unused_initializers_has_no_effect() -> None:
     """A second run finds nothing."""
     model = parse(BRANCHES)
     UnusedInitializerRemovalPass()(model)

@@ -40,7 +40,7 @@ def test_transposition_of_a_weight_used_twice_becomes_one_initializer() -> None:
     assert not _transpose_weights(model)
 
 
-def test_transposition_of_a_torch_weight_reads_nothing_and_copies_nothing() -> None:
+def test_transposition_of_a_torch_weight_is_a_view() -> None:
     """The new initializer is a view of the same memory."""
     model = parse(TWICE)
     weight = torch.arange(12.0).view(4, 3)
@@ -53,7 +53,7 @@ def test_transposition_of_a_torch_weight_reads_nothing_and_copies_nothing() -> N
     assert before == answer(model, x=X)
 
 
-def test_transposition_of_a_stored_weight_reads_nothing(tmp_path: Path) -> None:
+def test_transposition_of_a_stored_weight_does_not_open_its_file(tmp_path: Path) -> None:
     """The weight is transposed while it is written; its file is not opened before."""
     model = parse(TWICE)
     values = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -66,7 +66,7 @@ def test_transposition_of_a_stored_weight_reads_nothing(tmp_path: Path) -> None:
     assert values.T.tolist() == tensor.numpy().tolist()
 
 
-def test_transposition_of_a_lazy_weight_is_computed_when_it_is_read() -> None:
+def test_transposition_of_a_lazy_weight_is_computed_on_read() -> None:
     """A tensor that is made on demand is not made by the pass."""
     reads = []
 

@@ -34,14 +34,14 @@ def write(path: Path, metadata: str | None) -> Path:
     return path
 
 
-def test_description_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_description_survives_a_round_trip(tmp_path: Path) -> None:
     """A part may feed itself, and may have no end of positions."""
     limited = dataclasses.replace(DECODER, positions=64)
     assert limited == read_part_description(write(tmp_path / "l.onnx", json.dumps(limited.as_record())))
     assert DECODER == read_part_description(write(tmp_path / "m.onnx", json.dumps(DECODER.as_record())))
 
 
-def test_file_that_says_nothing_holds_a_model_of_its_own(tmp_path: Path) -> None:
+def test_file_without_a_description_is_a_separate_model(tmp_path: Path) -> None:
     """Files of models with one part have no description."""
     assert read_part_description(write(tmp_path / "m.onnx", None)) is None
 
@@ -64,7 +64,7 @@ def test_damaged_description_is_refused_with_the_file(text: str, tmp_path: Path)
         read_part_description(write(tmp_path / "m.onnx", text))
 
 
-def test_bundle_has_the_order_in_which_parts_run(tmp_path: Path) -> None:
+def test_bundle_has_the_order_of_execution(tmp_path: Path) -> None:
     """The order of the files does not matter."""
     encoder = PartDescription("encoder", DECODER.part_names, text=TextTokens(3, (4, 5)))
     paths = [write(tmp_path / f"{part.name}.onnx", json.dumps(part.as_record())) for part in (DECODER, encoder)]
@@ -76,7 +76,7 @@ def test_bundle_has_the_order_in_which_parts_run(tmp_path: Path) -> None:
         ModelBundle.read(paths[:1])
 
 
-def test_only_part_is_refused_where_there_are_several() -> None:
+def test_single_part_access_is_refused_for_several_parts() -> None:
     """The refusal names the parts."""
 
     @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def test_only_part_is_refused_where_there_are_several() -> None:
             only_part(parts)
 
 
-def test_names_of_files_bear_the_part_where_there_are_several() -> None:
+def test_file_names_contain_the_part_if_several_exist() -> None:
     """The file of a model with one part has the requested name."""
     path = Path("out/net.v1.onnx")
     assert (path, Path("out/net.v1_vision.onnx")) == tuple(

@@ -87,7 +87,7 @@ def test_exact_cut_has_its_nodes_and_no_other() -> None:
     assert ["[n - 2]", "[n_2]"] == [str(shape) for shape in sizes]
 
 
-def test_cut_model_answers_as_the_whole_does() -> None:
+def test_cut_model_equals_the_whole() -> None:
     """The part is a valid model that makes the same values of the same inputs."""
     model = parse(CHAIN)
     x, y = np.float32([[1, -2, 3], [4, -5, 6]]), np.float32([[0, 1, 0], [2, 0, 3]])
@@ -119,7 +119,7 @@ def test_cut_model_types_inner_values_as_the_graph_does() -> None:
     assert ("a", ir.DataType.FLOAT, "[batch,3]") == (value.name, value.dtype, str(value.shape))
 
 
-def test_cut_model_names_dimensions_that_are_expressions() -> None:
+def test_cut_model_names_dimensions_with_expressions() -> None:
     """A size computed inside the whole model is free in the part, so the expression becomes a plain name,
     equal at each use.
     """
@@ -131,7 +131,7 @@ def test_cut_model_names_dimensions_that_are_expressions() -> None:
     assert "height_2" == str(part.graph.outputs[0].shape[0])  # type: ignore[index]
 
 
-def test_cut_brings_constant_computations_along() -> None:
+def test_cut_includes_constant_computations() -> None:
     """Values independent of the model's inputs cross no boundary, regardless of producer and number of readers."""
     model = parse("""
         g (float[2,3] x) => (float[2,3] b, float[3] s)
@@ -150,7 +150,7 @@ def test_cut_brings_constant_computations_along() -> None:
     assert "it depends on no input of the model, so its result is a constant" == _refusal_reason(model, "s", "t")
 
 
-def test_cut_draws_in_shape_computations_between_its_nodes() -> None:
+def test_cut_includes_shape_computations_between_its_nodes() -> None:
     """Nodes that compute sizes for the part come along from other modules."""
     model = parse("""
         g (float[2,6] x, float[2,6] y) => (float[6,2] d)
@@ -176,7 +176,7 @@ def test_cut_with_a_computing_node_between_is_refused() -> None:
     assert "/exp/Exp_1 (Exp)" in reason
 
 
-def test_cut_with_a_computing_node_that_may_join_takes_it_along() -> None:
+def test_cut_includes_an_adjacent_computing_node() -> None:
     """A node of a shared module belongs to the call in which the node runs."""
     model = parse("g (float[2] x) => (float[2] c) { a = Relu(x) \n b = Exp(a) \n c = Neg(b) }")
     cut = _cut_out(model, "a", "c", may_join=_nodes_making(model, "b"))
@@ -200,7 +200,7 @@ g (float[2,3] x, bool[2,3] m) => (float[2,3] z)
 """
 
 
-def test_cut_leaves_out_a_light_node_that_others_need_first() -> None:
+def test_cut_excludes_a_light_node_with_earlier_readers() -> None:
     """A tensor shared between modules by an optimizer, and owned by one of them, becomes an input."""
     cut = _cut_out(parse(SHARED_MASK), "mask", "c", "d", "e", "f", "z")
     assert ["mask"] == [node.outputs[0].name for node in cut.left_out]
@@ -219,7 +219,7 @@ def test_cut_with_chance_inside_is_refused_and_outside_is_an_input() -> None:
     assert ["x", "n"] == _value_names(_cut_out(model, "a").inputs)
 
 
-def test_cut_nobody_reads_is_refused() -> None:
+def test_cut_without_readers_is_refused() -> None:
     """A part without outputs has no result."""
     model = parse("g (float[2] x) => (float[2] b) { a = Neg(x) \n b = Relu(x) }")
     assert "its outputs are not read outside" == _refusal_reason(model, "a")
@@ -247,7 +247,7 @@ g (float[2] x, bool p, float[2] y) => (float[2] d)
 """
 
 
-def test_cut_with_subgraphs_reads_what_they_capture() -> None:
+def test_cut_with_subgraphs_reads_their_captured_values() -> None:
     """Values captured by a branch are inputs or weights of the part."""
     model = parse(IF)
     cut = _cut_out(model, "b", "c")
@@ -262,12 +262,12 @@ def test_cut_with_subgraphs_reads_what_they_capture() -> None:
     assert np.array_equal([0, 2], _run_checked(part, p=np.array(False), a=a, y=y)["c"])
 
 
-def test_cut_before_subgraphs_gives_what_they_capture() -> None:
+def test_cut_before_subgraphs_returns_their_captured_values() -> None:
     """A value that only a branch reads is read outside all the same."""
     assert ["a"] == _value_names(_cut_out(parse(IF), "a").outputs)
 
 
-def test_cut_model_brings_the_functions_it_calls() -> None:
+def test_cut_model_includes_its_called_functions() -> None:
     """Called functions come along, and so do the functions called inside; others stay."""
     model = parse(
         "g (float[2] x) => (float[2] c) { a = local.Twice(x) \n b = local.Other(a) \n c = Neg(b) }",

@@ -87,7 +87,7 @@ def test_graph_without_a_cycle_is_accepted(nodes: list[onnx.NodeProto]) -> None:
     assert cycle_words(_model(nodes)) is None
 
 
-def test_loop_is_found_in_a_graph_deeper_than_the_stack_of_python() -> None:
+def test_loop_is_detected_beyond_the_recursion_limit() -> None:
     """The loop is at the far end."""
     last = 100_000
     assert [last, last - 1] == find_loop(

@@ -57,7 +57,7 @@ def test_count_macs_convolution_counts_one_window_per_output() -> None:
     assert 8 * 4 * 4 * 6 * 9 == _count_node_macs("ConvTranspose", [(1, 8, 4, 4), (8, 6, 3, 3)], (1, 6, 8, 8))
 
 
-def test_count_macs_quantized_operators_read_the_weight_where_it_stands() -> None:
+def test_count_macs_quantized_operators_use_the_shape_of_the_weight() -> None:
     """Scales and zero points lie between the operands."""
     scalar: Sizes = ()
     assert 60 == _count_node_macs("QLinearMatMul", [(3, 4), scalar, scalar, (4, 5), scalar, scalar, scalar, scalar])

@@ -24,7 +24,7 @@ agraph (float[2, 3] x, int64[N] i) => (float16[2, N] half, bool[] flag, bfloat16
 """
 
 
-def test_output_specs_are_what_the_graph_declares() -> None:
+def test_output_specs_equal_the_declarations_of_the_graph() -> None:
     """Names, sizes, open dimensions and dtypes, bfloat16 and scalars included."""
     model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["": 17]>\n{GRAPH}')
     assert [("half", (2, "N"), "float16"), ("flag", (), "bool"), ("brief", (1,), "bfloat16")] == [
@@ -32,7 +32,7 @@ def test_output_specs_are_what_the_graph_declares() -> None:
     ]
 
 
-def test_write_model_metadata_keys_and_values_are_those_of_formats() -> None:
+def test_write_model_metadata_keys_and_values_are_documented() -> None:
     """The five entries are compact JSON, without unknown values."""
     with record_calls(module := nn.Linear(2, 2)) as trace:
         module(torch.ones(1, 2))

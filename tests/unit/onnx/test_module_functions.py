@@ -71,7 +71,7 @@ def test_equal_layers_share_a_function_and_weights_are_its_inputs() -> None:
     assert answer(_layers(), x=X) == answer(folded.model, x=X)
 
 
-def test_call_has_the_tag_and_a_shared_body_is_relative_to_it() -> None:
+def test_call_has_the_tag_and_a_shared_body_is_relative() -> None:
     """Inlining by another tool gives every node the tag of its own layer."""
     model = _fold(_layers(), "class").model
     tags = [tag.tag for node in model.graph if (tag := read_tag(node))]
@@ -89,7 +89,7 @@ def test_each_module_has_a_function_named_by_its_tag() -> None:
     assert ["/M/Layer.1", "/M/Layer.1"] == [tag.tag for node in body if (tag := read_tag(node))]
 
 
-def test_functions_of_modules_call_those_of_modules_inside() -> None:
+def test_functions_of_modules_call_functions_of_inner_modules() -> None:
     """An inner module is a call in the function of the outer module."""
     modules = {"a": ("/M/A", "a"), "b": ("/M/A/B", "a.b"), "c": ("/M/A", "a")}
     folded = _fold(_tagged(LAYERS, modules))
@@ -105,7 +105,7 @@ def test_module_with_a_node_of_another_one_between_is_left_out() -> None:
     assert "/Tanh_b (Tanh)" in left_out.reason
 
 
-def test_function_holds_most_nodes_where_few_are_apart() -> None:
+def test_function_contains_most_nodes_if_few_are_separate() -> None:
     """The first node is needed before a node of another module, so the function has the remaining four."""
     folded = _fold(_tagged(LAYERS, dict.fromkeys("acdey", ("/M/A", "a"))))
     (part,) = folded.plan.all_parts
@@ -123,7 +123,7 @@ LOOP = """loop (int64 n, bool p, float[2] x) => (float[2] y) {
 }"""
 
 
-def test_module_inside_the_body_of_a_loop_is_left_out_and_the_one_around_it_is_not() -> None:
+def test_module_inside_a_loop_body_is_left_out_and_its_parent_is_a_function() -> None:
     """A call outside a subgraph cannot replace nodes inside the subgraph."""
     model = _tagged(LOOP, {"y": ("/M/A", "a"), "": ("/M/A", "a"), "u": ("/M/A/B", "a.b"), "t": ("/M/A/B", "a.b")})
     folded = _fold(model)
@@ -137,7 +137,7 @@ def test_module_inside_the_body_of_a_loop_is_left_out_and_the_one_around_it_is_n
 FOREIGN = """<domain: "other", opset_import: ["" : 17]> Twice (v) => (z) { z = Add (v, v) }"""
 
 
-def test_functions_of_others_stay_functions() -> None:
+def test_foreign_functions_stay_functions() -> None:
     """Such functions are called from functions of modules and are still in the model after folding."""
     body = "g (float[2] x) => (float[2] y) { a = other.Twice (x) b = Tanh (a) y = Neg (b) }"
     model = _tagged(body, {"a": ("/M/A", "a"), "b": ("/M/A", "a")}, functions=FOREIGN, domains=', "other" : 1')
@@ -155,7 +155,7 @@ def functions_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_file_is_read_as_the_graph_it_was_made_of(functions_file: Path) -> None:
+def test_file_with_functions_is_read_as_its_original_graph(functions_file: Path) -> None:
     """Functions are visible only in the file as written."""
     structure = read_structure(functions_file)
     assert [node.name for node in _layers().graph] == [node.name for node in structure.graph.node]
@@ -223,7 +223,7 @@ def test_record_is_not_used_once_another_tool_changed_more_than_metadata(other: 
     ],
     ids=str,
 )
-def test_damaged_record_changes_nothing(damage: dict[str, object]) -> None:
+def test_damaged_record_has_no_effect(damage: dict[str, object]) -> None:
     """The record is validated as a whole before use."""
     model = _layers()
     model.metadata_props[FUNCTIONS_KEY] = json.dumps({"graph": graph_digest(model), **damage})

@@ -37,13 +37,13 @@ def _tagged_model(text: str, tags: Mapping[str, str], calls: Mapping[str, int] |
     return model
 
 
-def _values_made(call: ModuleCall) -> list[str | None]:
+def _output_names(call: ModuleCall) -> list[str | None]:
     assert isinstance(call.result, Cut), call.result
     return [node.outputs[0].name for node in call.result.nodes]
 
 
 def _values_by_call(model: ir.Model, tag: str) -> list[list[str | None]]:
-    return [_values_made(call) for call in ModuleParts(model).cut(tag)]
+    return [_output_names(call) for call in ModuleParts(model).cut(tag)]
 
 
 def _refusal_reason(model: ir.Model, tag: str) -> str:
@@ -58,7 +58,7 @@ g (float[20] x) => (float[20] e)
 """
 
 
-def test_module_is_cut_with_all_below_it() -> None:
+def test_module_is_cut_with_its_descendants() -> None:
     """The nodes of inner modules belong to the outer module as well."""
     model = _tagged_model(NESTED, {"b": "/A", "c": "/A/B", "d": "/A"})
     assert [["b", "c", "d"]] == _values_by_call(model, "/M/A")
@@ -66,7 +66,7 @@ def test_module_is_cut_with_all_below_it() -> None:
     assert [["a", "b", "c", "d", "e"]] == _values_by_call(model, "/M")
 
 
-def test_module_whose_name_starts_like_another_is_another() -> None:
+def test_module_with_a_common_name_prefix_is_another_module() -> None:
     """``/M/A.1`` does not include ``/M/A.10``."""
     assert [["b"]] == _values_by_call(_tagged_model(NESTED, {"b": "/A.1", "c": "/A.10"}), "/M/A.1")
 
@@ -94,7 +94,7 @@ def test_module_called_in_a_chain_is_cut_once_per_call(calls: Mapping[str, int] 
     assert [(1, 3), (2, 3), (3, 3)] == [(call.call, call.calls) for call in ModuleParts(model).cut("/M/L")]
 
 
-def test_module_called_once_is_one_cut_whatever_repeats_in_it() -> None:
+def test_module_called_once_is_one_cut_despite_loops() -> None:
     """A loop inside one call reads its weights in every iteration, and is still one call."""
     assert [["a", "b", "c", "d", "e", "y"]] == _values_by_call(_tagged_model(CHAINED, LAYER, {"/L": 1}), "/M/L")
 
@@ -106,13 +106,13 @@ g (float[20] x) => (float[20] d)
 """
 
 
-def test_module_called_with_others_between_is_divided_there() -> None:
+def test_interrupted_calls_are_divided_at_the_nodes_between() -> None:
     """Calls with different operators are divided at the nodes between them."""
     model = _tagged_model(BETWEEN, {"a": "/L", "b": "/L", "c": "/L"}, {"/L": 2})
     assert [["a", "b"], ["c"]] == _values_by_call(model, "/M/L")
 
 
-def test_module_called_side_by_side_is_divided_by_what_is_connected() -> None:
+def test_interleaved_calls_are_divided_by_connections() -> None:
     """Interleaved calls are divided by the values that connect their nodes."""
     model = _tagged_model(
         f"""
@@ -126,20 +126,20 @@ def test_module_called_side_by_side_is_divided_by_what_is_connected() -> None:
     assert [["a", "d"], ["b", "c"]] == _values_by_call(model, "/M/L")
 
 
-def test_module_whose_calls_cannot_be_told_apart_is_refused() -> None:
+def test_module_with_inseparable_calls_is_refused() -> None:
     """A guessed division would give a part that was never called."""
     model = _tagged_model(BETWEEN, dict.fromkeys("abrc", "/L"), {"/L": 2})
     assert "2 times" in _refusal_reason(model, "/M/L")
 
 
-def test_module_parts_that_read_other_weights_are_no_two_calls() -> None:
+def test_module_parts_with_other_weights_are_not_two_calls() -> None:
     """Parts with different weights are not two calls of the module."""
     text = BETWEEN.replace("<float[20] w", f"<float[20] v = {WEIGHTS}, float[20] w").replace("Mul(r, w)", "Mul(r, v)")
     model = _tagged_model(text, dict.fromkeys("abc", "/L"), {"/L": 2})
     assert "2 times" in _refusal_reason(model, "/M/L")
 
 
-def test_module_that_calls_a_shared_one_takes_its_nodes_along() -> None:
+def test_module_calling_a_shared_module_includes_its_nodes() -> None:
     """A module that is registered elsewhere and called here is part of the call it stands in."""
     tags = {"a": "/A", "b": "/F", "c": "/A", "d": "/F"}
     assert [["a", "b", "c"]] == _values_by_call(_tagged_model(NESTED, tags, {"/A": 1, "/F": 2}), "/M/A")
@@ -182,7 +182,7 @@ def test_module_inside_a_function_is_refused() -> None:
     assert "a function" in _refusal_reason(model, "/M/Add")
 
 
-def test_damaged_record_of_calls_is_no_record() -> None:
+def test_damaged_record_of_calls_is_ignored() -> None:
     """An unreadable tree says nothing about calls."""
     model = _tagged_model(CHAINED, LAYER)
     model.metadata_props[TREE_KEY] = '[{"tag": '

@@ -37,7 +37,7 @@ def _module_triples(tree: OnnxTree) -> list[tuple[str, str, str]]:
     return [(module.path, module.tag, module.class_name) for module in tree.modules]
 
 
-def test_read_tree_own_tags_are_taken_as_they_are() -> None:
+def test_read_tree_own_tags_stay_unchanged() -> None:
     """Nodes keep their tags, sources are counted, and a module between two tags is there as well."""
     nodes = [_winml_node("/M", source="root"), _winml_node("/M/Block.0/Gelu", "block.0.act"), _make_node("plain")]
     tree = read_tree(nodes, {}, "main")
@@ -63,7 +63,7 @@ def test_read_tree_recorded_modules_give_order_and_paths() -> None:
     assert () == tree.notes
 
 
-def test_read_tree_damaged_record_is_told_and_the_nodes_answer() -> None:
+def test_read_tree_damaged_record_is_noted_and_nodes_are_read() -> None:
     """A list that is no list of modules does not hide the tags of the nodes."""
     for damaged in ("{", "[1]", '[{"path": "", "tag": "M", "class": "M"}]', "null"):
         tree = read_tree([_winml_node("/M")], {"winml.hierarchy.tree": damaged}, "main")
@@ -71,7 +71,7 @@ def test_read_tree_damaged_record_is_told_and_the_nodes_answer() -> None:
         assert ["winml.hierarchy.tree of the model is damaged; the tree was built from the node tags"] == [*tree.notes]
 
 
-def test_read_tree_text_that_is_no_tag_counts_as_untagged() -> None:
+def test_read_tree_malformed_tag_counts_as_untagged() -> None:
     """A malformed tag belongs to no module, and a note reports the tag."""
     tree = read_tree([_winml_node("/M"), _winml_node("M//x")], {}, "main")
     assert ("/M", "") == tree.tags
@@ -189,7 +189,7 @@ def test_read_tree_of_onnxscript_builder_joins_names_to_paths(
     assert tree.coverage.is_complete
 
 
-def test_selector_of_onnxscript_layer_excludes_all_of_it() -> None:
+def test_selector_of_onnxscript_layer_excludes_the_whole_layer() -> None:
     """The selector includes the modules inside the layer."""
     tree = read_tree(_built_nodes("model"), {}, "main")
     (layer,) = select(tree.modules, "layers.1")
@@ -206,7 +206,7 @@ def _builder_keys(names: list[str], classes: list[str]) -> dict[str, str]:
     return {"pkg__onnxscript__name_scopes": repr(names), "pkg__onnxscript__class_hierarchy": repr(classes)}
 
 
-def test_read_tree_placeholder_of_torch_passes_is_no_module() -> None:
+def test_read_tree_ignores_the_placeholder_of_torch_passes() -> None:
     """A node with a module unknown to torch belongs to none."""
     placeholder = "_empty_nn_module_stack_from_metadata_hook"
     nodes = [

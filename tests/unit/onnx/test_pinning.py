@@ -52,7 +52,7 @@ def test_names_left_out_stay_open() -> None:
     assert [2, 3, "(samples - 25)//80"] == dims(pinned_model.graph.outputs[0])
 
 
-def test_foreign_words_for_a_size_are_kept() -> None:
+def test_unparsable_size_names_stay() -> None:
     """A name that cannot be parsed as an expression is kept."""
     pinned_model = model()
     pinned_model.graph.outputs[0].shape = ir.Shape(["batch", 3, "what/ever+"])
@@ -79,7 +79,7 @@ def test_name_the_graph_lacks_and_two_sizes_are_refused(wanted: dict[str, int], 
     assert words in str(caught.value)
 
 
-def test_graph_without_open_dimensions_says_so() -> None:
+def test_graph_without_open_dimensions_is_refused() -> None:
     """The graph has no dimension left to pin."""
     with pytest.raises(UsageError, match="none;"):
         resolve_names({"batch": 1}, [])

@@ -6,7 +6,7 @@ from graphs import parse
 from winml.modelkit.onnx.operators import probability_outputs
 
 
-def test_outputs_of_sigmoid_and_softmax_are_probabilities_however_they_are_moved() -> None:
+def test_outputs_of_sigmoid_and_softmax_are_probabilities_after_any_movement() -> None:
     """Values computed from probabilities, and values joined with others, are not probabilities."""
     model = parse("""m (float[2, 3] x)
         => (float[2, 3] s, float[3, 2] t, float[2, 6] c, float[2, 3] twice, float[2, 6] d) {

@@ -88,7 +88,7 @@ def test_files_of_other_quantizers_have_the_parameters_of_the_model(
         assert module.total.parameters == costs[module.tag].parameters, module.tag
 
 
-def test_weights_of_few_bits_without_a_node_that_says_so_are_counted(tmp_path: Path) -> None:
+def test_low_bit_weights_without_a_recording_node_are_counted(tmp_path: Path) -> None:
     """Types of ONNX with less than a byte take their bits."""
     body = f"""m (float[2, 16] x) => (float[2, 16] y) <float[1] s = {{0.5}}, {weight("w", 16, 16)}>
         {{ y = MatMul (x, w) }}"""

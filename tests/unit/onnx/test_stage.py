@@ -82,7 +82,7 @@ def _run(change: Callable[[ir.Model], bool], policy: TagPolicy) -> bool:
         (_fail, "drops", "failed: ValueError: out of luck"),
     ],
 )
-def test_broken_promise_names_step_pass_and_what_was_done(
+def test_broken_promise_names_step_pass_and_action(
     change: Callable[[ir.Model], bool], policy: TagPolicy, reason: str
 ) -> None:
     """The error names the step and the number of steps, the pass, its action and the earlier passes."""
@@ -95,7 +95,7 @@ def test_broken_promise_names_step_pass_and_what_was_done(
 @pytest.mark.parametrize(
     ("change", "policy"), [(_clear, "drops"), (_append, "drops"), (_append_tagged, "creates"), (_retag, "merges")]
 )
-def test_kept_promise_passes(change: Callable[[ir.Model], bool], policy: TagPolicy) -> None:
+def test_fulfilled_promise_passes(change: Callable[[ir.Model], bool], policy: TagPolicy) -> None:
     """A pass may make its declared changes."""
     assert _run(change, policy)
 

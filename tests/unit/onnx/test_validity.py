@@ -31,13 +31,13 @@ HEADER = '<ir_version: 10, opset_import: ["" : 17, "f" : 1]>\n'
         ),
     ],
 )
-def test_value_that_nothing_makes_is_named(body: str, words: str) -> None:
+def test_undefined_value_is_named(body: str, words: str) -> None:
     """The value is in the graph, its outputs, a subgraph or a function."""
     with pytest.raises(InputError, match=rf"m\.onnx: .*{words}"):
         refuse_invalid(onnx.parser.parse_model(HEADER + body), Path("m.onnx"))
 
 
-def test_valid_graph_passes_whatever_the_order_of_its_nodes() -> None:
+def test_valid_graph_passes_with_any_node_order() -> None:
     """Inputs left out, outer values in subgraphs and nodes out of order are all fine."""
     body = """m (bool c, float[2] x) => (float[2] y) <float[2] w = {1, 2}> {
         y = If (c) <then_branch = t () => (float[2] a) { a = Add (x, later) },

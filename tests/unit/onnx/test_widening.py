@@ -47,7 +47,7 @@ def _graph() -> ir.Model:
 
 
 @pytest.mark.parametrize("is_external", [False, True])
-def test_answers_are_those_of_float32(tmp_path: Path, is_external: bool) -> None:
+def test_outputs_equal_float32(tmp_path: Path, is_external: bool) -> None:
     """ONNX Runtime's CPU provider opens such a graph only after widening. The file stays as it is."""
     path = tmp_path / "model.onnx"
     write_model(_graph(), path, external=is_external)
@@ -65,7 +65,7 @@ def test_answers_are_those_of_float32(tmp_path: Path, is_external: bool) -> None
     assert before == path.read_bytes()
 
 
-def test_weights_are_cast_when_they_are_read() -> None:
+def test_weights_are_cast_on_read() -> None:
     """Only the type of the weights changes before they are read."""
     model = _graph()
     widen_floats(model, ir.DataType.BFLOAT16)
@@ -82,6 +82,6 @@ def test_weights_are_cast_when_they_are_read() -> None:
      "m (float[2] x) => (float[2] y) <bfloat16[2] w = {16256, 0}> { f = Cast <to = 1> (w)  y = Mul (x, f) }"],
     ids=["nothing in bfloat16", "weights stored in bfloat16"],
 )  # fmt: skip
-def test_graphs_that_the_cpu_runs_are_none(text: str) -> None:
+def test_runnable_graphs_are_not_widened(text: str) -> None:
     """Such graphs are compared unchanged."""
     assert not computes_in(parse(text), ir.DataType.BFLOAT16)

@@ -91,7 +91,7 @@ def _model_with_zeroed_rows(condition: str = "") -> ir.Model:
     )
 
 
-def test_rows_that_are_zeroed_behind_the_product_are_zeroed_behind_the_operator() -> None:
+def test_rows_zeroed_after_the_product_are_zeroed_after_the_operator() -> None:
     """The dynamo exporter zeroes rows after the product; a fully masked row is zero before and after."""
     feeds = _attention_feeds(masked_row=True)
     # The dynamo exporter writes the lowest number in place of minus infinity.
@@ -105,7 +105,7 @@ def test_rows_that_are_zeroed_behind_the_product_are_zeroed_behind_the_operator(
     assert all(tags(fused))
 
 
-def test_rows_that_are_zeroed_by_head_stay() -> None:
+def test_rows_zeroed_by_head_stay() -> None:
     """The heads are joined after the operator, so a condition that differs between heads cannot be applied."""
     model = _model_with_zeroed_rows("[2, 3, 5, 1]")
     assert "MultiHeadAttention" not in operators(_fuse_attention(model))
@@ -189,7 +189,7 @@ def test_near_miss_is_left_alone(variant: dict[str, str]) -> None:
     assert before == GraphCensus.of(model)
 
 
-def test_attention_is_left_alone_where_the_provider_lacks_the_operator() -> None:
+def test_attention_stays_if_the_provider_lacks_the_operator() -> None:
     """An execution provider with operators of ONNX only gets no MultiHeadAttention at any level."""
     result = optimize(_attention_model(), OptimizeOptions(level="full", ep="qnn"))
     assert not [name for name in GraphCensus.of(result.model).operators if ":" in name]

@@ -27,17 +27,17 @@ CONTRIB = ', "com.microsoft" : 1'
 def _parse_case(case: CapabilityCase, body: str) -> ir.Model:
     """Return the model, with values for the weights ``w1``, ``w2`` …"""
 
-    def with_values(match: re.Match[str]) -> str:
+    def insert_values(match: re.Match[str]) -> str:
         count = math.prod(int(size) for size in match["shape"].split(","))
         return f"{match[0]} = {{{', '.join(['0'] * count)}}}"
 
     head, brace, rest = body.partition("{ ")
     return parse(
-        re.sub(r"float\[(?P<shape>[\d, ]+)\] w\d", with_values, head) + brace + rest, case.opset, domains=CONTRIB
+        re.sub(r"float\[(?P<shape>[\d, ]+)\] w\d", insert_values, head) + brace + rest, case.opset, domains=CONTRIB
     )
 
 
-def _with_only(model: ir.Model, name: str) -> OptimizeResult:
+def _enable_only(model: ir.Model, name: str) -> OptimizeResult:
     return optimize(model, OptimizeOptions.model_validate({name: True}))
 
 
@@ -62,7 +62,7 @@ def test_every_capability_of_onnxruntime_has_a_case() -> None:
 def test_capability_fires_on_its_graph(case: CapabilityCase) -> None:
     """Enabled alone, it makes the expected operators, keeps every tag and the outputs, and the result is valid."""
     expected = _run_model(_parse_case(case, case.graph))
-    result = _with_only(_parse_case(case, case.graph), case.capability)
+    result = _enable_only(_parse_case(case, case.graph), case.capability)
     assert result.changed
     assert case.expected == _operator_names(result.model)
     assert measure_coverage(result.model).is_complete
@@ -78,7 +78,7 @@ def test_capability_fires_on_its_graph(case: CapabilityCase) -> None:
 def test_capability_leaves_the_near_miss(case: CapabilityCase) -> None:
     """A similar graph stays unchanged."""
     before = _operator_names(_parse_case(case, case.near_miss))
-    result = _with_only(_parse_case(case, case.near_miss), case.capability)
+    result = _enable_only(_parse_case(case, case.near_miss), case.capability)
     assert before == _operator_names(result.model)
     assert not result.fired.get(case.capability)
 
@@ -122,7 +122,7 @@ def test_capability_enabled_by_name_for_a_provider_fires_or_is_refused(case: Cap
             assert 1 == optimize(_parse_case(case, case.graph), options).fired[case.capability]
 
 
-def test_opset_that_a_capability_needs_is_the_first_at_which_it_fires() -> None:
+def test_capability_fires_from_its_stated_opset_on() -> None:
     """One opset earlier, ONNX Runtime's own operators would be needed."""
     for case in CASES:
         since = CAPABILITIES[case.capability].since_opset

@@ -115,7 +115,7 @@ def test_attention_over_a_cache_becomes_one_operator_with_the_same_numbers(llama
     _assert_same_answers(llama, result.model)
 
 
-def test_what_replaces_an_attention_is_tagged_with_its_module(llama: Path) -> None:
+def test_replacement_of_an_attention_has_its_module(llama: Path) -> None:
     """All nodes have a tag: nodes of the attention that of the attention, nodes of the mask that of their producer."""
     model = _fuse(llama).model
     found = {node.op_type: tag.module for node in model.graph if (tag := read_tag(node))}
@@ -125,7 +125,7 @@ def test_what_replaces_an_attention_is_tagged_with_its_module(llama: Path) -> No
     assert found["CumSum"] == "model"
 
 
-def test_nothing_reads_the_length_of_the_cache(llama: Path) -> None:
+def test_length_of_the_cache_is_not_read(llama: Path) -> None:
     """Lengths come from the mask, so a cache in a longer buffer gives the same outputs."""
     model = _fuse(llama).model
     readers = {node.op_type for value in model.graph.inputs if "past" in str(value.name) for node in value.consumers()}
@@ -161,7 +161,7 @@ def test_decoders_of_other_families_are_fused(tmp_path: Path, kind: str, rotatio
 
 
 @pytest.mark.parametrize("counts_tokens", [True, False])
-def test_window_of_tokens_has_no_room_for_padding(tmp_path: Path, *, counts_tokens: bool) -> None:
+def test_window_of_tokens_allows_no_padding_inside(tmp_path: Path, *, counts_tokens: bool) -> None:
     """A row with padding between its tokens needs ``token_windows``; a row with padding before its tokens does not."""
     path = _export(tmp_path, _build("mistral"))
     options = FUSED.with_token_windows() if counts_tokens else FUSED
@@ -212,7 +212,7 @@ def test_near_miss_is_left_alone(llama: Path, change: str) -> None:
     assert _count(result.model)["Softmax"] == 1
 
 
-def test_rotation_that_is_none_stays_before_the_attention(llama: Path) -> None:
+def test_inconsistent_rotation_stays_before_the_attention(llama: Path) -> None:
     """A rotation that differs between queries and keys stays, and the attention after it is fused."""
     model = ir.load(llama)
     turned = next(node for node in model.graph if node.op_type == "Neg")
@@ -226,7 +226,7 @@ def _fuse_model(model: ir.Model) -> OptimizeResult:
     return optimize(model, FUSED)
 
 
-def test_level_that_is_given_decides_by_itself() -> None:
+def test_requested_level_decides_alone() -> None:
     """A requested level decides alone, and a provider without the operators gets no fusion."""
     assert OptimizeOptions(level="none").with_decoder_fusions().is_empty
     assert OptimizeOptions(ep="qnn").with_decoder_fusions().is_empty

@@ -65,7 +65,7 @@ def test_no_flags_and_a_valid_stamp_copy_the_source(tmp_path: Path) -> None:
     assert sorted(["in.onnx", "out.onnx"]) == sorted(path.name for path in tmp_path.iterdir())
 
 
-def test_graph_touched_since_it_was_stamped_is_normalized_again(tmp_path: Path) -> None:
+def test_graph_changed_after_its_stamp_is_normalized_again(tmp_path: Path) -> None:
     """A stamp that does not fit the graph is ignored."""
     source = _save(tmp_path / "in.onnx", stamped=True)
     touched = onnx.load(source)
@@ -88,7 +88,7 @@ def test_normalization_can_be_left_out_and_is_not_claimed_then(tmp_path: Path) -
     assert NORMALIZED_KEY not in ir.load(result.model_path).metadata_props
 
 
-def test_optimized_file_is_stamped_verified_and_told(tmp_path: Path) -> None:
+def test_optimized_file_is_stamped_verified_and_recorded(tmp_path: Path) -> None:
     """The record has the counts before and after, and the changes of each module."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     result = optimize_onnx(source, tmp_path / "out.onnx", level="basic")
@@ -105,14 +105,14 @@ def test_optimized_file_is_stamped_verified_and_told(tmp_path: Path) -> None:
     assert 2 == len(record["verification"]["outputs"])
 
 
-def test_second_optimization_copies_nothing_but_changes_nothing(tmp_path: Path) -> None:
+def test_second_optimization_copies_the_file_unchanged(tmp_path: Path) -> None:
     """An optimized file is normalized, so a run without options copies the file."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     first = optimize_onnx(source, tmp_path / "first.onnx", level="full")
     assert optimize_onnx(first.model_path, tmp_path / "second.onnx").is_copy
 
 
-def test_weights_outside_stay_outside_and_go_inside_on_demand(tmp_path: Path) -> None:
+def test_external_weights_stay_external_and_are_embedded_on_demand(tmp_path: Path) -> None:
     """Data files are read and written, and the result does not use those of the source."""
     source = _save(tmp_path / "in.onnx", stamped=False, body=_WIDE_BODY, data=True)
     outside = optimize_onnx(source, tmp_path / "a" / "out.onnx", level="basic", external_data=True)
@@ -123,14 +123,14 @@ def test_weights_outside_stay_outside_and_go_inside_on_demand(tmp_path: Path) ->
     assert ["out.onnx"] == [file.path.name for file in inside.files]
 
 
-def test_large_weights_go_outside_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_weights_become_external(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights above the limit are stored in a data file."""
     monkeypatch.setattr("winml.modelkit.transform.graph_file.EXTERNAL_BYTES", 4)
     source = _save(tmp_path / "in.onnx", stamped=False, body=_WIDE_BODY)
     assert 2 == len(optimize_onnx(source, tmp_path / "out.onnx", level="basic").files)
 
 
-def test_wrong_result_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+def test_wrong_result_is_refused_and_not_written(tmp_path: Path) -> None:
     """ONNX Runtime takes x⁴ for x² in a layer normalization; the comparison with the source finds it."""
     body = """m (float[2, 3, 4] x) => (float[2, 3, 4] y)
         <float four = {4}, float epsilon = {0.00001}, float[4] g = {1, 2, 3, 4}, float[4] b = {4, 3, 2, 1}>
@@ -144,7 +144,7 @@ def test_wrong_result_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     assert optimize_onnx(source, tmp_path / "out.onnx", layer_norm_fusion=True, verify=False).verification is None
 
 
-def test_custom_domain_goes_through_where_nothing_needs_to_know_it(tmp_path: Path) -> None:
+def test_custom_domain_passes_through_unverified(tmp_path: Path) -> None:
     """The graph around a custom operator is normalized; a note says that it cannot be compared."""
     body = "m (float[2, 3] x) => (float[2, 3] y) { a = Identity (x) b = f.Unheard (a) y = Identity (b) }"
     model = parse(body, domains=', "f" : 1')
@@ -157,7 +157,7 @@ def test_custom_domain_goes_through_where_nothing_needs_to_know_it(tmp_path: Pat
     assert ["Unheard"] == _operators(result.model_path)
 
 
-def test_quantized_and_already_optimized_models_go_through(tmp_path: Path) -> None:
+def test_quantized_and_optimized_models_pass_through(tmp_path: Path) -> None:
     """Operators of ONNX Runtime and quantized ones stay unchanged, with the same outputs."""
     body = """m (float[2, 3, 4] x) => (float[2, 3, 4] y)
         <float scale = {0.1}, uint8 zero = {10}, float[4] b = {1, 2, 3, 4}>
@@ -180,7 +180,7 @@ def test_quantized_and_already_optimized_models_go_through(tmp_path: Path) -> No
         ({"ep": "qmn"}, UsageError, "execution provider"),
     ],
 )
-def test_wrong_flags_are_refused_before_anything_is_read(
+def test_wrong_flags_are_refused_before_any_read(
     tmp_path: Path, flags: Mapping[str, Any], error: type[Exception], words: str
 ) -> None:
     """The message names the wrong option."""
@@ -218,7 +218,7 @@ def test_output_never_takes_the_data_of_the_source(tmp_path: Path) -> None:
         assert data == (tmp_path / "out.onnx.data").read_bytes()
 
 
-def test_file_is_not_optimized_onto_itself(tmp_path: Path) -> None:
+def test_file_is_not_optimized_in_place(tmp_path: Path) -> None:
     """The source stays unchanged under any path to it; a hard link to it is another file."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     content = source.read_bytes()
@@ -231,14 +231,14 @@ def test_file_is_not_optimized_onto_itself(tmp_path: Path) -> None:
     assert content == source.read_bytes() != (tmp_path / "linked.onnx").read_bytes()
 
 
-def test_files_are_named_as_the_caller_named_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_named_by_the_paths_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of the output is relative to the working directory."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     monkeypatch.chdir(tmp_path)
     assert [Path("out.onnx")] == [file.path for file in optimize_onnx(source.name, "out.onnx", level="basic").files]
 
 
-def test_loop_goes_on_until_a_round_finds_nothing(tmp_path: Path) -> None:
+def test_loop_continues_until_a_round_without_changes(tmp_path: Path) -> None:
     """Every round is recorded, including the last one without a change."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     loop = run_optimize_analyze_loop(source, tmp_path / "out.onnx", level="basic")
@@ -264,7 +264,7 @@ def test_loop_takes_the_flags_of_the_next_round_from_the_analysis(tmp_path: Path
         run_optimize_analyze_loop(source, tmp_path / "other.onnx", max_rounds=0)
 
 
-def test_loop_whose_first_round_is_asked_nothing_writes_what_later_ones_do(tmp_path: Path) -> None:
+def test_loop_with_an_empty_first_round_writes_later_changes(tmp_path: Path) -> None:
     """The source is normalized, so only later rounds change the file; the changed file is compared."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     optimize_onnx(source, tmp_path / "plain.onnx")
@@ -290,7 +290,7 @@ def test_analysis_that_returns_no_flags_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [{}, {"level": "full"}])
-def test_data_file_that_is_cut_off_is_refused(tmp_path: Path, flags: Mapping[str, Any]) -> None:
+def test_truncated_data_file_is_refused(tmp_path: Path, flags: Mapping[str, Any]) -> None:
     """Otherwise a stamped file would be copied unread."""
     source = _save(tmp_path / "in.onnx", stamped=True, data=True)
     data = tmp_path / "in.onnx.data"
@@ -317,7 +317,7 @@ def test_format_too_new_for_onnx_runtime_is_lowered(tmp_path: Path, stamped: boo
     assert newest + 1 == onnx.load(source, load_external_data=False).ir_version
 
 
-def test_answers_without_a_finite_value_are_no_proof(tmp_path: Path) -> None:
+def test_outputs_without_finite_values_are_no_evidence(tmp_path: Path) -> None:
     """NaN equals NaN, which proves nothing about the graph."""
     body = "m (float[2] x) => (float[2] y) <float[2] z = {0, 0}> { i = Div (z, z) a = Identity (x) y = Mul (a, i) }"
     result = optimize_onnx(_save(tmp_path / "in.onnx", stamped=False, body=body), tmp_path / "out.onnx")
@@ -326,14 +326,14 @@ def test_answers_without_a_finite_value_are_no_proof(tmp_path: Path) -> None:
     assert "inconclusive:" in equality_words(result.verification)
 
 
-def test_opset_nobody_knows_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+def test_unknown_opset_is_refused_before_any_read(tmp_path: Path) -> None:
     """The message has the range of opsets."""
     (tmp_path / "damaged.onnx").write_bytes(b"no model")
     with pytest.raises(UsageError, match=f"opset 99.*\n.*7 to {onnx.defs.onnx_opset_version()}"):
         optimize_onnx(tmp_path / "damaged.onnx", tmp_path / "out.onnx", opset=99)
 
 
-def test_failed_conversion_tells_no_places_in_foreign_source(tmp_path: Path) -> None:
+def test_failed_conversion_shows_no_foreign_source_path(tmp_path: Path) -> None:
     """The message has the reason, but not the source path of onnx's converter."""
     body = "m (float[2, 3] x, float[3] s) => (float[2, 3] y) { y = LayerNormalization (x, s) }"
     with pytest.raises(OptimizeError, match="opset 17 to 13") as raised:
@@ -358,7 +358,7 @@ PERIODS = """m (float[N, time] x) => (float[N, P, 7] y) <int64[3] shape = {0, -1
 
 
 @pytest.mark.parametrize("sizes", [{"time": 14}, {"x:1": 21, "N": 2}])
-def test_sizes_that_are_given_are_compared_at(sizes: dict[str, int], tmp_path: Path) -> None:
+def test_stated_sizes_are_compared(sizes: dict[str, int], tmp_path: Path) -> None:
     """A size is given by name or by position; without sizes nothing can be compared, and the hint says so."""
     source = _save(tmp_path / "in.onnx", stamped=False, body=PERIODS)
     with pytest.raises(StageError) as caught:
@@ -368,7 +368,7 @@ def test_sizes_that_are_given_are_compared_at(sizes: dict[str, int], tmp_path: P
     assert result.verification is not None
 
 
-def test_size_of_a_dimension_the_file_lacks_is_refused_with_those_it_has(tmp_path: Path) -> None:
+def test_size_of_an_unknown_dimension_is_refused_with_the_known_dimensions(tmp_path: Path) -> None:
     """The hint lists each dimension with its positions."""
     source = _save(tmp_path / "in.onnx", stamped=False, body=PERIODS)
     with pytest.raises(UsageError, match="'x:2'") as caught:
@@ -380,7 +380,7 @@ _PRODUCT = """m (float[{rows}, 4, 3] x) => (float[{rows}, 4, 3] y) <float[3, 3] 
     float[3] b = {{1, 2, 3}}> {{ p = MatMul (x, w) y = Add (p, b) }}"""
 
 
-def test_capability_enabled_by_name_that_a_dynamic_size_prevents_says_so(tmp_path: Path) -> None:
+def test_capability_blocked_by_a_dynamic_size_has_a_note(tmp_path: Path) -> None:
     """Fixed sizes allow the fusion; a note on a capability without nodes says so."""
     notes = {}
     for rows in ("N", "2"):
@@ -395,7 +395,7 @@ def test_capability_enabled_by_name_that_a_dynamic_size_prevents_says_so(tmp_pat
     assert [absent] == notes["2"]
 
 
-def test_level_says_nothing_of_capabilities_that_change_nothing(tmp_path: Path) -> None:
+def test_level_notes_no_ineffective_capabilities(tmp_path: Path) -> None:
     """Only a capability enabled by name gets a note."""
     result = optimize_onnx(_save(tmp_path / "in.onnx", stamped=False), tmp_path / "out.onnx", level="full")
     assert not [note for note in result.notes if "changed nothing" in note]

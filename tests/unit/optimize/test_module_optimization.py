@@ -89,7 +89,7 @@ def test_fusion_with_a_node_outside_does_not_fire(tmp_path: Path) -> None:
     )
 
 
-def test_weights_that_a_module_shares_with_others_stay_for_them(tmp_path: Path) -> None:
+def test_shared_weights_stay_for_other_modules(tmp_path: Path) -> None:
     """The second convolution gets its own weights; the first reads the previous ones."""
     source = save(tmp_path / "in.onnx", TWO_CONVOLUTIONS, ["first"] * 4 + ["second"] * 2)
     optimize_onnx(source, tmp_path / "out.onnx", conv_batch_norm_fusion=True, module=["second"])
@@ -111,14 +111,14 @@ def test_weights_that_a_module_shares_with_others_stay_for_them(tmp_path: Path) 
         ({"group_query_attention_fusion": True, "module": ["first"]}, "reads the"),
     ],
 )
-def test_selection_that_has_no_meaning_is_refused(tmp_path: Path, flags: dict[str, Any], message: str) -> None:
+def test_meaningless_selection_is_refused(tmp_path: Path, flags: dict[str, Any], message: str) -> None:
     """A selector without a match, a selector without capabilities, and work that cannot be limited are refused."""
     source = save(tmp_path / "in.onnx", TWO_GELUS, ["first"] * 5 + ["second"] * 5)
     with pytest.raises(UsageError, match=message):
         optimize_onnx(source, tmp_path / "out.onnx", **flags)
 
 
-def test_check_says_how_often_and_where_and_writes_nothing(tmp_path: Path) -> None:
+def test_check_counts_by_module_and_writes_nothing(tmp_path: Path) -> None:
     """Some capabilities are counted by how often they fire, others by the removed nodes."""
     source = save(tmp_path / "in.onnx", TWO_GELUS, ["first"] * 5 + ["second"] * 5)
     check = check_optimization(source, gelu_fusion=True, constant_folding=True)
@@ -135,7 +135,7 @@ def test_check_says_how_often_and_where_and_writes_nothing(tmp_path: Path) -> No
     assert "attention_fusion" in {entry.name for entry in whole.capabilities}
 
 
-def test_check_names_module_and_axis_of_what_an_open_size_keeps_from_firing(tmp_path: Path) -> None:
+def test_check_names_module_and_axis_of_a_blocking_open_size(tmp_path: Path) -> None:
     """The sum broadcasts unless there is one row: the fused operator needs equal shapes."""
     source = save(tmp_path / "in.onnx", SKIPPED, ["pick", "sum", "norm"])
     (entry,) = check_optimization(source, skip_layer_norm_fusion=True).capabilities
@@ -145,14 +145,14 @@ def test_check_names_module_and_axis_of_what_an_open_size_keeps_from_firing(tmp_
     ]
 
 
-def test_check_tells_what_fires_at_any_fixed_size_from_what_fires_at_one_only(tmp_path: Path) -> None:
+def test_check_distinguishes_any_fixed_size_from_one_size(tmp_path: Path) -> None:
     """The dynamic sizes of two inputs have different names, but are equal once both are fixed, at any batch size."""
     source = save(tmp_path / "in.onnx", TWO_NAMES, ["sum", "norm"])
     (entry,) = check_optimization(source, skip_layer_norm_fusion=True).capabilities
     assert (0, [(1, False)]) == (entry.count, [(item.count, item.only_at_one) for item in entry.blocked])
 
 
-def test_constant_folding_that_is_switched_off_folds_nothing(tmp_path: Path) -> None:
+def test_disabled_constant_folding_folds_nothing(tmp_path: Path) -> None:
     """Constants are folded neither by normalization nor by ONNX Runtime."""
     body = "m (float[2] x) => (float[2] y) <float[2] w1 = {1, 2}, float[2] w2 = {3, 4}>"
     body += " { c = Add (w1, w2) y = Mul (x, c) }"

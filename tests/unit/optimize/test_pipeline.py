@@ -27,7 +27,7 @@ MESSY = """m (float[2, 3] x) => (float[2, 3] y) <float zero = {0}, float two = {
       f = Transpose <perm = [1, 0]> (e) g = Abs (f) y = Transpose <perm = [1, 0]> (g) }"""
 
 
-def test_registry_names_every_transformer_this_onnxruntime_runs(tmp_path: Path) -> None:
+def test_registry_names_every_transformer_of_onnxruntime(tmp_path: Path) -> None:
     """Every transformer of ONNX Runtime is part of a capability or listed as unused, so that none runs unrequested."""
     onnx.save(ir.to_proto(parse(MESSY)), tmp_path / "m.onnx")
     program = (
@@ -50,7 +50,7 @@ def test_registry_names_every_transformer_this_onnxruntime_runs(tmp_path: Path) 
     assert set() == ran - known - set(UNUSED_TRANSFORMERS) - needed
 
 
-def test_nothing_asked_for_changes_nothing() -> None:
+def test_empty_request_changes_nothing() -> None:
     """Level none returns the same model, unchanged."""
     model = parse(MESSY)
     before = [node.name for node in model.graph]
@@ -61,7 +61,7 @@ def test_nothing_asked_for_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_level_keeps_answer_interface_and_tags_and_settles(level: str) -> None:
+def test_level_keeps_outputs_interface_and_tags_and_settles(level: str) -> None:
     """Outputs, names and tags stay at every level, and a second optimization changes nothing."""
     options = OptimizeOptions.model_validate({"level": level})
     result = optimize(parse(MESSY), options)
@@ -90,7 +90,7 @@ def test_basic_level_makes_operators_of_onnx_only() -> None:
     assert {"basic": [], "extended": ["com.microsoft:FusedMatMul"], "extended for qnn": []} == foreign
 
 
-def test_untagged_model_stays_untagged_and_says_so() -> None:
+def test_untagged_model_stays_untagged_with_a_note() -> None:
     """A model without modules gets no tag."""
     model = parse(MESSY)
     for node in all_nodes(model):
@@ -176,7 +176,7 @@ def test_opset_conversion_carries_tags_both_ways(target: int) -> None:
     assert answer(parse(MESSY), x=X) == answer(result.model, x=X)
 
 
-def test_opset_without_a_way_there_is_refused_with_the_reason() -> None:
+def test_unreachable_opset_is_refused_with_the_reason() -> None:
     """The error names both opsets and the missing operator."""
     model = parse(
         "m (float[2, 4] x) => (float[2, 4] y) <float[4] g = {1, 2, 3, 4}> { y = LayerNormalization (x, g) }", opset=17
@@ -191,7 +191,7 @@ def test_options_name_the_nearest_capability() -> None:
         parse_options(OptimizeOptions, {"gelu_fuson": True}, "test")
 
 
-def test_capability_the_provider_cannot_run_is_refused_where_it_is_named() -> None:
+def test_unsupported_capability_is_refused_by_name_only() -> None:
     """A level leaves the capability out; by name it is an error, since it would have no effect."""
     assert not [entry.name for entry in OptimizeOptions(level="full", ep="qnn").enabled() if not entry.transformers]
     with pytest.raises(UsageError, match="attention-fusion:"):

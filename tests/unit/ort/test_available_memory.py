@@ -17,7 +17,7 @@ def _model(weight_bytes: int, dtype: torch.dtype = torch.float32) -> torch.nn.Mo
     return torch.nn.Linear(weight_bytes // dtype.itemsize, 1, bias=False, device="meta", dtype=dtype)
 
 
-def test_comparison_that_does_not_fit_is_refused_with_the_way_around_it() -> None:
+def test_comparison_beyond_memory_is_refused_with_a_remedy() -> None:
     """The error names both sizes and the option; a fitting model or an unknown limit passes."""
     model = _model(14 * 10**9)
     with pytest.raises(ExportError, match=r"17.50 GB .*16.00 GB") as caught:
@@ -37,7 +37,7 @@ def test_bfloat16_is_compared_as_float32() -> None:
     assert 17.5e9 == verification_bytes(_model(7 * 10**9, torch.bfloat16))
 
 
-def test_this_machine_has_memory() -> None:
+def test_this_machine_reports_its_memory() -> None:
     """The number of bytes is plausible."""
     assert 10**7 < available_bytes() < 10**15
 

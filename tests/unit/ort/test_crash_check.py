@@ -136,7 +136,7 @@ def test_float32_model_is_opened_once(tmp_path: Path) -> None:
         (BRANCHES, True),
     ],
 )
-def test_half_floats_are_found_wherever_they_are_made(body: str, is_half: bool, tmp_path: Path) -> None:
+def test_half_floats_are_detected_in_every_position(body: str, is_half: bool, tmp_path: Path) -> None:
     """A file and its bytes are searched alike; a damaged file may count as having none."""
     content = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {body}').SerializeToString()
     (tmp_path / "model.onnx").write_bytes(content)

@@ -34,7 +34,7 @@ def decoder(mask: str, positions: int | None = 63) -> tuple[InputTensorSpec, ...
     return (*inputs, graph_input("position_ids", "int64", ("batch", "tokens"), {"value_range": (0, positions)}))
 
 
-def test_step_is_fed_one_token_and_what_came_before() -> None:
+def test_step_is_fed_one_token_and_its_past() -> None:
     """No position is masked, and the position is the next one."""
     feeds, _ = decoder_feeds(decoder("past + tokens"), DecoderRun(1, 5), {}, batch_size=2, seed=0)
     assert [(2, 1), (2, 6), (2, 2, 5, 8), (2, 1)] == [array.shape for array in feeds.values()]
@@ -55,7 +55,7 @@ def test_step_is_fed_one_token_and_what_came_before() -> None:
     ],
     ids=str,
 )
-def test_note_names_every_size_that_nobody_gave(given: dict[str, int], run: DecoderRun, named: str) -> None:
+def test_note_names_every_chosen_size(given: dict[str, int], run: DecoderRun, named: str) -> None:
     """The chosen length of a prompt or cache is named, too; a size that follows from given ones is not."""
     _, notes = decoder_feeds(decoder("past + tokens"), run, given, batch_size=None, seed=0)
     assert [named] * bool(named) == [note.removeprefix("default sizes: ").partition(" (")[0] for note in notes]
@@ -71,7 +71,7 @@ def test_note_names_every_size_that_nobody_gave(given: dict[str, int], run: Deco
     ],
     ids=str,
 )
-def test_lengths_are_those_of_the_user_or_fit_the_positions(
+def test_lengths_follow_the_user_or_fit_the_positions(
     given: dict[str, int], tokens: int | None, run: DecoderRun | None
 ) -> None:
     """Given sizes are taken and others fit the positions; both sizes together are neither a prompt nor a step."""
@@ -79,7 +79,7 @@ def test_lengths_are_those_of_the_user_or_fit_the_positions(
     assert (tokens, run) == (decoder_tokens(inputs, given), decoder_run(inputs, given))
 
 
-def test_lengths_without_positions_are_the_usual_ones() -> None:
+def test_lengths_without_positions_are_the_defaults() -> None:
     """No input has the number of positions."""
     assert 128 == decoder_tokens(decoder("total", None), {})
     assert 1000 == decoder_tokens(decoder("total", None), {"past": 1000})
@@ -123,7 +123,7 @@ def test_recurrent_state_has_a_prompt_and_a_step(tmp_path: Path) -> None:
     assert DecoderRun(1, 128) == decoder_run(inputs, {})
 
 
-def test_next_step_lengthens_what_goes_along_with_the_tokens_alone() -> None:
+def test_next_step_lengthens_only_inputs_of_the_token_axis() -> None:
     """The mask of an encoder stays, however many entries it has by chance; segments get one for the new token."""
     shapes = {
         "input_ids": ("batch", "tokens"),

@@ -21,7 +21,7 @@ def test_cpu_is_chosen_by_any_of_its_names(ep: str | None, device: None) -> None
     assert (("CPUExecutionProvider",), "cpu", {}) == (chosen.names, chosen.device, chosen.options)
 
 
-def test_provider_that_is_missing_is_told_with_those_present() -> None:
+def test_missing_provider_is_refused_with_the_installed_providers() -> None:
     """The hint has the package of the provider, if there is one."""
     missing = next(short for short, ep in EXECUTION_PROVIDERS.items() if ep.name not in ort.get_available_providers())
     with pytest.raises(
@@ -32,7 +32,7 @@ def test_provider_that_is_missing_is_told_with_those_present() -> None:
     assert e.value.hint
 
 
-def test_device_no_provider_serves_is_told() -> None:
+def test_unserved_device_is_refused() -> None:
     """The hint lists the providers for the device on this platform."""
     served = {kind for ep in EXECUTION_PROVIDERS.values() if ep.name in present_providers() for kind in ep.devices}
     for kind in get_args(Device):

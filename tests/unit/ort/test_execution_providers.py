@@ -10,7 +10,7 @@ from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS, find_exe
 
 
 @pytest.mark.parametrize("name", ["qnn", "QNN", "QNNExecutionProvider"])
-def test_provider_is_found_under_both_names(name: str) -> None:
+def test_provider_has_both_names(name: str) -> None:
     """The short name and ONNX Runtime's own name are equivalent."""
     assert "QNNExecutionProvider" == find_execution_provider(name).name
 
@@ -21,7 +21,7 @@ def test_unknown_provider_is_refused_with_the_nearest() -> None:
         find_execution_provider("openvno")
 
 
-def test_provider_that_needs_fixed_sizes_refuses_open_ones_unless_allowed() -> None:
+def test_provider_with_fixed_sizes_refuses_open_sizes_unless_allowed() -> None:
     """QNN needs fixed sizes; the message names the option that allows dynamic ones."""
     with pytest.raises(UsageError, match=r"QNNExecutionProvider requires fixed sizes(.|\n)*--allow-dynamic"):
         refuse_dynamic("qnn", is_dynamic=True, allow_dynamic=False)
@@ -31,7 +31,7 @@ def test_provider_that_needs_fixed_sizes_refuses_open_ones_unless_allowed() -> N
     refuse_dynamic(None, is_dynamic=True, allow_dynamic=False)
 
 
-def test_table_knows_names_as_onnx_runtime_spells_them() -> None:
+def test_provider_table_has_the_names_of_onnx_runtime() -> None:
     """Every provider of the table is one of ONNX Runtime's, on any platform."""
     known = {provider.name for provider in EXECUTION_PROVIDERS.values()}
     assert known <= set(ort.get_all_providers()) | {"NvTensorRTRTXExecutionProvider"}

@@ -16,7 +16,7 @@ def _spec(name: str, shape: tuple[int | str, ...], dtype: str = "int64", **other
     return InputTensorSpec(name=name, shape=shape, dtype=dtype, **others)
 
 
-def test_feeds_same_seed_same_values_other_seed_others() -> None:
+def test_feeds_depend_on_the_seed() -> None:
     """A draw depends on its seed."""
     specs = [_spec("ids", (3, 50), value_range=(0, 999)), _spec("pixels", (2, 9), "float32")]
     first, again, other = make_feeds(specs, 1), make_feeds(specs, 1), make_feeds(specs, 2)
@@ -33,7 +33,7 @@ def test_feeds_known_seed_gives_known_values() -> None:
     assert [0.80188127, 0.84514483, 0.95614584] == feeds["x"].round(8).tolist()
 
 
-def test_feeds_input_keeps_its_values_when_others_come() -> None:
+def test_feeds_input_is_independent_of_other_inputs() -> None:
     """An input's draw depends on its name and the seed only."""
     ids = _spec("ids", (40,), value_range=(0, 99))
     alone = make_feeds([ids], 3)["ids"]
@@ -52,7 +52,7 @@ def test_feeds_mask_hides_the_end_of_every_row(dtype: str, length: int) -> None:
     assert (rows[:, -1] == 0).all()
 
 
-def test_feeds_without_padding_hide_nothing_and_are_otherwise_the_same() -> None:
+def test_feeds_without_padding_differ_in_the_mask_only() -> None:
     """Only the mask changes."""
     specs = [_spec("input_ids", (2, 8), value_range=(0, 99)), _spec("attention_mask", (2, 8), value_range=(0, 1))]
     padded, whole = make_feeds(specs, 0), make_feeds(specs, 0, with_padding=False)
@@ -91,7 +91,7 @@ def test_feeds_pixel_mask_hides_trailing_columns() -> None:
     assert (mask[:, :, -1] == 0).all()
 
 
-def test_feeds_last_value_ends_each_valid_row_and_stands_nowhere_else() -> None:
+def test_feeds_last_value_is_at_the_end_of_each_valid_row_only() -> None:
     """A model that looks for the end token finds exactly one, at the end of the mask."""
     specs = [
         _spec("input_ids", (8, 20), value_range=(0, 5), last_value=2),
@@ -191,7 +191,7 @@ def test_feeds_flags_of_a_dynamic_length_hide_no_row(length: int) -> None:
     assert length == 1 or flags.any(axis=-1).all()
 
 
-def test_feeds_offsets_rise_from_zero_within_the_row_beside_them() -> None:
+def test_feeds_offsets_rise_from_zero_within_the_row_of_indices() -> None:
     """``nn.EmbeddingBag`` needs such offsets, at any number of entries and bags."""
     specs = [
         InputTensorSpec(name="ids", dtype="int64", shape=("entries",), value_range=(0, 49)),

@@ -73,14 +73,14 @@ def test_sizes_come_by_name_by_key_and_by_place() -> None:
     assert () == sizes.notes
 
 
-def test_sizes_nobody_gave_are_chosen_and_told() -> None:
+def test_missing_sizes_are_chosen_with_a_note() -> None:
     """The sizes are common ones, and a note has them."""
     sizes = settle_sizes([IDS], {"batch": 3})
     assert {"batch": 3, "sequence": 128} == sizes.by_name
     assert ("default sizes: sequence 128 (change them with --shape-config)",) == sizes.notes
 
 
-def test_size_of_an_unknown_meaning_is_asked_for() -> None:
+def test_size_of_unknown_meaning_is_required() -> None:
     """A first dimension is usually the batch; other dimensions have no likely size."""
     with pytest.raises(UsageError, match="x:2") as caught:
         settle_sizes([NAMELESS], {})
@@ -96,7 +96,7 @@ def test_size_of_an_unknown_meaning_is_asked_for() -> None:
         ([graph_input("x", "float32", (5, 3))], {}),
     ],
 )
-def test_batch_size_goes_to_the_batch_dimension(inputs: list[InputTensorSpec], expected: dict[str, int]) -> None:
+def test_batch_size_sets_the_batch_dimension(inputs: list[InputTensorSpec], expected: dict[str, int]) -> None:
     """The first dimension is the batch if it has that name, no name, or this size already."""
     assert expected == settle_sizes(inputs, {}, batch_size=5).by_name
 
@@ -114,7 +114,7 @@ def test_batch_size_and_shapes_that_disagree_are_refused() -> None:
         settle_sizes([IDS], {"batch": 2}, batch_size=5)
 
 
-def test_draws_stay_in_the_range_the_file_states() -> None:
+def test_draws_stay_in_the_stated_range() -> None:
     """The same seed gives the same values."""
     item = graph_input("ids", "int64", ("batch", 50), {"value_range": (3.0, 9.0)})
     first, again, other = (draw_feeds([item], {"batch": 4}, seed)["ids"] for seed in (0, 0, 1))
@@ -129,7 +129,7 @@ def test_draws_have_the_dtype_of_the_input(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["string", "float8e4m3fn", "seq(tensor(float))"])
-def test_values_nobody_can_draw_are_asked_for(dtype: str) -> None:
+def test_undrawable_values_are_required(dtype: str) -> None:
     """Text, exotic dtypes and sequences cannot be drawn."""
     with pytest.raises(UsageError, match="x takes") as caught:
         draw_feeds([graph_input("x", dtype, (2,))], {}, 0)
@@ -175,7 +175,7 @@ def test_file_that_does_not_fit_is_refused(tmp_path: Path, arrays: dict[str, Any
     assert caught.value.hint
 
 
-def test_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     """A missing file, a single array, text and pickled objects are errors; pickles are never loaded."""
     with pytest.raises(UsageError, match="no such"):
         load_feeds(tmp_path / "none.npz", [IDS])
@@ -224,7 +224,7 @@ def test_batch_is_the_dimension_of_that_name() -> None:
         ([], [(4,)], 1),
     ],
 )
-def test_batch_without_a_name_is_what_all_share(
+def test_unnamed_batch_is_the_first_shared_size(
     fed: list[tuple[int, ...]], made: list[tuple[int, ...]], batch: int
 ) -> None:
     """The batch is the first size that inputs and outputs share; without one, a run is one sample."""
@@ -234,7 +234,7 @@ def test_batch_without_a_name_is_what_all_share(
     assert batch == batch_of(inputs, feeds, outputs)[0]
 
 
-def test_size_may_be_given_by_place_where_the_dimension_has_a_name() -> None:
+def test_size_may_be_set_by_position_for_a_named_dimension() -> None:
     """A dimension has its size at every position; a position with another size than the name is refused."""
     assert {"batch": 2, "sequence": 5} == settle_sizes([IDS, MASK], {"mask:1": 5, "batch": 2}).by_name
     with pytest.raises(UsageError, match="5 and 6"):

@@ -70,7 +70,7 @@ def test_weights_of_several_folders_and_links_are_read(tmp_path: Path) -> None:
     np.testing.assert_allclose(X @ values, GraphSessions(model).open(model).run({"x": X})["y"], rtol=1e-3, atol=1e-3)
 
 
-def test_weight_that_is_computed_is_computed_once_for_all_graphs(tmp_path: Path) -> None:
+def test_computed_weight_is_computed_once_for_all_graphs(tmp_path: Path) -> None:
     """A weight of the shared graph is computed once; a weight of another graph is computed for each session."""
     reads: list[str] = []
     _, values = stored(tmp_path, np.float32)
@@ -105,7 +105,7 @@ def test_mapped_weights_take_no_memory(tmp_path: Path) -> None:
     assert {"x"} == session.inputs.keys()
 
 
-def test_file_of_a_newer_format_runs_and_stays_as_it_is(tmp_path: Path) -> None:
+def test_file_of_a_newer_format_runs_unchanged(tmp_path: Path) -> None:
     """ONNX Runtime refuses the file; the message omits the path of its own source."""
     model = ir.to_proto(parse("m (float[2] x) => (float[2] y) { y = Neg (x) }"))
     onnx.save(model, tmp_path / "old.onnx")

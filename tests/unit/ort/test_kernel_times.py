@@ -80,7 +80,7 @@ def test_kernels_of_other_threads_are_not_inside(tmp_path: Path) -> None:
     ['a"b', "a\\b", "a\nb", "a\r\nb\x1b[31m", 'a"}, {"x', "a\\u0041\n", 'a","args" :'],
     ids=["quote", "backslash", "line end", "escape sequence", "object", "escape", "key"],
 )
-def test_name_is_read_as_it_stands_where_it_is_not_escaped(tmp_path: Path, name: str) -> None:
+def test_unescaped_name_is_read_literally(tmp_path: Path, name: str) -> None:
     """ONNX Runtime 1.23 writes names of nodes without escaping them, so that the file is no valid JSON."""
     head = '{"cat" : "Node","pid" :1,"tid" :1,"dur" :5,"ts" :%d,"ph" : "X","name" :"%s","args" : {%s}}'
     kernels = [
@@ -93,7 +93,7 @@ def test_name_is_read_as_it_stands_where_it_is_not_escaped(tmp_path: Path, name:
     assert [name, "'\"", "plain"] == [kernel.node for kernel in read_profile(path).kernels]
 
 
-def test_profile_that_is_no_json_is_an_error(tmp_path: Path) -> None:
+def test_invalid_profile_json_is_an_error(tmp_path: Path) -> None:
     """A value other than a name is not escaped."""
     path = tmp_path / "profile.json"
     path.write_text('[{"ph" : "X","name" :"a","args" : {"b" : "c"d"}}]', encoding="utf-8")
@@ -102,7 +102,7 @@ def test_profile_that_is_no_json_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", '[{"ph" : "X"'])
-def test_profile_that_was_not_written_to_its_end_is_an_error(tmp_path: Path, text: str) -> None:
+def test_truncated_profile_is_an_error(tmp_path: Path, text: str) -> None:
     """A full disk truncates the profile; the error names the file."""
     path = tmp_path / "profile.json"
     path.write_text(text, encoding="utf-8")
@@ -125,7 +125,7 @@ def test_warm_up_runs_are_left_out(tmp_path: Path) -> None:
     assert [(0, 10), (1, 12)] == [(kernel.run, kernel.self_us) for kernel in profile.kernels]
 
 
-def test_sizes_are_read_where_the_profile_has_them(tmp_path: Path) -> None:
+def test_sizes_are_read_if_the_profile_has_them(tmp_path: Path) -> None:
     """Sizes are stored as text; an event without sizes has None, not zero."""
     profile = _read_events(
         tmp_path,

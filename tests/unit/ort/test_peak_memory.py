@@ -18,7 +18,7 @@ def take_and_free() -> None:
     del block
 
 
-def test_peak_memory_sees_what_was_freed_again() -> None:
+def test_peak_memory_includes_freed_memory() -> None:
     """The process's own maximum does not rise in the second round, so samples must find the peak."""
     for _ in range(2):
         before = resident_bytes()
@@ -27,7 +27,7 @@ def test_peak_memory_sees_what_was_freed_again() -> None:
         assert memory.largest_bytes >= before + SIZE * 0.9
 
 
-def test_peak_memory_of_a_quiet_block_is_not_that_of_earlier_ones() -> None:
+def test_peak_memory_of_a_quiet_block_excludes_earlier_blocks() -> None:
     """The process's own maximum is that of an earlier block."""
     take_and_free()
     with PeakMemory() as memory:

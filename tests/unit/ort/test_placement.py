@@ -31,7 +31,7 @@ something in between
 
 
 @pytest.mark.skipif(not reports_placement(), reason="ONNX Runtime before 1.24 does not tell which provider gets a node")
-def test_session_of_the_cpu_provider_says_that_it_takes_each_node(tmp_path: Path) -> None:
+def test_cpu_session_assigns_each_node(tmp_path: Path) -> None:
     """Names, operators and domain are those of the file.
 
     A graph that cannot be opened is a problem in the session's words.
@@ -55,7 +55,7 @@ def test_session_of_the_cpu_provider_says_that_it_takes_each_node(tmp_path: Path
     assert ((), True) == (failed.nodes, "Erf" in failed.problem)
 
 
-def test_answer_and_log_are_read_by_provider_and_node() -> None:
+def test_assignment_and_log_are_read_by_provider_and_node() -> None:
     """A reason applies to the nodes named just above it; a line in between ends the group."""
     told = {"assigned": [["QNNExecutionProvider", "/add", "Add", ""], ["CPUExecutionProvider", "/act/Erf", "Erf", ""]]}
     read = read_placement("QNNExecutionProvider", told, reasons_in_log(LOG.splitlines(keepends=True)))
@@ -64,7 +64,7 @@ def test_answer_and_log_are_read_by_provider_and_node() -> None:
     assert "no device" == read_placement("QNNExecutionProvider", {"problem": "no device"}, {}).problem
 
 
-def test_process_that_ends_or_hangs_is_told() -> None:
+def test_ended_or_hanging_process_is_reported() -> None:
     """Without an answer the kernels are unknown, which is not the same as no kernels."""
     with pytest.raises(StageError, match="terminated its") as caught:
         ask_onnxruntime({}, "Someone", 60)

@@ -44,20 +44,20 @@ def make_hostile_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return folder
 
 
-def by_module(_folder: Path) -> None:
+def run_by_module(_folder: Path) -> None:
     """Run a module by its name."""
     with start_python("reporting", "one", "two", stdin=subprocess.DEVNULL) as process:
         assert 0 == process.wait(60)
 
 
-def by_server(folder: Path) -> None:
+def run_by_server(folder: Path) -> None:
     """Run a function in a process of multiprocessing, by the server if there is one."""
     process = start_process(process_context([]), runpy.run_path, str(folder.parent / "modules" / "reporting.py"))
     process.join(60)
     assert 0 == process.exitcode
 
 
-def by_spawn(folder: Path) -> None:
+def run_by_spawn(folder: Path) -> None:
     """Run the function without a server, as on Windows."""
     context = multiprocessing.get_context("spawn")
     process = start_process(context, runpy.run_path, str(folder.parent / "modules" / "reporting.py"))
@@ -65,15 +65,15 @@ def by_spawn(folder: Path) -> None:
     assert 0 == process.exitcode
 
 
-def by_context_of_a_long_temporary_folder(folder: Path) -> None:
+def run_in_a_long_temporary_folder(folder: Path) -> None:
     """Run the function with a temporary folder too deep for the path of a server's socket."""
     (deep := folder.parent / ("long" * 30)).mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(deep))
-        by_server(folder)
+        run_by_server(folder)
 
 
-@pytest.mark.parametrize("start", [by_module, by_server, by_spawn, by_context_of_a_long_temporary_folder])
+@pytest.mark.parametrize("start", [run_by_module, run_by_server, run_by_spawn, run_in_a_long_temporary_folder])
 def test_process_searches_the_path_without_the_working_directory(hostile: Path, start: Callable[[Path], None]) -> None:
     """The process runs in the folder all the same; the path of this process is unchanged."""
     before = list(sys.path)
@@ -82,12 +82,12 @@ def test_process_searches_the_path_without_the_working_directory(hostile: Path, 
     assert hostile == Path(report["folder"])
     assert not {"", ".", str(hostile)} & {*report["path"]}
     assert str(hostile.parent / "modules") in report["path"]
-    assert (["one", "two"] if start is by_module else report["arguments"]) == report["arguments"]
+    assert (["one", "two"] if start is run_by_module else report["arguments"]) == report["arguments"]
     assert not (hostile.parent / "mark").exists()
     assert before == sys.path
 
 
-def test_path_is_absolute_and_holds_this_package(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_is_absolute_and_contains_this_package(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An absolute path is valid in another folder, and a package that the working directory provided is found."""
     monkeypatch.setattr(sys, "path", ["", ".", "sub"])
     import winml.modelkit
@@ -95,7 +95,7 @@ def test_path_is_absolute_and_holds_this_package(hostile: Path, monkeypatch: pyt
     assert [str(hostile / "sub"), str(Path(winml.modelkit.__path__[0]).parents[1])] == module_path()
 
 
-def test_module_may_print_while_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_may_print_during_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that prints at import does not answer the first question."""
     (tmp_path / "talking_module.py").write_text(
         "print('hello', flush=True)\n"

@@ -39,14 +39,14 @@ def test_inner_values_come_out_beside_the_outputs(tmp_path: Path, external: bool
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 
 
-def test_unknown_value_is_told_with_the_file(tmp_path: Path) -> None:
+def test_unknown_value_is_refused_with_the_file(tmp_path: Path) -> None:
     """The refusal of ONNX Runtime is given with the opened file."""
     path = _write_model(tmp_path, external=False)
     with pytest.raises(StageError, match=r"cannot load .*model\.onnx"):
         open_session(path, as_written=True, outputs=["nothing"])
 
 
-def test_missing_file_is_told(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     """The error names the file."""
     with pytest.raises(ModelPathError, match=r"away\.onnx"):
         open_session(tmp_path / "away.onnx", as_written=True)

@@ -29,7 +29,7 @@ def _one_node_model(op_type: str, dtype: Any, shape: list[int], domain: str = ""
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.int64, np.int8, np.bool_])
 @pytest.mark.parametrize("shape", [[], [2, 3], [0, 3]])
-def test_session_gives_back_what_it_was_fed(dtype: Any, shape: list[int]) -> None:
+def test_session_returns_fed_values_unchanged(dtype: Any, shape: list[int]) -> None:
     """Values keep dtype, shape and content, scalars and empty arrays included."""
     value = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
     output = run_onnx(_one_node_model("Identity", dtype, shape), {"x": value})["y"]
@@ -37,7 +37,7 @@ def test_session_gives_back_what_it_was_fed(dtype: Any, shape: list[int]) -> Non
     assert output.flags.writeable
 
 
-def test_session_takes_views_as_they_are_meant() -> None:
+def test_session_reads_views_in_logical_order() -> None:
     """An array that is not contiguous is fed in its logical order."""
     value = np.arange(6, dtype=np.float32).reshape(2, 3).T
     assert value.tolist() == run_onnx(_one_node_model("Identity", np.float32, [3, 2]), {"x": value})["y"].tolist()
@@ -52,7 +52,7 @@ def test_session_runs_again_and_again() -> None:
         assert [-1, -2] == outputs
 
 
-def test_session_of_a_broken_file_names_it_and_the_reason(tmp_path: Path) -> None:
+def test_session_of_a_broken_file_names_file_and_reason(tmp_path: Path) -> None:
     """The message has the path of the model, or of the missing data file."""
     path = tmp_path / "broken.onnx"
     path.write_bytes(b"not a model")
@@ -67,20 +67,20 @@ def test_session_of_a_broken_file_names_it_and_the_reason(tmp_path: Path) -> Non
         Session(path)
 
 
-def test_session_of_an_unknown_operator_says_so() -> None:
+def test_session_of_an_unknown_operator_names_the_operator() -> None:
     """The error names the operator."""
     with pytest.raises(StageError, match=r"memory: .*Nonsense"):
         Session(_one_node_model("Nonsense", np.float32, [1], domain="nowhere"))
 
 
-def test_session_with_an_unknown_provider_lists_those_it_has(capfd: pytest.CaptureFixture[str]) -> None:
+def test_session_with_an_unknown_provider_lists_the_available_providers(capfd: pytest.CaptureFixture[str]) -> None:
     """The error is a usage error, and ONNX Runtime prints nothing."""
     with pytest.raises(UsageError, match=r"NopeExecutionProvider(.|\n)*CPUExecutionProvider"):
         Session(_one_node_model("Neg", np.float32, [1]), providers=["NopeExecutionProvider"])
     assert ("", "") == capfd.readouterr()
 
 
-def test_session_fed_the_wrong_values_says_what_it_takes() -> None:
+def test_session_with_wrong_values_names_the_expected_inputs() -> None:
     """A wrong name is a usage error; a wrong shape is reported in ONNX Runtime's words."""
     session = Session(_one_node_model("Neg", np.float32, [2]))
     with pytest.raises(UsageError, match="x; got z"):
@@ -89,7 +89,7 @@ def test_session_fed_the_wrong_values_says_what_it_takes() -> None:
         session.run({"x": np.zeros(3, np.float32)})
 
 
-def test_prepared_run_answers_as_a_run_does() -> None:
+def test_prepared_run_equals_a_run() -> None:
     """The prepared run can be repeated with the bound values, bfloat16 and scalars included."""
     for dtype in (np.float32, ml_dtypes.bfloat16, np.int64):
         for shape in ([], [2, 3]):
@@ -105,7 +105,7 @@ def test_prepared_run_answers_as_a_run_does() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_prepared_run_without_io_binding_passes_arrays_and_answers_the_same(dtype: type) -> None:
+def test_prepared_run_without_io_binding_has_equal_outputs(dtype: type) -> None:
     """A change of the arrays between two runs has an effect, since no copy stays on a device."""
     value = np.arange(6).reshape(2, 3).astype(dtype)
     session = Session(_one_node_model("Identity", dtype, [2, 3]))
@@ -124,7 +124,7 @@ def test_prepared_run_without_io_binding_passes_arrays_and_answers_the_same(dtyp
     assert value.tolist() == output.tolist()
 
 
-def test_prepared_run_without_io_binding_names_what_it_refuses() -> None:
+def test_prepared_run_without_io_binding_names_the_refused_value() -> None:
     """The error is that of a bound run."""
     run = Session(_one_node_model("Neg", np.float32, [2])).prepare({"x": np.ones(3, np.float32)}, io_binding=False)
     with pytest.raises(StageError, match=r"memory: .*invalid dimensions"):
@@ -147,7 +147,7 @@ def test_node_that_refuses_its_values_is_named() -> None:
         Session(ir.to_proto(model).SerializeToString()).run(feeds)
 
 
-def test_prepared_run_takes_text_and_says_so() -> None:
+def test_prepared_run_accepts_text() -> None:
     """Text is passed in every run, and a text output has no array."""
     text = "g (string[2] x) => (string[2] y) { y = Identity(x) }"
     model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 17]>\n{text}')
@@ -168,7 +168,7 @@ def test_prepared_run_leaves_sequences_alone() -> None:
         assert {"y": None} == run.outputs()
 
 
-def test_session_tells_shapes_and_metadata() -> None:
+def test_session_has_shapes_and_metadata() -> None:
     """A session has the names of dynamic dimensions, and the metadata of the file."""
     model = ir.from_onnx_text(
         '<ir_version: 10, opset_import: ["" : 17], metadata_props: ["key": "value"]>\n'

@@ -28,7 +28,7 @@ def _settings() -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("changed", [local_files_only, quiet_libraries, local_libraries])
-def test_overlapping_threads_leave_the_settings_as_they_were(
+def test_overlapping_threads_restore_the_settings(
     changed: Callable[[], AbstractContextManager[None]],
 ) -> None:
     """The first thread leaves first, while the second still needs the change."""
@@ -52,7 +52,7 @@ def test_overlapping_threads_leave_the_settings_as_they_were(
     assert before == _settings()
 
 
-def test_failure_inside_leaves_the_settings_as_they_were() -> None:
+def test_failure_inside_the_block_restores_the_settings() -> None:
     """An error passes, also through a nested block, and the next block changes the settings anew."""
     before = _settings()
     for _ in range(2):

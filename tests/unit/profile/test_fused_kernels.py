@@ -24,7 +24,7 @@ SUM, PRODUCT = NodeWork("/M", 0, 100), NodeWork("/M/A", 900, 100)
         ([], None),
     ],
 )
-def test_working_module_is_the_one_with_most_operations(nodes: list[NodeWork], expected: str | None) -> None:
+def test_working_module_has_the_most_operations(nodes: list[NodeWork], expected: str | None) -> None:
     """Multiply-accumulate operations decide, else the number of values; no module is chosen in a near tie."""
     assert expected == working_module(nodes)
     assert expected == working_module(nodes[::-1])

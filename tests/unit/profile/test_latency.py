@@ -11,7 +11,7 @@ import pytest
 from winml.modelkit.profile.latency import PAIRS, LatencyOptions, measure_alternating, measure_latency
 
 
-def test_latency_counts_runs_besides_the_first_and_those_to_warm_up() -> None:
+def test_latency_counts_first_warm_up_and_measured_runs() -> None:
     """The runs are one first run, three for warm-up and five counted."""
     calls: list[int] = []
     result = measure_latency(lambda: calls.append(len(calls)), LatencyOptions(iterations=5, warmup=3))
@@ -19,7 +19,7 @@ def test_latency_counts_runs_besides_the_first_and_those_to_warm_up() -> None:
     assert min(result.samples_ms) > 0
 
 
-def test_latency_keeps_a_slow_first_run_apart() -> None:
+def test_latency_excludes_the_slow_first_run() -> None:
     """The cost of the first run is not in the samples."""
     calls: list[int] = []
 
@@ -33,7 +33,7 @@ def test_latency_keeps_a_slow_first_run_apart() -> None:
     assert result.summary.p50 < 50
 
 
-def test_latency_measures_what_a_run_takes() -> None:
+def test_latency_measures_the_time_of_a_run() -> None:
     """Samples are milliseconds: 5 ms of sleep take no less, and in the middle less than ten times that."""
     result = measure_latency(lambda: time.sleep(0.005), LatencyOptions(iterations=9, warmup=0))
     assert result.summary.min >= 5
@@ -49,7 +49,7 @@ def test_latency_is_measured_for_the_requested_duration() -> None:
     assert 1 == len(measure_latency(lambda: time.sleep(0.01), LatencyOptions(warmup=0, duration_s=0.001)).samples_ms)
 
 
-def test_garbage_collector_rests_and_comes_back() -> None:
+def test_garbage_collector_is_off_inside_the_block_only() -> None:
     """The collector is off during sampling and in its earlier state afterwards, even after an error."""
     seen: list[bool] = []
     measure_latency(lambda: seen.append(gc.isenabled()), LatencyOptions(iterations=2, warmup=0))
@@ -84,7 +84,7 @@ def test_alternation_changes_sides_in_every_pair() -> None:
     assert (1, 6, 6) == (result.block, len(result.model.samples_ms), len(result.baseline.samples_ms))
 
 
-def test_alternation_finds_a_difference_that_is_there() -> None:
+def test_alternation_detects_a_real_difference() -> None:
     """A model of twice the time is found slower, and one of half the time faster."""
     options = LatencyOptions(iterations=6, warmup=0)
     short, long = (lambda: time.sleep(0.01)), (lambda: time.sleep(0.05))
@@ -92,7 +92,7 @@ def test_alternation_finds_a_difference_that_is_there() -> None:
     assert "slower" == measure_alternating(long, short, options).ratio.verdict
 
 
-def test_alternation_under_other_load_comes_to_no_verdict() -> None:
+def test_alternation_under_other_load_is_undecided() -> None:
     """Half of the runs of one side take three times as long as its fastest."""
     durations = itertools.cycle([0.01, 0.03, 0.03])
     options = LatencyOptions(iterations=6, warmup=0)

@@ -36,7 +36,7 @@ def _charged(runs: int = 1) -> ModuleProfile:
     return charge_modules(_profile(*kernels, runs=runs), TAGS, MODULES)
 
 
-def test_module_total_is_its_own_time_and_that_of_its_children() -> None:
+def test_module_total_is_its_own_time_plus_its_children() -> None:
     """Times are milliseconds per run, however many runs there were."""
     for runs in (1, 4):
         times = {module.tag: (module.self_ms, module.total_ms) for module in _charged(runs).modules()}
@@ -68,7 +68,7 @@ def test_node_that_runs_several_times_counts_with_its_sum() -> None:
     assert charge_modules(parallel, TAGS, MODULES).outside_ms == 0
 
 
-def test_kernels_of_a_container_are_those_inside() -> None:
+def test_container_kernels_are_the_kernels_of_its_children() -> None:
     """A module without a kernel of its own counts the kernels below it."""
     assert {"/Net": 4, "/Net/Layer.0": 2, "/Net/Layer.0/GELU": 1, "/Net/Layer.1": 1} == {
         module.tag: module.total_kernels for module in _charged(2).modules()

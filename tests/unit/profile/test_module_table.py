@@ -34,7 +34,7 @@ def _printed(**options: bool | int) -> list[str]:
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
-def test_terminal_shows_tree_with_shares_and_what_is_left() -> None:
+def test_terminal_prints_tree_with_shares_and_unattributed_nodes() -> None:
     """Each module has a line indented below its parent; nodes without a module follow by name."""
     lines = _printed()
     assert ["Net", "  A", "  B"] == [line[: len(line) - len(line.lstrip()) + 3].rstrip() for line in lines[1:4]]
@@ -43,7 +43,7 @@ def test_terminal_shows_tree_with_shares_and_what_is_left() -> None:
     assert ["stray", "0.005"] == lines[lines.index("", 5) - 1].split()
 
 
-def test_terminal_depth_top_and_classes_choose_what_is_shown() -> None:
+def test_terminal_depth_top_and_classes_limit_the_rows() -> None:
     """A shallower tree keeps the totals; the list is ordered by a module's own time."""
     assert "91.7%" in _printed(depth=1)[1]
     assert len(_printed(depth=1)) == len(_printed()) - 2
@@ -51,7 +51,7 @@ def test_terminal_depth_top_and_classes_choose_what_is_shown() -> None:
     assert ["Net", "A", "B"] == [line.split()[0] for line in _printed(by_class=True)[1:4]]
 
 
-def test_terminal_top_of_classes_are_those_with_the_most_own_time() -> None:
+def test_terminal_top_of_classes_has_the_most_own_time() -> None:
     """A class with inner modules but no kernels comes last, regardless of its total."""
     assert ["A", "B"] == [line.split()[0] for line in _printed(by_class=True, top=2)[1:3]]
 
@@ -67,7 +67,7 @@ def test_record_adds_up_and_survives_json() -> None:
     assert [] == module_times_record(_profile(), depth=1)["tree"][0]["children"]
 
 
-def test_trace_kernels_lie_inside_the_frames_of_their_modules() -> None:
+def test_trace_kernels_are_inside_the_frames_of_their_modules() -> None:
     """Every kernel is enclosed by one frame per segment of its tag; frames do not reach into the next run."""
     events = chrome_trace_record(_profile())["traceEvents"]
     frames = [event for event in events if event["cat"] == "module"]

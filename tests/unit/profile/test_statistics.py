@@ -39,7 +39,7 @@ def test_few_long_samples_interrupt_and_many_disturb(
 
 
 @pytest.mark.parametrize(("share", "value"), [(0, 10.0), (25, 12.5), (50, 15.0), (100, 20.0)])
-def test_percentile_lies_between_two_samples_by_its_share(share: float, value: float) -> None:
+def test_percentile_is_interpolated_between_two_samples(share: float, value: float) -> None:
     """Percentiles of two samples lie on the straight line between them."""
     assert value == percentile([20.0, 10.0], share)
 
@@ -69,9 +69,7 @@ def test_interval_needs_six_pairs(pairs: int, has_interval: bool) -> None:
         (None, None, "no difference found"),
     ],
 )
-def test_verdict_is_a_difference_only_where_the_whole_interval_is(
-    low: float | None, high: float | None, verdict: str
-) -> None:
+def test_verdict_is_a_difference_only_for_a_whole_interval(low: float | None, high: float | None, verdict: str) -> None:
     """An interval that touches the range of noise is no difference, regardless of its middle."""
     assert verdict == Ratio(1.0, low, high, 0.95, 30).verdict
     assert "undecided" == Ratio(1.0, low, high, 0.95, 30, is_disturbed=True).verdict

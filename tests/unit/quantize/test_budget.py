@@ -53,7 +53,7 @@ def searched(source: Path, **options: Any) -> BudgetSearch:
 
 @TWO_BITS
 @pytest.mark.parametrize("bits", [2.5, 3.5, 4.5, 6.0, 9.0])
-def test_budget_is_kept_and_never_worse_than_uniform(source: Path, bits: float) -> None:
+def test_budget_holds_and_is_never_worse_than_uniform(source: Path, bits: float) -> None:
     """Mean bits are below the limit, and no uniform file below it has better outputs on the samples of the search."""
     search = searched(source, budget=f"{bits}bits")
     assert search.mean_bits <= bits
@@ -128,7 +128,7 @@ def test_larger_budget_is_never_worse(rough: Path) -> None:
 
 
 @pytest.mark.parametrize("graph", ["net", "convolutions"])
-def test_bits_of_a_budget_are_those_of_inspect(tmp_path: Path, graph: str) -> None:
+def test_bits_of_a_budget_equal_inspect(tmp_path: Path, graph: str) -> None:
     """Biases and convolutions count, which stay floating-point or have 16 bits; so does a file without a mixture."""
     ir.save(parse(NET if graph == "net" else CONVOLUTIONS), tmp_path / "in.onnx")
     search = searched(tmp_path / "in.onnx", budget="20bits")
@@ -137,7 +137,7 @@ def test_bits_of_a_budget_are_those_of_inspect(tmp_path: Path, graph: str) -> No
     assert search.mean_bits <= 20
 
 
-def test_budget_below_what_stays_float_names_the_weights(tmp_path: Path) -> None:
+def test_budget_below_the_float_weights_names_the_weights(tmp_path: Path) -> None:
     """Convolutions are not quantized in blocks: they need at least 16 bits, and the refusal names them."""
     ir.save(parse(CONVOLUTIONS), tmp_path / "in.onnx")
     with pytest.raises(UsageError) as refused:
@@ -167,7 +167,7 @@ def test_smallest_reaches_the_quality(source: Path) -> None:
     assert all(trial.sqnr_db is None or trial.sqnr_db < 30 for trial in smaller)
 
 
-def test_smallest_is_no_larger_than_a_budget_that_reaches_the_quality(rough: Path) -> None:
+def test_smallest_result_is_no_larger_than_a_sufficient_budget(rough: Path) -> None:
     """A search with fewer mean bits does not reach the quality of the smallest result."""
     smallest = searched(rough, budget="smallest", min_sqnr_db=12.0, samples=4)
     below = searched(rough, budget=f"{smallest.mean_bits - 0.1:.2f}bits", samples=4)
@@ -251,7 +251,7 @@ def test_smallest_within_a_drop_of_perplexity(language: Path, algorithm: str) ->
     assert loose.mean_bits < strict.mean_bits
 
 
-def test_perplexity_is_that_of_the_held_out_texts(language: Path) -> None:
+def test_perplexity_is_measured_on_the_held_out_texts(language: Path) -> None:
     """The test computes the perplexity by hand, on every fourth file."""
     texts = language.with_name("texts")
     search = searched(language, max_drop="perplexity=5%", calibration_data=str(texts))
@@ -264,7 +264,7 @@ def test_perplexity_is_that_of_the_held_out_texts(language: Path) -> None:
     assert search.float_perplexity == pytest.approx(np.exp(np.mean(losses)), rel=1e-6)
 
 
-def test_drop_of_what_has_no_perplexity_is_refused(source: Path, tmp_path: Path) -> None:
+def test_drop_without_a_perplexity_is_refused(source: Path, tmp_path: Path) -> None:
     """The message names the inputs and outputs of the model."""
     np.savez(tmp_path / "data.npz", x=np.ones((2, 128), np.float32))
     with pytest.raises(UsageError, match=r"takes x and returns y"):
@@ -274,7 +274,7 @@ def test_drop_of_what_has_no_perplexity_is_refused(source: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("budget", "meant"), [("3MB", "--max-size 3MB"), ("4", "--budget 4bits"), ("Smallest", "--budget smallest")]
 )
-def test_budget_in_other_units_names_what_was_meant(budget: str, meant: str) -> None:
+def test_budget_in_other_units_names_the_meant_option(budget: str, meant: str) -> None:
     """A size belongs to another option, and a number lacks its unit."""
     with pytest.raises(UsageError) as refused:
         QuantizeOptions(budget=budget).refuse_contradictions()
@@ -308,7 +308,7 @@ def test_budget_in_other_units_names_what_was_meant(budget: str, meant: str) -> 
     ],
     ids=str,
 )
-def test_limits_that_cannot_be_kept_are_refused(source: Path, options: dict[str, Any], error: type[WinMLError]) -> None:
+def test_unreachable_limits_are_refused(source: Path, options: dict[str, Any], error: type[WinMLError]) -> None:
     """No file is written after a refusal."""
     with pytest.raises(error):
         searched(source, **options)
@@ -317,7 +317,7 @@ def test_limits_that_cannot_be_kept_are_refused(source: Path, options: dict[str,
 
 @TWO_BITS
 @pytest.mark.parametrize(("option", "value"), [("budget", "2bits"), ("max_size", "10kB")])
-def test_remedies_of_a_limit_that_is_too_small_work(source: Path, option: str, value: str) -> None:
+def test_remedies_of_a_too_small_limit_work(source: Path, option: str, value: str) -> None:
     """The smallest variant does not reach the minimum SQNR: a larger limit or a lower minimum is needed."""
     with pytest.raises(UsageError) as refused:
         searched(source, **{option: value}, min_sqnr_db=25.0)
@@ -330,7 +330,7 @@ def test_remedies_of_a_limit_that_is_too_small_work(source: Path, option: str, v
 
 
 @pytest.mark.parametrize("options", [{"budget": "32bits"}, {"max_size": "1MB"}], ids=str)
-def test_part_within_a_limit_stays_float_beside_larger_ones(source: Path, options: dict[str, str]) -> None:
+def test_part_within_a_limit_stays_float_beside_larger_parts(source: Path, options: dict[str, str]) -> None:
     """The part alone is refused; with permission to stay float, no search is made."""
     task = GraphFileTask(source, source.with_name("out.onnx"))
     asked = QuantizeOptions(**options)
@@ -356,7 +356,7 @@ def test_drop_in_a_number_is_above_the_perplexity_of_the_source(language: Path) 
 
 
 @TWO_BITS
-def test_search_tells_which_step_of_how_many(source: Path) -> None:
+def test_search_reports_step_number_and_total(source: Path) -> None:
     """Formats, modules and sizes, each with its number."""
     told: list[str] = []
     searched(source, budget="4bits", on_step=lambda event: told.append(event.running.progress if event.running else ""))

@@ -35,7 +35,7 @@ def _product(model: ir.Model, sample: dict[str, Any]) -> Any:
     return sample["x"] @ weight.numpy()
 
 
-def test_extremes_are_those_of_all_samples(model: ir.Model) -> None:
+def test_extremes_cover_all_samples(model: ir.Model) -> None:
     """Ranges of graph inputs and of inner values are correct, and the model is not changed."""
     before = ir.to_proto(model).SerializeToString(deterministic=True)
     ranges = measure_ranges(model, ("x", "h"), lambda _: SAMPLES, "minmax")
@@ -68,9 +68,7 @@ def test_size_of_the_groups_changes_no_range(model: ir.Model, monkeypatch: pytes
 
 @pytest.mark.parametrize(("value", "words"), [(np.nan, "NaN"), (np.inf, "infinite")])
 @pytest.mark.parametrize("method", ["minmax", "percentile"])
-def test_value_that_is_not_finite_names_module_value_and_sample(
-    value: float, words: str, method: Any, model: ir.Model
-) -> None:
+def test_non_finite_value_names_module_value_and_sample(value: float, words: str, method: Any, model: ir.Model) -> None:
     """The message names the first such value in the order of the graph."""
     bad = SAMPLES[1]["x"].copy()
     bad[2, 1] = value
@@ -80,7 +78,7 @@ def test_value_that_is_not_finite_names_module_value_and_sample(
         assert part in caught.value.message
 
 
-def test_sum_that_overflows_is_no_fault(model: ir.Model) -> None:
+def test_overflowing_sum_is_no_error(model: ir.Model) -> None:
     """Large values are finite, though their sum is not."""
     large = {"x": np.array([[3e38, 3e38, -3e38, -3e38], [3e38, 0, 0, -3e38]], np.float32)}
     assert (pytest.approx(-3e38), pytest.approx(3e38)) == measure_ranges(model, ("x",), lambda _: [large], "minmax")[
@@ -110,7 +108,7 @@ def test_value_that_no_sample_has_is_refused(method: Any, model: ir.Model) -> No
     )
 
 
-def test_least_squared_error_clips_a_rare_outlier_at_8_bits_and_nothing_at_16(model: ir.Model) -> None:
+def test_least_squared_error_clips_an_outlier_at_8_bits_only(model: ir.Model) -> None:
     """An outlier three times as large as other values costs less if clipped than a larger step."""
     values = np.random.default_rng(0).standard_normal((100_000, 4)).astype(np.float32)
     values[0, 0] = 12

@@ -84,7 +84,7 @@ def _assert_same(model: ir.Model, changed: ir.Model, samples: FixedSamples) -> N
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
-def test_smoothing_goes_into_the_constants_before_and_outputs_stay(strength: float) -> None:
+def test_smoothing_changes_the_constants_before_and_keeps_outputs(strength: float) -> None:
     """A normalization and a product through ReLU take the factors: no node is new."""
     model, samples = _graph(NORMALIZED, NORMALIZED_TAGS, NORMALIZED_WEIGHTS), _samples((2, 5, 16))
     changed, done = _equalized(model, samples, smooth_quant=strength)
@@ -106,7 +106,7 @@ def test_smoothing_of_strength_one_makes_all_channels_of_an_activation_equal() -
     assert np.allclose(1, np.abs(weight.const_value.numpy()).max(axis=1), rtol=RELATIVE)
 
 
-def test_value_that_others_read_gets_a_mul_of_the_module_that_makes_it() -> None:
+def test_value_with_other_readers_gets_a_mul_in_the_producing_module() -> None:
     """A residual reads the normalization too, so its constants stay, and outliers are worth a node."""
     body = NORMALIZED.replace("y = MatMul (r, w_down)", "q = MatMul (r, w_down)\n y = Add (q, h)")
     body = body.replace("float[2, 5, 8] y", "float[2, 5, 16] y")
@@ -149,7 +149,7 @@ def test_layers_with_another_operator_between_are_left(between: str) -> None:
     assert "no two layers" in done.notes[0]
 
 
-def test_a_module_that_is_excluded_keeps_its_weights() -> None:
+def test_excluded_module_keeps_its_weights() -> None:
     """Only layers to be quantized are balanced; neighbouring layers are not changed."""
     model, samples = _graph(NORMALIZED, NORMALIZED_TAGS, NORMALIZED_WEIGHTS), _samples((2, 5, 16))
     options = QuantizeOptions(precision="w8a8", ep="qnn", smooth_quant=0.5, exclude=("/M/Down",))
@@ -160,7 +160,7 @@ def test_a_module_that_is_excluded_keeps_its_weights() -> None:
     assert any("balanced 1 activations" in note for note in result.notes)
 
 
-def test_quantized_outputs_come_nearer_where_a_channel_is_an_outlier() -> None:
+def test_quantized_outputs_improve_with_an_outlier_channel() -> None:
     """A channel of a hundred times the others takes up the range: smoothing gains 10 dB and more."""
     model = _graph(NORMALIZED, NORMALIZED_TAGS, NORMALIZED_WEIGHTS)
     scale = model.graph.initializers["w_scale"]
@@ -179,7 +179,7 @@ def test_quantized_outputs_come_nearer_where_a_channel_is_an_outlier() -> None:
     assert noise(smooth_quant=0.5) < noise() / 10
 
 
-def test_activation_whose_layer_would_be_less_exact_is_left() -> None:
+def test_activation_before_a_worsened_layer_is_not_smoothed() -> None:
     """No factor helps a layer with outliers in every second token, where all channels grow together."""
     model = _graph(NORMALIZED, NORMALIZED_TAGS, NORMALIZED_WEIGHTS)
     samples = _samples((2, 5, 16))

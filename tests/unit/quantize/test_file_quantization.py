@@ -58,7 +58,7 @@ def nodes(path: Path) -> list[tuple[str, str, dict[str, str] | None]]:
     return found
 
 
-def test_every_node_says_its_module_and_its_precision(tmp_path: Path) -> None:
+def test_every_node_records_its_module_and_precision(tmp_path: Path) -> None:
     """A range belongs to the module of its value; casts have no precision."""
     result = quantized(PERCEPTRON, tmp_path)
     assert (2, {}, 100.0) == (result.quantized, result.left, result.coverage.percent)
@@ -74,7 +74,7 @@ def test_every_node_says_its_module_and_its_precision(tmp_path: Path) -> None:
     onnx.checker.check_model(str(tmp_path / "out.onnx"))
 
 
-def test_file_says_what_was_asked_for_and_what_came_of_it(tmp_path: Path) -> None:
+def test_file_records_request_and_result(tmp_path: Path) -> None:
     """The record of the model is that of the result, module by module."""
     result = quantized(PERCEPTRON, tmp_path, exclude=("Gemm",), precision="uint8")
     metadata = {entry.key: entry.value for entry in onnx.load(tmp_path / "out.onnx").metadata_props}
@@ -98,7 +98,7 @@ def test_each_module_gets_its_own_precision(tmp_path: Path) -> None:
     assert {("/M/MatMul", "int8"), ("/M/Gemm", "uint8")} == precisions
 
 
-def test_excluded_nodes_stay_as_they_are(tmp_path: Path) -> None:
+def test_excluded_nodes_stay_unchanged(tmp_path: Path) -> None:
     """Operator, name, attributes and weights; ONNX Runtime's quantizer alone would take every Gemm apart."""
     quantized(TIED, tmp_path, exclude=("Gemm",))
     before, after = (
@@ -108,7 +108,7 @@ def test_excluded_nodes_stay_as_they_are(tmp_path: Path) -> None:
     assert before == after
 
 
-def test_weight_read_in_two_directions_answers_right(tmp_path: Path) -> None:
+def test_weight_read_in_two_directions_is_correct(tmp_path: Path) -> None:
     """The head reads the embedding transposed; both have a quantized weight, and a note names the float reader."""
     result = quantized(TIED, tmp_path)
     assert (3, {"dynamic does not support Gemm with alpha 0.5": 1}) == (result.quantized, result.left)
@@ -118,7 +118,7 @@ def test_weight_read_in_two_directions_answers_right(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("excluded", ["MatMul", "Gather"])
-def test_excluded_reader_of_a_shared_weight_answers_as_before(excluded: str, tmp_path: Path) -> None:
+def test_excluded_reader_of_a_shared_weight_has_equal_outputs(excluded: str, tmp_path: Path) -> None:
     """The weight of the excluded reader stays the original one."""
     body = f"""m (float[2, 64] x, int64[2, 3] i) => (float[2, 3, 64] g, float[2, 64] y) <{weight("w1", 64, 64)}> {{
         g = Gather (w1, i) y = MatMul (x, w1) }}"""
@@ -159,7 +159,7 @@ def test_weight_shared_by_equal_readers_is_held_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("opset", [11, 12])
-def test_older_opset_is_raised_and_told(opset: int, tmp_path: Path) -> None:
+def test_older_opset_is_raised_with_a_note(opset: int, tmp_path: Path) -> None:
     """Integer operators exist earlier, but one scale a channel does not."""
     result = quantized(parse(PERCEPTRON, opset=opset), tmp_path)
     assert (opset, 13) == (result.before.opset, result.after.opset)
@@ -189,7 +189,7 @@ def test_graph_without_scopes_is_quantized_as_a_whole(names: list[str], tmp_path
     assert any("module information" in note for note in result.notes)
 
 
-def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_nodes_of_equal_names_are_distinguished(tmp_path: Path) -> None:
     """ONNX Runtime refuses the source, so the result can only be written without verification."""
     model = parse(PERCEPTRON)
     for node in model.graph:
@@ -200,7 +200,7 @@ def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_weight_that_is_no_number_is_refused_with_its_module(value: float, tmp_path: Path) -> None:
+def test_non_finite_weight_is_refused_with_its_module(value: float, tmp_path: Path) -> None:
     """An infinite weight would make its whole channel zero; an excluded infinite weight does not matter."""
     model = parse(PERCEPTRON)
     values = model.graph.initializers["w2"].const_value.numpy().copy()
@@ -251,7 +251,7 @@ def output_there(folder: Path) -> None:
         (output_there, OutputExistsError, "out.onnx"),
     ],
 )
-def test_unusable_files_are_refused_and_nothing_changes(
+def test_unusable_files_are_refused_without_changes(
     damage: Callable[[Path], None], error: type[Exception], words: str, tmp_path: Path
 ) -> None:
     """Each error has a class and a message of its own, and no file changes."""
@@ -265,7 +265,7 @@ def test_unusable_files_are_refused_and_nothing_changes(
 
 
 @pytest.mark.parametrize("output", ["in.onnx", "weights.onnx"])
-def test_what_is_read_is_never_replaced(output: str, tmp_path: Path) -> None:
+def test_quantization_never_replaces_its_inputs(output: str, tmp_path: Path) -> None:
     """Neither the source nor its weights file is replaced, even if the weights file has the name of a model."""
     source = tmp_path / "in.onnx"
     ir.save(parse(PERCEPTRON), source, external_data="weights.onnx", size_threshold_bytes=0)
@@ -275,7 +275,7 @@ def test_what_is_read_is_never_replaced(output: str, tmp_path: Path) -> None:
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
 
-def test_answers_that_suffer_are_no_result(tmp_path: Path) -> None:
+def test_insufficient_quality_is_refused(tmp_path: Path) -> None:
     """A result below the requested ratio is not written, unless verification is off."""
     with pytest.raises(VerificationError, match=r"^y .*SQNR of \d+\.\d+ dB.* 90 dB"):
         quantized(PERCEPTRON, tmp_path, min_sqnr_db=90.0)
@@ -283,7 +283,7 @@ def test_answers_that_suffer_are_no_result(tmp_path: Path) -> None:
     assert quantized(PERCEPTRON, tmp_path, min_sqnr_db=90.0, verify=False).fidelity is None
 
 
-def test_open_sizes_are_compared_where_asked(tmp_path: Path) -> None:
+def test_open_sizes_are_compared_on_request(tmp_path: Path) -> None:
     """A name that no input has is refused."""
     assert quantized(PERCEPTRON, tmp_path, sizes={"N": 7}).quantized
     with pytest.raises((UsageError, StageError), match="rows"):
@@ -327,20 +327,20 @@ def test_rule_that_no_module_obeys_lowers_no_bar(tmp_path: Path) -> None:
     assert with_rule.fidelity.least_sqnr_db == alone.fidelity.least_sqnr_db
 
 
-def test_file_that_is_hardly_smaller_says_so(tmp_path: Path) -> None:
+def test_hardly_smaller_file_has_a_note(tmp_path: Path) -> None:
     """Exit code 0 does not tell whether the file became smaller."""
 
-    def is_told(result: QuantizedFile) -> bool:
+    def has_note(result: QuantizedFile) -> bool:
         return any("hardly smaller" in note for note in result.notes)
 
     large = f"m (float[2, 256] x) => (float[2, 256] y) <{weight('w1', 256, 256)}> {{ y = MatMul (x, w1) }}"
-    assert not is_told(quantized(large, tmp_path))
+    assert not has_note(quantized(large, tmp_path))
     kept = f"""m (float[2, 256] x) => (float[2, 8] z) <{weight("w1", 256, 256)}, {weight("w2", 256, 8)}>
         {{ y = MatMul (x, w1)  z = Gemm (y, w2) }}"""
-    assert is_told(quantized(kept, tmp_path, exclude=("/M/MatMul",), overwrite=True))
+    assert has_note(quantized(kept, tmp_path, exclude=("/M/MatMul",), overwrite=True))
 
 
-def test_table_of_four_bits_is_counted_as_the_table_it_stands_for(tmp_path: Path) -> None:
+def test_4_bit_table_is_counted_by_its_elements(tmp_path: Path) -> None:
     """Two values are packed into a byte; each of them is a parameter all the same."""
     body = f"m (float[2, 64] x, int64[2] i) => (float[2, 64] g) <{weight('w1', 96, 64)}> {{ g = Gather (w1, i) }}"
     quantized(body, tmp_path, precision="int4", verify=False)

@@ -152,7 +152,7 @@ def test_cast_of_floats_to_other_types_stays(target: int, words: str) -> None:
     assert answer(model, x=np.float32(x))[0] == answer(halved, x=np.float32(x))[0]
 
 
-def test_index_computed_from_positions_is_that_of_float32() -> None:
+def test_index_computed_from_positions_equals_float32() -> None:
     """Position 4097 divided by two and converted to an integer is no other index."""
     body = """m (int64[2] x, float[2] a) => (int64[2] y, float[2] z) <float[1] half = {0.5}> {
         p = Cast <to = 1> (x)
@@ -167,7 +167,7 @@ def test_index_computed_from_positions_is_that_of_float32() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_names_that_are_taken_are_not_given_again(precision: str) -> None:
+def test_existing_names_are_not_reused(precision: str) -> None:
     """Weights and values that have the names of new tensors keep their names, and the outputs are correct."""
     body = """m (float[2,64] x) => (float[2,64] y, float[2,64] x_as_float16)
         <float[1] w = {0}, float[1] w_fp16 = {0}, float[1] w_bf16 = {0}> {

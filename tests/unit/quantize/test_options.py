@@ -44,7 +44,7 @@ def test_option_that_would_be_ignored_is_refused(given: dict[str, Any], words: s
         {"precision": "fp32", "block_size": 16},
     ],
 )
-def test_option_that_one_of_the_modes_reads_is_taken(given: dict[str, Any]) -> None:
+def test_option_read_by_one_mode_is_accepted(given: dict[str, Any]) -> None:
     """One of the modes is enough, also if other modules have another mode or nothing is quantized."""
     QuantizeOptions(**given).refuse_contradictions()
 
@@ -73,7 +73,7 @@ def test_threshold_is_a_number(value: float) -> None:
         ({"precision": "int4", "algorithm": "gptq"}, ()),
     ],
 )
-def test_remedy_is_an_option_of_the_mode_that_is_not_used_yet(given: dict[str, Any], named: tuple[str, ...]) -> None:
+def test_remedy_is_an_unused_option_of_the_mode(given: dict[str, Any], named: tuple[str, ...]) -> None:
     """Per-channel scales are no remedy for float16, and an option in use is no remedy at all."""
     remedies = QuantizeOptions(**given).remedies()
     assert len(named) == len(remedies)

@@ -65,14 +65,14 @@ def test_of_several_rules_the_first_wins() -> None:
         ("m (float[2] x) => (float[2] y) { y = Relu (x) }", {}, "no node"),
     ],
 )
-def test_plan_of_nothing_is_refused_with_the_reason(body: str, options: dict[str, Any], words: str) -> None:
+def test_empty_plan_is_refused_with_the_reason(body: str, options: dict[str, Any], words: str) -> None:
     """A file without quantized nodes is no result."""
     with pytest.raises(UsageError) as refused:
         plan(body, **options)
     assert words in refused.value.message
 
 
-def test_batch_of_matrices_has_one_scale_where_asked() -> None:
+def test_batch_of_matrices_has_one_scale_on_request() -> None:
     """The operator takes one scale and zero point, so ``--per-tensor`` applies."""
     body = f"m (float[2, 3, 8] x) => (float[2, 3, 8] y) <{weight('w', 2, 8, 8)}> {{ y = MatMul (x, w) }}"
     assert {"MatMul": "int8"} == precisions(plan(body, per_channel=False))
@@ -95,7 +95,7 @@ def test_call_of_a_function_is_left_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("place", ["graph", "branch", "function"])
-def test_quantized_graph_is_refused_wherever_the_node_is(place: str) -> None:
+def test_quantized_graph_is_refused_at_any_depth(place: str) -> None:
     """A second quantization would lose accuracy twice."""
     quantizing = "DynamicQuantizeLinear"
     bodies = {
@@ -110,7 +110,7 @@ def test_quantized_graph_is_refused_wherever_the_node_is(place: str) -> None:
     assert f"is a {quantizing}" in refused.value.message
 
 
-def test_selector_that_names_nothing_lists_the_nearest() -> None:
+def test_unmatched_selector_lists_the_nearest() -> None:
     """A rule without modules is refused with the nearest name, and with a reason if the graph has no modules."""
     with pytest.raises(UsageError, match="'Gemn'") as refused:
         plan(PERCEPTRON, per_module={"Gemn": "fp32"})
@@ -152,7 +152,7 @@ def test_weight_of_an_outer_graph_counts_in_a_branch() -> None:
     assert [1] == [len(names) for names in made.groups().values()]
 
 
-def test_integer_weights_and_vectors_are_no_weights() -> None:
+def test_integer_tables_and_vectors_are_not_counted_as_weights() -> None:
     """Tables of indices and biases stay, and are not counted as left."""
     body = f"""m (float[2, 64] x) => (float[2, 64] y, int64[2, 4] z)
         <{weight("w1", 64, 64)}, {weight("t", 4, 4, dtype="int64")}, int64[2] i = {{0, 1}}, {weight("w_b", 64)}>
@@ -160,7 +160,7 @@ def test_integer_weights_and_vectors_are_no_weights() -> None:
     assert ["MatMul"] == [node.operator for node in plan(body).nodes]
 
 
-def test_constant_of_an_operator_without_weights_is_none() -> None:
+def test_constant_of_an_operator_without_weights_is_not_listed() -> None:
     """Tables that are multiplied or added are not counted as left; the weights of a recurrent layer are."""
     weights = ", ".join(
         [weight("w", 64, 64), weight("w_cos", 2, 64), weight("w_r", 1, 32, 64), weight("w_q", 1, 32, 8)]

@@ -28,7 +28,7 @@ from winml.modelkit.quantize.engines.block_quantizers import BlockForm, quantize
 
 
 @pytest.mark.parametrize("method", ["entropy", "percentile"])
-def test_ranges_of_histograms_are_those_of_onnxruntime(method: Any) -> None:
+def test_ranges_of_histograms_equal_onnxruntime(method: Any) -> None:
     """Its collector makes the same of the values themselves as of our counts of them."""
     values = np.random.default_rng(0).standard_normal((400, 4)).astype(np.float32)
     model = tagged_graph("m (float[N, 4] x) => (float[N, 4] y) { y = MatMul (x, w1) }", ("/M/Up",), {"w1": (4, 4)})
@@ -53,7 +53,7 @@ def test_ranges_of_histograms_are_those_of_onnxruntime(method: Any) -> None:
         ),
     ],
 )
-def test_blocks_are_those_that_onnxruntime_writes(algorithm: Any, config: Any, tmp_path: Path) -> None:
+def test_blocks_equal_onnxruntime(algorithm: Any, config: Any, tmp_path: Path) -> None:
     """Its quantizer of graphs writes the same numbers."""
     weight = np.random.default_rng(1).standard_normal((64, 48)).astype(np.float32)
     model = parse("g (float[2, 64] x) => (float[2, 48] y) <float[64, 48] w = {0}> { y = MatMul (x, w) }")

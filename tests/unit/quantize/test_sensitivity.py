@@ -127,7 +127,7 @@ def test_own_nodes_leave_out_the_modules_below(chain: Path) -> None:
     assert result.float_bytes - result.whole.weight_bytes == sum(unit.size_bytes_saved for unit in units)
 
 
-def test_ranking_begins_with_the_worst_and_ends_with_what_has_nothing_to_quantize(chain: Path) -> None:
+def test_ranking_begins_with_the_worst_and_ends_with_unquantized_modules(chain: Path) -> None:
     """The ratios rise; a module without weights has no ratio."""
     result = quantization_sensitivity(chain, samples=1)
     ratios = [module.sqnr_db for module in result.measured]
@@ -144,7 +144,7 @@ def test_forms_of_the_same_nodes_are_measured_once(chain: Path) -> None:
     assert 6 == result.cost.measured
 
 
-def test_planted_outlier_is_found(tmp_path: Path) -> None:
+def test_planted_outlier_is_ranked_worst(tmp_path: Path) -> None:
     """The module with a column of 80 times the size in its weight is the worst unit with per-tensor scales."""
     for outlier, tag, part in (("w3", "/M/A.0/B", "module"), ("w2", "/M/A.0", "own nodes")):
         source = save_chain(tmp_path / f"{outlier}.onnx", outlier=outlier)
@@ -154,7 +154,7 @@ def test_planted_outlier_is_found(tmp_path: Path) -> None:
         assert (tag, part) == (units[0].tag, units[0].part)
 
 
-def test_depth_counts_what_lies_below_with_the_level_above(chain: Path) -> None:
+def test_depth_merges_deeper_modules_into_their_parent(chain: Path) -> None:
     """The matrices of A.0 and of B are one part at depth 2."""
     result = quantization_sensitivity(chain, depth=2, samples=1)
     row = _row(result, "/M/A.0")
@@ -181,7 +181,7 @@ def test_options_of_the_user_hold_for_each_module(chain: Path) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_jobs_change_nothing_but_the_time(chain: Path, jobs: int) -> None:
+def test_jobs_affect_the_time_only(chain: Path, jobs: int) -> None:
     """Parallel measurements equal sequential ones."""
     result = quantization_sensitivity(chain, samples=2, jobs=jobs)
     reference = quantization_sensitivity(chain, samples=2)
@@ -190,7 +190,7 @@ def test_jobs_change_nothing_but_the_time(chain: Path, jobs: int) -> None:
         assert left.sqnr_db == pytest.approx(right.sqnr_db, abs=1e-2)
 
 
-def test_values_of_a_file_take_the_place_of_random_ones(chain: Path, tmp_path: Path) -> None:
+def test_values_of_a_file_replace_random_values(chain: Path, tmp_path: Path) -> None:
     """The result names the source and the shapes of the values."""
     values = tmp_path / "values.npz"
     np.savez(values, x=np.linspace(-1, 1, 5 * SIZE, dtype=np.float32).reshape(5, SIZE))
@@ -198,7 +198,7 @@ def test_values_of_a_file_take_the_place_of_random_ones(chain: Path, tmp_path: P
     assert ("file", 1, {"x": (5, SIZE)}) == (result.input_source, result.samples, dict(result.input_shapes))
 
 
-def test_target_is_reached_by_the_rules_that_are_found(chain: Path, tmp_path: Path) -> None:
+def test_target_is_reached_by_the_reported_rules(chain: Path, tmp_path: Path) -> None:
     """A file quantized by the rules has the measured ratio, and no module can be removed from the list."""
     plain = quantization_sensitivity(chain)
     assert plain.whole.worst is not None
@@ -222,7 +222,7 @@ def test_target_is_reached_by_the_rules_that_are_found(chain: Path, tmp_path: Pa
     assert not any(trial.is_met for trial in put_back)
 
 
-def test_target_that_no_list_meets_returns_the_best_there_was(chain: Path) -> None:
+def test_unreachable_target_returns_the_best_list(chain: Path) -> None:
     """The best list tried still has one module of fewer bits."""
     listed = quantization_sensitivity(chain, target="sqnr_db=190", samples=1).exclude_list
     assert listed is not None
@@ -243,7 +243,7 @@ def test_target_that_the_whole_meets_needs_no_list(chain: Path) -> None:
     assert ((), {}, 1) == (listed.excluded, dict(listed.rules), len(listed.trials))
 
 
-def test_inner_module_keeps_its_bits_where_the_one_around_it_loses_them(tmp_path: Path) -> None:
+def test_inner_module_keeps_its_bits_inside_a_quantized_module(tmp_path: Path) -> None:
     """The rules name the inner module first, for the first that matches wins."""
     source = save_chain(tmp_path / "chain.onnx", outlier="w2")
     result = quantization_sensitivity(source, per_channel=False, target="sqnr_db=12", iterations=2)
@@ -256,7 +256,7 @@ def test_inner_module_keeps_its_bits_where_the_one_around_it_loses_them(tmp_path
     assert {"/M": 1, "/M/A.0": 0, "/M/A.0/B": 1, "/M/A.1": 1} == {m.tag: m.quantized for m in written.modules}
 
 
-def test_rules_of_the_user_stand_behind_those_that_are_found(chain: Path) -> None:
+def test_rules_of_the_user_follow_the_reported_rules(chain: Path) -> None:
     """A user's rule for the same selector is dropped; other rules stay."""
     found = quantization_sensitivity(chain, target="sqnr_db=190", samples=1, per_module={"a.1": "uint8"}).exclude_list
     assert found is not None
@@ -284,7 +284,7 @@ def interrupted(chain: Path, tmp_path: Path) -> Iterator[Path]:
     return measured
 
 
-def test_interrupted_run_is_taken_up_where_it_ended(chain: Path, interrupted: Path) -> None:
+def test_interrupted_run_resumes(chain: Path, interrupted: Path) -> None:
     """Finished measurements are reused, and the result is the same."""
     result = quantization_sensitivity(chain, samples=2, measured=interrupted)
     assert (3, 3) == (result.cost.resumed, result.cost.measured)
@@ -293,7 +293,7 @@ def test_interrupted_run_is_taken_up_where_it_ended(chain: Path, interrupted: Pa
     assert any("interrupted" in note for note in result.notes)
 
 
-def test_interrupted_run_goes_on_with_another_depth(chain: Path, interrupted: Path) -> None:
+def test_interrupted_run_resumes_with_another_depth(chain: Path, interrupted: Path) -> None:
     """A measurement does not depend on the set of measured modules."""
     assert 3 == quantization_sensitivity(chain, samples=2, depth=2, measured=interrupted).cost.resumed
 
@@ -319,7 +319,7 @@ def _save_values(folder: Path, scale: float) -> Path:
     return folder
 
 
-def test_measurements_depend_on_what_the_calibration_data_holds(chain: Path, tmp_path: Path) -> None:
+def test_measurements_depend_on_the_content_of_calibration_data(chain: Path, tmp_path: Path) -> None:
     """The location of the data does not matter."""
     flags = {"mode": "qdq", "samples": 1, "measured": tmp_path / "measured.json"}
     first = _save_values(tmp_path / "first", 2.0)
@@ -338,7 +338,7 @@ def test_measurements_depend_on_what_the_calibration_data_holds(chain: Path, tmp
     assert other.whole.worst.sqnr_db < result.whole.worst.sqnr_db - 3
 
 
-def test_graph_that_is_measured_is_the_one_that_is_written(tmp_path: Path) -> None:
+def test_measured_graph_is_the_written_graph(tmp_path: Path) -> None:
     """Normalizations are in the weights before there is a float graph to compare with."""
     source = tmp_path / "conv.onnx"
     body = """m (float[batch, 3, 8, 8] x) => (float[batch, 4, 8, 8] y) {
@@ -358,7 +358,7 @@ def test_graph_that_is_measured_is_the_one_that_is_written(tmp_path: Path) -> No
     assert written == pytest.approx(result.whole.worst.sqnr_db, abs=1e-2)
 
 
-def test_weights_inside_the_file_are_not_kept_in_memory(tmp_path: Path) -> None:
+def test_weights_inside_the_file_are_not_loaded_into_memory(tmp_path: Path) -> None:
     """The float graph reads weights from the file shared by all variants."""
     size = 4096  # 64 MiB
     source = tmp_path / "large.onnx"
@@ -426,21 +426,21 @@ def test_model_of_one_module_has_one_row(tmp_path: Path) -> None:
     assert (False, 1) == (result.exclude_list.is_met, len(result.exclude_list.trials))
 
 
-def test_file_that_says_nothing_of_modules_is_refused(tmp_path: Path) -> None:
+def test_file_without_modules_is_refused(tmp_path: Path) -> None:
     """The refusal explains that module information is missing."""
     source = _save_plain(tmp_path / "plain.onnx", "y = Relu (a)", tagged=False)
     with pytest.raises(UsageError, match="module information"):
         quantization_sensitivity(source)
 
 
-def test_model_that_answers_nothing_but_nan_is_refused(tmp_path: Path) -> None:
+def test_model_with_only_nan_outputs_is_refused(tmp_path: Path) -> None:
     """No damage could show."""
     source = _save_plain(tmp_path / "nan.onnx", "b = Abs (a) c = Neg (b) y = Sqrt (c)")
     with pytest.raises(StageError, match="only zeros, NaN"):
         quantization_sensitivity(source, samples=1)
 
 
-def test_model_with_some_nan_is_compared_where_it_has_numbers(tmp_path: Path) -> None:
+def test_model_with_some_nan_is_compared_at_its_finite_values(tmp_path: Path) -> None:
     """A variant with NaN in other positions has no ratio and is ranked worst."""
     source = _save_plain(tmp_path / "log.onnx", "y = Log (a)")
     result = quantization_sensitivity(source, samples=4)
@@ -497,7 +497,7 @@ def test_weights_in_a_file_of_their_own_are_measured_alike(chain: Path, tmp_path
     assert [row.as_record() for row in reference.modules] == [row.as_record() for row in result.modules]
 
 
-def test_record_is_json_with_the_keys_that_are_promised(chain: Path) -> None:
+def test_record_is_json_with_the_documented_keys(chain: Path) -> None:
     """Programs depend on the keys."""
     record = json.loads(json.dumps(quantization_sensitivity(chain, target="sqnr_db=190", samples=1).as_record()))
     assert 1 == record["schema_version"]
@@ -508,7 +508,7 @@ def test_record_is_json_with_the_keys_that_are_promised(chain: Path) -> None:
     assert {"sqnr_db", "size_bytes", "latency"} <= set(record["quantized"])
 
 
-def test_a_keyword_beside_the_record_that_has_its_field_is_refused(chain: Path) -> None:
+def test_keyword_beside_a_record_with_its_field_is_refused(chain: Path) -> None:
     with pytest.raises(UsageError, match="precision"):
         quantization_sensitivity(chain, options=QuantizeOptions(), precision="uint8")
     with pytest.raises(UsageError, match="depth"):

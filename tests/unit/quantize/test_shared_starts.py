@@ -55,7 +55,7 @@ def samples() -> list[dict[str, np.ndarray]]:
     return [{"x": generator.standard_normal((2, 4), dtype=np.float32)} for _ in range(2)]
 
 
-def test_rest_answers_as_the_whole_form(samples: list[dict[str, np.ndarray]]) -> None:
+def test_remaining_nodes_equal_the_whole_variant(samples: list[dict[str, np.ndarray]]) -> None:
     """Only nodes after the changed fifth layer run, on the stored values of each sample."""
     model = _graph()
     starts = SharedStarts(model, GraphSessions(model), samples, threads=1)
@@ -86,7 +86,7 @@ def test_form_that_differs_from_the_first_node_on_is_run_from_its_inputs(samples
     assert starts.last_before(form) is None
 
 
-def test_graph_that_draws_numbers_has_no_values_to_share(samples: list[dict[str, np.ndarray]]) -> None:
+def test_random_graph_has_no_shared_values(samples: list[dict[str, np.ndarray]]) -> None:
     """Two runs of the graph give different values."""
     model = _graph("RandomNormalLike")
     assert SharedStarts(model, GraphSessions(model), samples, threads=1).last_before(_form(model, 4)) is None

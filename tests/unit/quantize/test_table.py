@@ -64,7 +64,7 @@ def test_narrow_terminal_loses_no_name(width: int, tmp_path: Path) -> None:
     assert "/TransformerForSequenceClassification/TransformerEncoder/TransformerLayer.0" in column
 
 
-def test_skipped_comparison_is_said(tmp_path: Path) -> None:
+def test_skipped_comparison_is_noted(tmp_path: Path) -> None:
     """A file without a comparison must not look verified."""
     (verified,) = (line for line in lines(quantized(tmp_path)) if line.startswith("verified"))
     assert "skipped" in verified

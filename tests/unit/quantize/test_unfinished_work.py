@@ -59,7 +59,7 @@ def stopped_at(words: str) -> Callable[[StepEvent], None]:
     return on_step
 
 
-def taken_over(result: QuantizedFile) -> list[str]:
+def resumption_notes(result: QuantizedFile) -> list[str]:
     """Return the notes on results of an interrupted run."""
     return [note for note in result.notes if "interrupted" in note]
 
@@ -92,9 +92,9 @@ def test_killed_run_is_continued_to_the_same_bytes(
     assert not source.with_name("out.onnx").exists()
     assert unfinished_work_path(source.with_name("out.onnx")).is_dir()
     found, result = written_by(source, "out.onnx", options)
-    assert note in taken_over(result)[0]
+    assert note in resumption_notes(result)[0]
     whole, uninterrupted = written_by(source, "whole.onnx", options)
-    assert not taken_over(uninterrupted)
+    assert not resumption_notes(uninterrupted)
     assert whole == found
     if result.budget is not None and uninterrupted.budget is not None:
         assert 0 < result.budget.resumed < result.budget.measured == uninterrupted.budget.measured
@@ -130,7 +130,7 @@ def test_damaged_state_of_a_walk_is_not_used(source: Path, pattern: str, damage:
     state = unfinished_work_path(source.with_name("out.onnx"))
     damage(max(state.glob(pattern)))
     found, result = written_by(source, "out.onnx", options)
-    assert not taken_over(result)
+    assert not resumption_notes(result)
     assert written_by(source, "whole.onnx", options)[0] == found
 
 
@@ -140,7 +140,7 @@ def test_state_of_other_samples_or_options_is_not_used(source: Path, other: dict
     options = {**SOLVING, "algorithm": "gptq"}
     with pytest.raises(KeyboardInterrupt):
         quantize_onnx(source, source.with_name("out.onnx"), on_step=stopped_at("layer 3 of 4"), **options)
-    assert not taken_over(written_by(source, "out.onnx", {**options, **other})[1])
+    assert not resumption_notes(written_by(source, "out.onnx", {**options, **other})[1])
 
 
 def test_state_of_another_graph_is_not_used(source: Path) -> None:
@@ -153,7 +153,7 @@ def test_state_of_another_graph_is_not_used(source: Path) -> None:
     assert tensor is not None
     model.graph.initializers["w3"].const_value = ir.tensor(np.flip(tensor.numpy()).copy(), name="w3")
     ir.save(model, source)
-    assert not taken_over(written_by(source, "out.onnx", options)[1])
+    assert not resumption_notes(written_by(source, "out.onnx", options)[1])
 
 
 @TWO_BITS
@@ -168,7 +168,7 @@ def test_damaged_measurements_are_not_used(source: Path) -> None:
     assert 0 == result.budget.resumed
 
 
-def test_refusal_leaves_nothing(source: Path) -> None:
+def test_refusal_leaves_no_files(source: Path) -> None:
     """A refused quantization leaves no work to continue."""
     with pytest.raises(Exception, match="dB"):
         quantize_onnx(source, source.with_name("out.onnx"), **{**SOLVING, "algorithm": "gptq", "min_sqnr_db": 200.0})

@@ -44,7 +44,7 @@ def test_equal_layers_are_shown_once() -> None:
     assert 1 + 12 * 3 == len(_words([model], TreeLimits(folds=False)))
 
 
-def test_layer_that_differs_far_down_stands_by_itself() -> None:
+def test_layer_with_a_different_descendant_is_not_folded() -> None:
     """Equality includes all descendants; two equal layers are too few to be folded."""
     layers = [_layer(0, nodes=6), *(_layer(number) for number in range(1, 4)), _layer(4, nodes=6), _layer(5), _layer(6)]
     names = [line for line in _words([_Module("M", ("M", 1), tuple(layers))], TreeLimits(depth=2)) if "Layer" in line]
@@ -53,13 +53,13 @@ def test_layer_that_differs_far_down_stands_by_itself() -> None:
     assert [f"  Layer.{words}{below}" for words in expected] == names
 
 
-def test_depth_says_how_much_it_hides() -> None:
+def test_depth_has_the_number_of_hidden_modules() -> None:
     """Folded modules below count each."""
     model = _Module("M", ("M", 30), tuple(_layer(number) for number in range(3)))
     assert ["M · 9 more below"] == _words([model], TreeLimits(depth=1))
 
 
-def test_names_that_share_nothing_are_both_written_out() -> None:
+def test_names_without_a_common_prefix_are_written_out() -> None:
     """Only the text after the last dot may follow an abbreviation."""
     model = [_Module(name, ("Linear", 1)) for name in ("Linear.query", "Linear.key", "Linear")]
     assert ["Linear.query … Linear × 3, equal"] == _words(model, TreeLimits())
@@ -78,7 +78,7 @@ _trees = st.recursive(
 
 
 @given(_trees)
-def test_folded_tree_stands_for_every_module_and_no_equal_ones_are_left(model: _Module) -> None:
+def test_folded_tree_covers_every_module_without_equal_siblings(model: _Module) -> None:
     """Counts multiplied from the root down give the whole tree; long runs of equal modules are folded."""
 
     def count(modules: tuple[TreeRow[_Module], ...]) -> int:
@@ -87,7 +87,7 @@ def test_folded_tree_stands_for_every_module_and_no_equal_ones_are_left(model: _
     def size(module: _Module) -> int:
         return 1 + sum(map(size, module.children))
 
-    folded = _shown([model], TreeLimits())
+    folded = _tree_lines([model], TreeLimits())
     assert size(model) == count(folded)
     for shown, _ in walk_rows(folded):
         assert shown.count == 1 or shown.count >= FEWEST_FOLDED

@@ -171,7 +171,7 @@ def test_keys_select_and_zoom_modules(browser: Browser, page: Path) -> None:
 
 
 @pytest.mark.reader("chromium")
-def test_colours_stand_for_classes_or_for_self_time(browser: Browser, page: Path) -> None:
+def test_colours_represent_classes_or_self_time(browser: Browser, page: Path) -> None:
     """The choice recolours the boxes, and the legend explains the colours."""
     browser.open(page)
     legend = "document.querySelector('.legend').textContent"

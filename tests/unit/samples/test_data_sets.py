@@ -88,7 +88,7 @@ def test_table_of_any_form_gives_its_rows(opened: Any, name: str) -> None:
     ]
 
 
-def test_lines_of_a_text_are_samples_without_the_empty_ones(opened: Any) -> None:
+def test_non_empty_lines_of_a_text_are_samples(opened: Any) -> None:
     """The column is called text."""
     assert [{"text": text} for text in TEXTS] == list(opened("a.txt").rows())
 
@@ -110,7 +110,7 @@ def test_label_of_pictures_in_one_folder_is_its_name(tmp_path: Path) -> None:
         assert data_set.features["label"].names == ["cat"]
 
 
-def test_recordings_are_opened_with_what_the_folder_says_of_them(opened: Any) -> None:
+def test_recordings_are_opened_with_the_metadata_of_the_folder(opened: Any) -> None:
     """Channels are mixed; metadata gives the other columns; folders are splits."""
     data_set = opened("sounds")
     assert "test" == data_set.split
@@ -129,7 +129,7 @@ def test_resampled_tone_stays_the_tone() -> None:
     np.testing.assert_allclose(again[200:-200], expected[200:-200], atol=0.01)
 
 
-def test_split_is_chosen_in_order_and_told(opened: Any) -> None:
+def test_split_is_chosen_in_order_with_a_note(opened: Any) -> None:
     """Validation comes before test, test before train; the hint of an unknown split lists the existing ones."""
     data_set = opened("tables")
     assert "validation" == data_set.split
@@ -142,7 +142,7 @@ def test_split_is_chosen_in_order_and_told(opened: Any) -> None:
     assert () == opened("a.csv").notes
 
 
-def test_draw_is_that_of_the_seed(opened: Any) -> None:
+def test_draw_depends_on_the_seed(opened: Any) -> None:
     """Chosen samples keep the order of the data; more samples than rows are refused."""
 
     def texts(seed: int) -> list[str]:
@@ -213,7 +213,7 @@ def test_data_that_cannot_be_read_is_refused(
 @pytest.mark.parametrize(
     "text", ["C:\\data\\reviews.csv", "C:reviews", "data\\reviews", "owner/name:a/b", "name:b.csv"]
 )
-def test_path_with_an_error_in_it_is_no_name_of_the_hub(text: str) -> None:
+def test_malformed_path_is_no_hub_name(text: str) -> None:
     """A letter of a drive, a backslash and a file name are of a path; a configuration is a plain word."""
     with pytest.raises(UsageError, match="no such"):
         find_source(text)
@@ -231,7 +231,7 @@ def test_reading_leaves_no_file(data: Path, tmp_path: Path, monkeypatch: pytest.
     assert before == sorted(data.rglob("*"))
 
 
-def test_column_that_is_not_there_is_refused_with_those_that_are(opened: Any) -> None:
+def test_missing_column_is_refused_with_the_existing_columns(opened: Any) -> None:
     """The message lists the columns, and the hint suggests the nearest."""
     with pytest.raises(UsageError, match=r"image; .*sentence, label"):
         match_columns(opened("a.csv"), ("text", "image"))
@@ -243,7 +243,7 @@ def test_column_that_is_not_there_is_refused_with_those_that_are(opened: Any) ->
     assert caught.value.hint.startswith("Did you mean 'text'? ")
 
 
-def test_missing_package_is_said_with_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_reported_with_its_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error comes before the data are read."""
     (tmp_path / "a.csv").write_text("text\nthe\n")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
@@ -252,7 +252,7 @@ def test_missing_package_is_said_with_how_to_install_it(tmp_path: Path, monkeypa
     assert install_command("eval") in caught.value.hint
 
 
-def test_guide_lists_the_names_of_columns_that_are_known() -> None:
+def test_guide_lists_the_known_column_names() -> None:
     """Every role, with its names in order."""
     guide = (REPOSITORY / "docs" / "guide" / "data_sets.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", guide, re.MULTILINE))

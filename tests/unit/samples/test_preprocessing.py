@@ -44,7 +44,7 @@ def texts_of(
     return list(Preprocessor.of(folder, inputs).batches(samples, size))
 
 
-def test_texts_of_a_batch_are_as_long_as_the_longest(folder: Path) -> None:
+def test_texts_of_a_batch_have_the_length_of_the_longest(folder: Path) -> None:
     """The config's number of positions limits the length; each row has its token information."""
     samples = [{"text": "the dogs"}, {"text": "a"}, {"text": "the dog saw a red ball"}]
     first, second = texts_of(folder, text_inputs("batch", "length"), samples, 2)
@@ -98,7 +98,7 @@ def test_long_context_is_read_in_windows(folder: Path) -> None:
     assert (None, 0, None, 1, 1, 1, 1, None) == batches[0].rows[0].sequence_ids
 
 
-def test_pairs_and_words_are_told_apart(folder: Path) -> None:
+def test_pairs_and_words_are_distinguished(folder: Path) -> None:
     """A pair has two types of tokens; every token of a word has the number of the word."""
     (pair,) = texts_of(folder, text_inputs("b", "s"), [{"text": "the dog", "text_pair": "a"}])
     assert [[0, 0, 0, 0, 1, 1]] == pair.feeds["token_type_ids"].tolist()
@@ -106,7 +106,7 @@ def test_pairs_and_words_are_told_apart(folder: Path) -> None:
     assert (None, 0, 0, 1, None) == words.rows[0].word_ids
 
 
-def test_pictures_are_made_what_the_graph_takes(folder: Path) -> None:
+def test_images_are_converted_to_the_input_of_the_graph(folder: Path) -> None:
     """Grey images get three channels; the original size is kept; a note reports resizing for another graph size."""
     samples = [{"image": Image.fromarray(np.full((20, 40), 255, np.uint8))}]
     (batch,) = Preprocessor.of(folder, [graph_input("pixel_values", "float16", ("b", 3, "h", "w"))]).batches(samples)
@@ -128,7 +128,7 @@ def test_recordings_have_the_rate_of_the_model(folder: Path) -> None:
     assert [(1, 120)] * 2 == [batch.feeds["input_values"].shape for batch in fixed.batches(samples)]
 
 
-def test_what_a_graph_takes_besides_is_named(folder: Path) -> None:
+def test_unknown_graph_inputs_are_named(folder: Path) -> None:
     """An unknown input, a graph without known inputs, and a value other than text are refused."""
     with pytest.raises(UsageError, match=r"head_mask int64\[1, s\]"):
         texts_of(folder, [*text_inputs(1, "s"), graph_input("head_mask", "int64", (1, "s"))], [{"text": "a"}])
@@ -141,7 +141,7 @@ def test_what_a_graph_takes_besides_is_named(folder: Path) -> None:
         texts_of(folder, [pixels], [{"image": Image.new("RGB", (4, 4))}])
 
 
-def test_files_beside_the_model_that_are_missing_or_damaged_are_named(folder: Path, tmp_path: Path) -> None:
+def test_missing_or_damaged_files_beside_the_model_are_named(folder: Path, tmp_path: Path) -> None:
     """The message names the folder, or the damaged file's role."""
     with pytest.raises(
         UsageError, match=f"texts require a tokenizer, but there is none beside the model in {tmp_path}"
@@ -154,7 +154,7 @@ def test_files_beside_the_model_that_are_missing_or_damaged_are_named(folder: Pa
         Preprocessor.of(folder / "sound" / "no", [graph_input("pixel_values", "float32", (1, 3, 8, 8))])
 
 
-def test_texts_and_recordings_that_are_cut_are_counted(folder: Path) -> None:
+def test_cut_texts_and_recordings_are_counted(folder: Path) -> None:
     samples = [{"text": "the dog saw a red ball"}, {"text": "a"}, {"text": "a red ball saw the dog"}]
     texts = Preprocessor.of(folder, text_inputs("b", "s"))
     list(texts.batches(samples, 2))
@@ -172,7 +172,7 @@ def test_length_of_sentence_transformers_counts(folder: Path, tmp_path: Path) ->
     assert (1, 4) == batch.feeds["input_ids"].shape
 
 
-def test_long_question_leaves_room_or_is_refused(folder: Path) -> None:
+def test_long_question_is_refused_if_no_context_fits(folder: Path) -> None:
     """A stride as long as the room would make the tokenizer panic."""
     samples = [{"question": "who saw a", "context": "the dog saw"}, {"question": "who", "context": "the dog saw a"}]
     batches = texts_of(folder, text_inputs(1, 7), samples)
@@ -181,7 +181,7 @@ def test_long_question_leaves_room_or_is_refused(folder: Path) -> None:
         texts_of(folder, text_inputs("b", 7), [samples[1], {"question": "who saw a ball", "context": "the"}], 2)
 
 
-def test_pictures_are_turned_as_they_are_to_be_looked_at(tmp_path: Path) -> None:
+def test_images_are_rotated_by_their_orientation(tmp_path: Path) -> None:
     """Files and pictures that are open already."""
     image, exif = Image.fromarray(np.zeros((4, 8, 3), np.uint8)), Image.Exif()
     exif[0x0112] = 6

@@ -85,7 +85,7 @@ def test_document_names_every_architecture_and_reason() -> None:
     assert "| exported, verified and tagged by `auto` | 1 (**50.0 %** of the attempted): 1 by torchscript |" in text
 
 
-def test_summary_of_generation_tells_states_and_shares() -> None:
+def test_summary_of_generation_counts_states_and_shares() -> None:
     """The share counts models that generated text with a cache; other rows state the reason."""
     stored = evaluation()
     text = replace(GOOD, cache=("key", "value"), generated_tokens=32)
@@ -105,7 +105,7 @@ def test_summary_of_generation_tells_states_and_shares() -> None:
     assert "| plain | plain | The graph takes no cache, since it keeps none |" in page
 
 
-def test_summary_of_each_exporter_counts_both_and_takes_what_auto_has_tried() -> None:
+def test_summary_of_each_exporter_counts_attempts_of_auto() -> None:
     """TorchScript within ``auto`` counts; an architecture without an attempt of either exporter is left out."""
     attempts = {
         "good": {"dynamo": BAD},
@@ -127,7 +127,7 @@ def test_summary_of_each_exporter_counts_both_and_takes_what_auto_has_tried() ->
     assert "| half | `Model` | not run | 9 nodes, 2 tags, 0e+00 |  |" in page
 
 
-def test_exporter_that_a_sweep_has_one_of_stands_in_its_plan() -> None:
+def test_single_exporter_of_a_sweep_is_in_its_plan() -> None:
     """A setting with one value distinguishes no cells, so rows omit the setting."""
     row = replace(cell("good", "auto", evaluation().architectures["good"]), settings={})
     plan = {"set": {"export.exporter": ["dynamo"]}}

@@ -52,13 +52,13 @@ def test_bounded_call_that_takes_too_much_memory_is_killed() -> None:
     assert ending.peak_bytes > 400 * MEBIBYTE
 
 
-def test_memory_of_what_a_call_started_counts() -> None:
+def test_memory_of_child_processes_counts() -> None:
     """The memory bound holds for all processes of a call together."""
     ending = run(Call(hoard_in_child, 400 * MEBIBYTE), mebibytes=300)[400 * MEBIBYTE]
     assert ("memory", "hoarding elsewhere") == (ending.reason, ending.last_message)
 
 
-def test_bounded_call_whose_process_dies_is_reported() -> None:
+def test_crashed_bounded_call_is_reported() -> None:
     """A crash ends its own call only."""
     endings = run(Call(vanish, "deep inside"), Call(double, 1))
     assert ("died", "deep inside") == (endings["deep inside"].reason, endings["deep inside"].last_message)
@@ -80,7 +80,7 @@ class _StartedError(Exception):
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="this system has no groups of processes")
 @pytest.mark.parametrize("wish", ["sleep", "return"])
-def test_what_a_call_started_ends_with_it(wish: str) -> None:
+def test_child_processes_end_with_the_call(wish: str) -> None:
     """The processes of a call end whether it is killed or has returned."""
     children: list[int] = []
 
@@ -106,7 +106,7 @@ print(ending.reason)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no signal that stops a process")
-def test_calls_stop_and_go_on_with_the_process_that_runs_them(tmp_path: Path) -> None:
+def test_calls_stop_and_continue_with_their_process(tmp_path: Path) -> None:
     """Each call has a process group of its own, which the signal of a terminal does not reach."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", AWAITING, str(tmp_path / "go")]

@@ -30,7 +30,7 @@ def request(folder: Path, model: str, conditions: dict[str, Any] = ALONE, **reco
     return found
 
 
-def test_libraries_and_what_ran_beside_a_measurement_are_part_of_a_request(tmp_path: Path) -> None:
+def test_libraries_and_parallel_work_are_part_of_a_request(tmp_path: Path) -> None:
     """A latency measured beside seven other processes differs, while the result of a build is the same."""
     built = request(tmp_path, "a.onnx")
     assert tool_versions() == built["versions"]
@@ -77,7 +77,7 @@ def test_folder_of_another_command_is_refused(name: str, tmp_path: Path) -> None
     assert [name] == [path.name for path in tmp_path.iterdir()]
 
 
-def test_finished_cell_tells_the_settings_of_this_plan(tmp_path: Path) -> None:
+def test_finished_cell_has_the_settings_of_this_plan(tmp_path: Path) -> None:
     """A setting with one value distinguishes no cells, and two values do: a single cell is now one of two."""
     plans = [plan_from_record({"models": ["a.onnx"], "set": {"optim.level": levels}}, "plan")[0]
              for levels in (["full"], ["full", "none"])]  # fmt: skip
@@ -89,7 +89,7 @@ def test_finished_cell_tells_the_settings_of_this_plan(tmp_path: Path) -> None:
     assert ({}, {"optim.level": "full"}) == (alone.settings, found.settings)
 
 
-def test_every_module_that_cells_are_to_find_imported_is_there() -> None:
+def test_preloaded_modules_of_cells_exist() -> None:
     """The fork server ignores missing modules silently; the modules of dynamo are imported only if requested."""
     record = {"models": ["random:bert"], "do": ["export", "build", "perf", "eval", "compare"]}
     record["config"] = {"eval": {"dataset": "texts.csv"}}

@@ -18,7 +18,7 @@ def plan(**record: Any) -> SweepPlan:
     return plan_from_record({"models": ["checkpoint"], **record}, "plan")[0]
 
 
-def test_list_of_models_leaves_out_remarks_and_says_what_stands_there_twice(tmp_path: Path) -> None:
+def test_list_of_models_ignores_comments_and_notes_duplicates(tmp_path: Path) -> None:
     """Each line names a model; a second mention is ignored with a note."""
     path = tmp_path / "models.txt"
     path.write_text("# all of them\nfirst  # small\n\nowner/second\nfirst\n", encoding="utf-8")

@@ -29,7 +29,7 @@ def test_shrink_gives_a_model_of_a_hundredth_that_builds(model_type: str) -> Non
     assert type(default_model) is type(small_model)
 
 
-def test_shrink_leaves_the_config_as_it_is() -> None:
+def test_shrink_leaves_the_config_unchanged() -> None:
     """The next attempt to shrink begins with the same content."""
     content = default_content("clip")
     before = copy.deepcopy(content)
@@ -54,7 +54,7 @@ def test_shrink_may_leave_the_size_of_a_head() -> None:
     assert small == shrink(content, ["width", "heads", "gaps"])
 
 
-def test_shrink_fills_what_a_default_leaves_out() -> None:
+def test_shrink_adds_keys_missing_in_a_default() -> None:
     """Keys of every checkpoint are added, existing values stay, and the number of heads divides the width."""
     content = {
         "hidden_size": 60,
@@ -84,7 +84,7 @@ def test_shrink_fills_what_a_default_leaves_out() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["esm", "lfm2_moe", "hunyuan_v1_dense"])
-def test_shrink_makes_models_of_defaults_that_make_none(model_type: str) -> None:
+def test_shrink_repairs_refused_defaults(model_type: str) -> None:
     """The class refuses its own default config, and accepts the filled one."""
     content = default_content(model_type)
     with pytest.raises((TypeError, ValueError)):
@@ -92,7 +92,7 @@ def test_shrink_makes_models_of_defaults_that_make_none(model_type: str) -> None
     assert isinstance(build(shrink(content, [aspect for aspect in WAYS[0] if aspect != "gaps"])), torch.nn.Module)
 
 
-def test_shrink_keeps_groups_equal_to_the_width_they_divide() -> None:
+def test_shrink_keeps_groups_equal_to_the_divided_width() -> None:
     """A depthwise convolution has as many groups as channels, and a spectrogram keeps its bins."""
     content = {"hidden_size": 512, "upsample_groups": 512, "num_mel_bins": 80, "model_in_dim": 80}
     small = {"hidden_size": 64, "upsample_groups": 64, "num_mel_bins": 80, "model_in_dim": 80}
@@ -127,7 +127,7 @@ def test_shrink_keeps_one_layer_of_each_kind() -> None:
     } == shrink(content, ["depth", "kinds", "gaps"])
 
 
-def test_shrink_keeps_two_layers_of_each_kind_where_one_does_not_do() -> None:
+def test_shrink_keeps_two_layers_of_each_kind_if_one_is_refused() -> None:
     """Layers of a kind may share weights, so a model needs two layers of each kind."""
     content = {"num_hidden_layers": 6, "layer_types": ["linear", "linear", "full"] * 2}
     small = shrink(content, ["depth", "gaps"])

@@ -55,7 +55,7 @@ def test_sibling_segments_separator_in_a_name_is_replaced() -> None:
     assert ["A.x%2Fy", "A.z"] == address.sibling_segments([("x/y", "A"), ("z", "A")])
 
 
-def test_sibling_segments_names_that_differ_in_a_separator_stay_apart() -> None:
+def test_sibling_segments_names_with_different_separators_stay_distinct() -> None:
     """The replacement of a slash occurs in no other name."""
     names = ["x/y", "x_y", "x%2Fy", "x%y"]
     assert len(names) == len(set(address.sibling_segments([(name, "A") for name in names])))

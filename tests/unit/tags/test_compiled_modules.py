@@ -16,7 +16,7 @@ def compiled(module: nn.Module) -> nn.Module:
     return cast("nn.Module", torch.compile(module, backend="eager"))
 
 
-def test_compiled_module_stands_for_the_one_inside() -> None:
+def test_compiled_module_represents_its_original() -> None:
     """A module that was not compiled is returned unchanged, even with a child of the same name."""
     plain = nn.Linear(2, 2)
     assert plain is unwrap_compiled(compiled(plain))

@@ -39,7 +39,7 @@ def test_coverage_counts_subgraphs_and_functions() -> None:
     assert Coverage(nodes=7, tagged=7, sources={"direct": 7}) == measure_coverage(model)
 
 
-def test_coverage_counts_the_nodes_at_the_root_by_whatever_source() -> None:
+def test_coverage_counts_the_nodes_at_the_root_from_every_source() -> None:
     """Nodes with the tag of the root count from every source, and their share is of all nodes."""
     model = parse(BRANCHES, functions=TWICE, domains=', "local" : 1')
     for node in all_nodes(model):
@@ -51,7 +51,7 @@ def test_coverage_counts_the_nodes_at_the_root_by_whatever_source() -> None:
 
 
 @pytest.mark.parametrize("operator", ["Exp", "Add", "Relu"])
-def test_coverage_notices_one_bare_node_wherever_it_is(operator: str) -> None:
+def test_coverage_detects_one_untagged_node_at_any_depth(operator: str) -> None:
     """A single untagged node at any depth makes the coverage incomplete."""
     model = parse(BRANCHES, functions=TWICE, domains=', "local" : 1')
     clear_tag(next(node for node in all_nodes(model) if node.op_type == operator))
@@ -69,7 +69,7 @@ def test_coverage_counts_each_source() -> None:
     assert {"root": 1, "merged": 1, "direct": 5} == dict(measure_coverage(model).sources)
 
 
-def test_coverage_of_nothing_is_complete() -> None:
+def test_coverage_of_an_empty_graph_is_complete() -> None:
     """A model without nodes has no node without a tag."""
     empty = count_coverage([])
     assert (100.0, True) == (empty.percent, empty.is_complete)

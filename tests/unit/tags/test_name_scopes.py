@@ -24,6 +24,6 @@ from winml.modelkit.tags.tagging import name_scope
         ("/", "Relu", ()),
     ],
 )
-def test_name_scope_tells_modules_and_no_operators(name: str, op_type: str, scope: tuple[str, ...]) -> None:
+def test_name_scope_contains_modules_only(name: str, op_type: str, scope: tuple[str, ...]) -> None:
     """Suffixes that a tool added to an operator's name are no module; a module may have the name of an operator."""
     assert scope == name_scope(name, op_type)

@@ -64,14 +64,14 @@ def test_select_glob_names_modules_in_their_order(selector: str, expected: list[
 @pytest.mark.parametrize(
     "selector", ["layer", "encoder.layer", "/Encoder", "encoder*output", "Encoder/Layer.0", "*.0", "Lay*.0"]
 )
-def test_select_part_of_an_address_names_nothing(selector: str) -> None:
+def test_select_part_of_an_address_matches_nothing(selector: str) -> None:
     """An address is matched from its first to its last character."""
     with pytest.raises(UsageError, match="no module"):
         select(MODULES, selector)
 
 
 @pytest.mark.parametrize("selector", ["[9-0]", "encoder.layer.[", "a]b", "\\", "[]"])
-def test_select_odd_text_is_a_glob_that_names_nothing(selector: str) -> None:
+def test_select_odd_text_is_an_unmatched_glob(selector: str) -> None:
     """No text breaks the matching."""
     with pytest.raises(UsageError, match="no module"):
         select(MODULES, selector)
@@ -81,7 +81,7 @@ def test_select_odd_text_is_a_glob_that_names_nothing(selector: str) -> None:
     ("selector", "nearest"),
     [("Outptu", "Output"), ("encoder.layer.0.outputs", "encoder.layer.0.output"), ("/M/Encodr", "/M/Encoder")],
 )
-def test_select_nothing_found_lists_the_nearest(selector: str, nearest: str) -> None:
+def test_select_without_a_match_lists_the_nearest(selector: str, nearest: str) -> None:
     """The error offers addresses of the kind that was asked for, the likeliest first."""
     with pytest.raises(UsageError) as caught:
         select(MODULES, selector)
@@ -89,7 +89,7 @@ def test_select_nothing_found_lists_the_nearest(selector: str, nearest: str) -> 
     assert 2 == caught.value.exit_code
 
 
-def test_select_nothing_alike_explains_selectors() -> None:
+def test_select_without_a_similar_name_explains_selectors() -> None:
     """The error explains selectors if no name is similar."""
     with pytest.raises(UsageError) as caught:
         select(MODULES, "zzzz")
@@ -97,7 +97,7 @@ def test_select_nothing_alike_explains_selectors() -> None:
     assert "encoder.layer.*.output" in caught.value.hint
 
 
-def test_module_without_a_tag_is_found_in_names_of_nodes() -> None:
+def test_untagged_module_is_matched_in_node_names() -> None:
     """The hint names the option that tags the module; paths of no node get another hint."""
     names = ["/encoder/layer.0/down/0/Conv", "/encoder/Add", "Reshape_3"]
     for selector in ("encoder.layer.0.down.0", "encoder.layer.*.down", "**.down.0"):
@@ -117,7 +117,7 @@ def test_selector_empty_text_is_refused(text: str) -> None:
         Selector(text)
 
 
-def test_escape_glob_characters_are_taken_literally() -> None:
+def test_escape_makes_glob_characters_literal() -> None:
     """An escaped address names itself."""
     odd = ModuleAddress("a[0].*", "/M/A[0]", "A?")
     assert [odd] == select([*MODULES, odd], escape(odd.path))

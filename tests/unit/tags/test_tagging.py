@@ -17,7 +17,7 @@ def node(**metadata: str) -> ir.Node:
     return node
 
 
-def test_write_tag_keys_are_those_of_formats() -> None:
+def test_write_tag_keys_are_documented() -> None:
     """Four keys, the depth as a decimal text."""
     write_tag(tagged := node(), TAG)
     assert {
@@ -28,7 +28,7 @@ def test_write_tag_keys_are_those_of_formats() -> None:
     } == dict(tagged.metadata_props)
 
 
-def test_write_tag_takes_the_place_of_an_earlier_one() -> None:
+def test_write_tag_replaces_an_earlier_tag() -> None:
     """A second tag replaces the first, and other keys stay."""
     tagged = node(other="kept")
     write_tag(tagged, TAG)
@@ -37,7 +37,7 @@ def test_write_tag_takes_the_place_of_an_earlier_one() -> None:
     assert ("1", "kept") == (tagged.metadata_props["winml.hierarchy.depth"], tagged.metadata_props["other"])
 
 
-def test_write_tag_refuses_what_is_no_tag() -> None:
+def test_write_tag_refuses_malformed_tags() -> None:
     """A text that cannot be split into segments is an internal error."""
     with pytest.raises(ValueError, match="not a tag"):
         write_tag(node(), NodeTag("BertModel", "", "root"))
@@ -52,7 +52,7 @@ def test_read_tag_knows_every_source(source: str) -> None:
 
 
 @pytest.mark.parametrize("metadata", [{}, {"winml__hierarchy__tag": ""}, {"namespace": "M"}])
-def test_read_tag_of_an_untagged_node_is_none(metadata: dict[str, str]) -> None:
+def test_read_tag_of_an_untagged_node_is_empty(metadata: dict[str, str]) -> None:
     """An empty tag and torch's namespace are no tags."""
     assert read_tag(node(**metadata)) is None
 
@@ -63,7 +63,7 @@ def test_read_tag_unknown_source_is_refused() -> None:
         read_tag(node(winml__hierarchy__tag="/M", winml__hierarchy__source="guessed"))
 
 
-def test_clear_tag_removes_ours_and_torchs_keys_only() -> None:
+def test_clear_tag_removes_keys_of_winml_and_torch_only() -> None:
     """Keys of other tools stay on the node; keys of the hierarchy do not."""
     tagged = node(
         namespace="M", pkg__torch__onnx__stack_trace="x", winmlish="kept", namespaces="kept", pkg__other="kept"
@@ -74,7 +74,7 @@ def test_clear_tag_removes_ours_and_torchs_keys_only() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"a": 1}', "[" * 100_000])
-def test_damaged_list_of_modules_is_told_with_its_key(text: str) -> None:
+def test_damaged_list_of_modules_is_reported_with_its_key(text: str) -> None:
     """The reader of the file adds the file name to the error."""
     assert ["a.b"] == listed_modules(node(winml__hierarchy__modules='["a.b"]'))
     with pytest.raises(ValueError, match=r"winml\.hierarchy\.modules"):

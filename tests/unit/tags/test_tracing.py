@@ -77,7 +77,7 @@ def test_record_calls_modules_that_never_ran_have_no_order() -> None:
     assert 2 == trace.execution_steps
 
 
-def test_joined_traces_are_those_of_one_run() -> None:
+def test_joined_traces_equal_one_run() -> None:
     """Modules keep the place of their first call; calls are counted together."""
     model = Pair()
     with record_calls(model) as first:

@@ -90,7 +90,7 @@ def test_build_tree_frozen_parameters_are_not_trainable() -> None:
     assert (20, 16) == (traced(model).root.parameter_count, traced(model).root.trainable_count)
 
 
-def test_build_tree_with_torch_modules_makes_them_segments() -> None:
+def test_build_tree_with_torch_modules_creates_segments() -> None:
     """A named torch.nn class becomes part of the hierarchy."""
     node = traced(Stack(), "Linear").get("up.0.linear")
     assert node is not None
@@ -104,7 +104,7 @@ def test_build_tree_unknown_torch_module_is_refused_with_nearest() -> None:
     assert "Linear" in caught.value.hint
 
 
-def test_build_tree_listed_class_of_the_models_own_is_taken_and_told() -> None:
+def test_build_tree_listed_class_of_the_model_is_included_with_a_note() -> None:
     """The class is in the hierarchy without the option, and a note says so; a misspelled class is still refused."""
     tree = traced(Stack(), "Leaf", "Linear")
     assert "down.0.linear" in {node.path for node in tree}
@@ -113,7 +113,7 @@ def test_build_tree_listed_class_of_the_models_own_is_taken_and_told() -> None:
         traced(Stack(), "Leav", "Linear")
 
 
-def test_build_tree_by_default_takes_what_only_the_root_stands_above() -> None:
+def test_build_tree_by_default_includes_modules_directly_below_the_root() -> None:
     """Modules of torch.nn inside a class of the model's own stay out; a note names the classes that are in."""
     model = nn.Sequential(nn.Linear(4, 4), Stack())
     with record_calls(model) as trace:

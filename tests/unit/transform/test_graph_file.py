@@ -127,7 +127,7 @@ def test_result_is_plain_verified_tagged_and_counted_in_the_file(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("version", "inputs"), [(3, ["x"]), (6, ["x", "w"])])
-def test_weights_of_old_files_are_no_inputs_of_the_result(version: int, inputs: list[str], tmp_path: Path) -> None:
+def test_weights_of_old_files_become_constants(version: int, inputs: list[str], tmp_path: Path) -> None:
     """IR version 3 requires initializers among the inputs; in later versions, such an input is a default."""
     model = parse("m (float[2] x, float[2] w) => (float[2] y) <float[2] w = {1, 2}> { a = Mul (x, w)  y = Neg (a) }", 8)
     model.ir_version = version
@@ -141,7 +141,7 @@ def test_weights_of_old_files_are_no_inputs_of_the_result(version: int, inputs: 
     assert result.verification.is_verified
 
 
-def test_work_that_changes_the_answer_writes_nothing(tmp_path: Path) -> None:
+def test_work_with_changed_outputs_writes_no_file(tmp_path: Path) -> None:
     """The comparison with the source finds the change, unless verification is off."""
     source = save(tmp_path / "in.onnx", stamped=True)
     before = files(tmp_path)
@@ -153,7 +153,7 @@ def test_work_that_changes_the_answer_writes_nothing(tmp_path: Path) -> None:
     assert (None, ["Add", "Mul"]) == (result.verification, operators(result.model_path))
 
 
-def test_plain_source_of_which_nothing_is_requested_is_copied(tmp_path: Path) -> None:
+def test_plain_source_without_a_request_is_copied(tmp_path: Path) -> None:
     """The result has the bytes of the source, and a later change of one does not reach the other."""
     source = save(tmp_path / "in.onnx", stamped=True)
     result = transform_file(GraphFileTask(source, tmp_path / "out.onnx"), ReluRemoval(0)).file
@@ -168,7 +168,7 @@ def test_plain_source_of_which_nothing_is_requested_is_copied(tmp_path: Path) ->
     assert source.samefile(transform_file(task, ReluRemoval(0)).file.model_path)
 
 
-def test_damaged_stamp_counts_for_nothing(tmp_path: Path) -> None:
+def test_damaged_stamp_is_ignored(tmp_path: Path) -> None:
     """The graph is normalized again, and the result bears a stamp that fits."""
     source = save(tmp_path / "in.onnx", UNNORMALIZED_BODY, stamped=True)
     model = ir.load(source)
@@ -180,7 +180,7 @@ def test_damaged_stamp_counts_for_nothing(tmp_path: Path) -> None:
     assert is_normalized(ir.load(result.model_path))
 
 
-def test_keys_that_stand_there_twice_are_merged_and_told(tmp_path: Path) -> None:
+def test_duplicate_keys_are_merged_with_a_note(tmp_path: Path) -> None:
     """Such a file is rewritten with every key once in spite of its stamp, even without normalization."""
     source = save(tmp_path / "in.onnx", stamped=True)
     model = onnx.load(source)
@@ -221,7 +221,7 @@ def test_stamp_does_not_hold_for_a_graph_that_broke_a_promise_later(change: str,
     assert ["w"] == [tensor.name for tensor in mended.initializer]
 
 
-def test_skipped_normalization_is_written_without_a_stamp_or_copied_where_that_is_allowed(tmp_path: Path) -> None:
+def test_unnormalized_result_has_no_stamp(tmp_path: Path) -> None:
     """A result that was not normalized has no stamp."""
     source = save(tmp_path / "in.onnx", UNNORMALIZED_BODY)
     task = GraphFileTask(source, tmp_path / "out.onnx", skip_normalization=True)
@@ -251,7 +251,7 @@ def test_work_before_normalization_sees_the_graph_of_the_file(tmp_path: Path) ->
     assert "winml.model" not in metadata
 
 
-def test_weights_go_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_weights_are_placed_as_requested(tmp_path: Path) -> None:
     """Data are outside on request or above a size, inside on request; data of an earlier output are removed."""
     source = save(tmp_path / "in.onnx", WIDE_BODY, data=True)
     (tmp_path / "new").mkdir()
@@ -273,7 +273,7 @@ def test_weights_go_where_they_are_asked_for(tmp_path: Path) -> None:
     }
 
 
-def test_copy_shares_the_data_of_its_source_where_it_may(tmp_path: Path) -> None:
+def test_copy_shares_the_data_of_its_source_if_allowed(tmp_path: Path) -> None:
     """The copy has data of its own if sharing is not allowed."""
     source = save(tmp_path / "in.onnx", stamped=True, data=True)
     shared = GraphFileTask(source, tmp_path / "shared.onnx", shares_files=True)
@@ -285,7 +285,7 @@ def test_copy_shares_the_data_of_its_source_where_it_may(tmp_path: Path) -> None
     assert {"in.onnx", "in.onnx.data", "own.onnx", data, "shared.onnx"} == set(files(tmp_path))
 
 
-def test_output_that_cannot_be_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+def test_impossible_output_is_refused_before_any_read(tmp_path: Path) -> None:
     """The file there stays, and the source need not even exist."""
     (tmp_path / "out.onnx").write_bytes(b"earlier")
     with pytest.raises(OutputExistsError) as raised:
@@ -296,7 +296,7 @@ def test_output_that_cannot_be_is_refused_before_anything_is_read(tmp_path: Path
         transform_file(GraphFileTask(tmp_path / "missing.onnx", tmp_path / "out.txt"), ReluRemoval())
 
 
-def test_graph_that_reads_what_nothing_makes_is_refused(tmp_path: Path) -> None:
+def test_graph_with_undefined_values_is_refused(tmp_path: Path) -> None:
     """A library would make up the missing value."""
     source = save(tmp_path / "in.onnx")
     model = onnx.load(source)

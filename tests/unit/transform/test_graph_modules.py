@@ -24,7 +24,7 @@ def test_modules_of_a_graph_without_tags_are_read_from_names_with_a_note(tmp_pat
     assert 1 == len(source_notes(graph_modules(_chain(tmp_path, tagged=False), "chain")))
 
 
-def test_selected_nodes_are_those_of_a_module_without_an_excluded_one(tmp_path: Path) -> None:
+def test_selected_nodes_belong_to_a_module_without_an_excluded_module(tmp_path: Path) -> None:
     """The modules below a module belong to the selection."""
     model = _chain(tmp_path)
     assert 3 == len(selected_nodes(model, ["/M/A.0"], [])[0])

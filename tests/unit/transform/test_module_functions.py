@@ -27,7 +27,7 @@ def chain(tmp_path: Path) -> Path:
     return optimize_onnx(save_chain(tmp_path / "source.onnx"), tmp_path / "chain.onnx").model_path
 
 
-def test_all_modules_become_functions_and_the_file_answers_the_same(chain: Path, tmp_path: Path) -> None:
+def test_all_modules_become_functions_with_equal_outputs(chain: Path, tmp_path: Path) -> None:
     """The root is the graph, and the function of a module calls the functions of its inner modules."""
     result = optimize_onnx(chain, tmp_path / "functions.onnx", functions="all")
     assert result.functions is not None
@@ -38,7 +38,7 @@ def test_all_modules_become_functions_and_the_file_answers_the_same(chain: Path,
     assert np.array_equal(expected, actual)
 
 
-def test_file_with_functions_becomes_the_file_it_was(chain: Path, tmp_path: Path) -> None:
+def test_file_with_functions_becomes_its_original_file(chain: Path, tmp_path: Path) -> None:
     """The result without options is not a copy, and a second request for functions starts from the graph."""
     functions = optimize_onnx(chain, tmp_path / "functions.onnx", functions="classes").model_path
     again = optimize_onnx(functions, tmp_path / "again.onnx", functions="classes").model_path
@@ -55,7 +55,7 @@ def test_file_with_functions_becomes_the_file_it_was(chain: Path, tmp_path: Path
         ("M", "the root"),
     ],
 )
-def test_functions_of_nothing_are_refused(chain: Path, tmp_path: Path, selector: str, message: str) -> None:
+def test_functions_without_a_match_are_refused(chain: Path, tmp_path: Path, selector: str, message: str) -> None:
     """No file is written."""
     with pytest.raises(UsageError, match=message):
         optimize_onnx(chain, tmp_path / "functions.onnx", functions=selector)
@@ -74,9 +74,7 @@ def test_functions_of_nothing_are_refused(chain: Path, tmp_path: Path, selector:
         ("Net", ["model preparation", "input generation", "hierarchy building"]),
     ],
 )
-def test_export_refuses_functions_as_soon_as_they_are_known_to_be_none(
-    selector: str, begun: list[str], tmp_path: Path
-) -> None:
+def test_export_refuses_impossible_functions_early(selector: str, begun: list[str], tmp_path: Path) -> None:
     """The error comes before the model runs if names are enough, else before the graph is exported."""
 
     class Block(torch.nn.Module):

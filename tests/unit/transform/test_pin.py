@@ -67,7 +67,7 @@ def test_pinning_one_dimension_leaves_the_other_open(dynamic: Path, tmp_path: Pa
     assert "4*tokens" == result.outputs[0].shape[1]
 
 
-def test_source_stays_as_it_is(dynamic: Path, tmp_path: Path) -> None:
+def test_source_stays_unchanged(dynamic: Path, tmp_path: Path) -> None:
     """Only the output is written."""
     before = dynamic.read_bytes()
     pin_model(dynamic, tmp_path / "static.onnx", {"tokens": 5}, verify=False)
@@ -106,7 +106,7 @@ def test_sizes_the_model_does_not_take_are_refused(tmp_path: Path) -> None:
     assert ((), result.sizes) == (result.still_open, {"N": 4})
 
 
-def test_graph_that_is_not_valid_and_newer_formats_are_treated_as_by_every_verb(dynamic: Path, tmp_path: Path) -> None:
+def test_invalid_graph_is_refused_and_a_newer_format_is_lowered(dynamic: Path, tmp_path: Path) -> None:
     """The first is refused, the second lowered with a note."""
     model = onnx.load(dynamic)
     model.ir_version = newest_ir_version() + 1

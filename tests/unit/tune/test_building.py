@@ -25,7 +25,7 @@ def input_shape(path: Path) -> list[int | str]:
 
 
 @pytest.mark.parametrize(("sizes", "shape"), [({}, ["batch", "width"]), ({"batch": 2, "width": 3}, [2, 3])])
-def test_sizes_are_fixed_in_the_file_of_a_candidate_that_says_so(
+def test_sizes_are_fixed_in_the_file_of_a_fixed_candidate(
     tmp_path: Path, sizes: dict[str, int], shape: list[int | str]
 ) -> None:
     """The file that was given stays open, and the winner's config starts from the fixed one, which stays."""

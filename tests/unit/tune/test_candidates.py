@@ -35,7 +35,7 @@ def test_plan_is_the_same_each_time_and_begins_with_the_plain_file() -> None:
     assert len(first) == len({candidate.name for candidate in first})
 
 
-def test_mixed_forms_stand_behind_the_whole_ones_they_are_made_of() -> None:
+def test_mixed_forms_follow_their_uniform_forms() -> None:
     """The simpler of two equal candidates comes first."""
     plan = names(TuneOptions())
     mixed = [candidate for candidate in plan_candidates(TuneOptions(), MACHINE) if candidate.part_of]
@@ -52,7 +52,7 @@ def test_only_a_kind_leaves_that_kind_and_the_plain_file(kind: str) -> None:
     assert PLAIN == plan[0].kind
 
 
-def test_few_bits_for_the_size_alone_are_tried_where_size_counts() -> None:
+def test_precisions_that_only_save_size_are_tried_if_size_counts() -> None:
     """16-bit floats are computed in float32 on a CPU, and gain no time there."""
     assert {"weights-int4", "fp16", "bf16"} == {*names(TuneOptions(target="size"))} - {
         *names(TuneOptions()),
@@ -60,7 +60,7 @@ def test_few_bits_for_the_size_alone_are_tried_where_size_counts() -> None:
     }
 
 
-def test_installed_provider_runs_the_export_and_what_it_has_of_its_own() -> None:
+def test_installed_provider_runs_the_export_and_its_own_candidates() -> None:
     """OpenVINO has a candidate in bfloat16 by its own option, a GPU one in float16."""
     machine = replace(MACHINE, providers=("cpu", "openvino", "cuda"))
     plan = {candidate.name: candidate for candidate in plan_candidates(TuneOptions(), machine)}
@@ -81,7 +81,7 @@ def test_variations_of_a_float_form_are_lower_levels_threads_and_a_compiled_file
         ]
 
 
-def test_variations_for_throughput_run_as_many_at_a_time_as_there_are_cores() -> None:
+def test_variations_for_throughput_use_all_cores() -> None:
     """Threads of a run times parallel runs equal the cores."""
     options = TuneOptions(target="throughput", only=("threads",))
     plain = plan_candidates(options, MACHINE)[0]
@@ -91,7 +91,7 @@ def test_variations_for_throughput_run_as_many_at_a_time_as_there_are_cores() ->
         assert MACHINE.cores == item.threads * item.callers
 
 
-def test_variation_of_few_bits_has_the_highest_level_below_it() -> None:
+def test_quantized_variation_has_the_highest_level_below() -> None:
     """The optimizer works before the quantizer."""
     best = Candidate("dynamic-int8", "dynamic", "int8", {"quant": {"precision": "int8"}})
     (level,) = [item for item in plan_variations(best, TuneOptions(), MACHINE) if item.kind == "level"]
@@ -99,7 +99,7 @@ def test_variation_of_few_bits_has_the_highest_level_below_it() -> None:
     assert {"quant": {"precision": "int8"}, "optim": {"level": "full"}} == dict(level.sections)
 
 
-def test_sizes_that_are_given_may_be_fixed_in_the_file() -> None:
+def test_stated_sizes_may_be_fixed_in_the_file() -> None:
     """The plan has such a candidate only if sizes are given; the batch size is one of the sizes."""
     options = TuneOptions(sizes={"sequence": 128}, batch_size=2, only=("fixed",))
     plain = plan_candidates(options, MACHINE)[0]
@@ -109,7 +109,7 @@ def test_sizes_that_are_given_may_be_fixed_in_the_file() -> None:
     assert () == plan_variations(plain, TuneOptions(only=("fixed",)), MACHINE)
 
 
-def test_this_machine_has_the_provider_of_the_cpu_and_a_core() -> None:
+def test_this_machine_has_the_cpu_provider_and_a_core() -> None:
     """Providers and cores, which decide the plan, are known on every machine."""
     machine = look_at_tuning_machine()
     assert "cpu" == machine.providers[0]
@@ -126,7 +126,7 @@ def test_this_machine_has_the_provider_of_the_cpu_and_a_core() -> None:
         ({"input_data": "x.npz", "sizes": {"batch": 2}}, "--shape-config"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(flags: dict[str, object], words: str) -> None:
+def test_conflicting_options_are_refused(flags: dict[str, object], words: str) -> None:
     """The message names the option."""
     from pathlib import Path
 
@@ -135,7 +135,7 @@ def test_options_that_do_not_go_together_are_refused(flags: dict[str, object], w
         TuneOptions.model_validate(given).refuse_contradictions()
 
 
-def test_limit_is_a_ratio_unless_a_metric_says_what_is_right() -> None:
+def test_limit_is_a_ratio_unless_a_metric_judges() -> None:
     """Metrics replace the default limit in decibels; an explicit limit applies beside them."""
     drops = {"max_drop": {"accuracy": 0.01}, "dataset": "reviews.csv"}
     assert DEFAULT_MIN_SQNR_DB == TuneOptions().least_sqnr_db
@@ -152,7 +152,7 @@ def test_unknown_kind_suggests_the_nearest() -> None:
         TuneOptions(budget_minutes=-1.0)
 
 
-def test_provider_that_is_named_gets_its_placement_in_each_precision_it_takes() -> None:
+def test_named_provider_gets_its_placement_in_each_supported_precision() -> None:
     """Every candidate runs on the provider with the given options, in both precisions if the provider has 16 bits."""
     machine = replace(look_at_tuning_machine(), providers=("cpu", "qnn"))
     # The record is not validated: nothing of a provider that may be absent is opened for a plan.
@@ -166,7 +166,7 @@ def test_provider_that_is_named_gets_its_placement_in_each_precision_it_takes() 
     assert {"qdq-w8a8", "qdq-w8a8-part"} == {item.name for item in tensorrt if item.kind == "qdq"}
 
 
-def test_groups_in_float_together_have_the_rules_of_the_candidate_behind_them() -> None:
+def test_float_groups_have_the_rules_of_the_next_candidate() -> None:
     """The first matching rule of a module wins, so modules kept in float for quality stay float."""
     best = Candidate("qdq", "qdq", "int8", {"quant": {"precision": "int8"}}, part_of="whole")
     placed = placed_candidate(best, {"pooler": "fp32"}, {"a.*": "fp32", "b": "fp32"}, "qdq~placed")

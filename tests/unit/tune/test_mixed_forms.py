@@ -21,7 +21,7 @@ PART = Candidate("dynamic-int8-part", "dynamic", "", {"quant": QUANT}, part_of="
 FACTS = CandidateFacts(100, 1.5, 10, 20, 30, 0.5, 200.0, "y")
 
 
-def test_search_ends_when_the_time_is_up_and_goes_on_from_there(tmp_path: Path) -> None:
+def test_search_ends_at_the_time_limit_and_resumes(tmp_path: Path) -> None:
     """Finished measurements are reused, and an interrupted search counts as neither failed nor successful."""
     plain = save_chain(tmp_path / "chain.onnx", outlier="w2")
     state = TuneState(tmp_path, {}, overwrite=False)

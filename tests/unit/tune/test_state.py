@@ -22,7 +22,7 @@ REQUEST = {"identity": {"files": {"model.onnx": "0" * 64}}, "target": "latency"}
 FACTS = CandidateFacts(100, 1.5, 10, 20, 30, 0.5, 31.5, "y")
 
 
-def test_measurements_are_there_for_the_next_run_of_the_same_request(tmp_path: Path) -> None:
+def test_measurements_are_reused_by_the_same_request(tmp_path: Path) -> None:
     """Facts, rules, failures and turns are read again and counted."""
     state = TuneState(tmp_path, REQUEST, overwrite=False)
     state.keep_facts("int8", FACTS)
@@ -37,7 +37,7 @@ def test_measurements_are_there_for_the_next_run_of_the_same_request(tmp_path: P
     assert (None, None, {}) == (again.facts("full"), again.failure("full"), again.turns("forms"))
 
 
-def test_measurements_of_another_request_are_refused_by_what_differs(tmp_path: Path) -> None:
+def test_measurements_of_another_request_are_refused_with_the_difference(tmp_path: Path) -> None:
     """Measurements and builds are replaced with ``overwrite``."""
     TuneState(tmp_path, REQUEST, overwrite=False).keep_facts("int8", FACTS)
     (tmp_path / "best").mkdir()
@@ -57,7 +57,7 @@ def test_state_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../secret.onnx", "/etc/passwd", ""])
-def test_export_that_lies_elsewhere_is_refused(tmp_path: Path, name: object) -> None:
+def test_export_outside_the_folder_is_refused(tmp_path: Path, name: object) -> None:
     """A state may only name an export below its folder."""
     (tmp_path / "secret.onnx").touch()
     folder = tmp_path / "tuned"
@@ -77,7 +77,7 @@ def test_export_that_lies_elsewhere_is_refused(tmp_path: Path, name: object) -> 
             TuneState(folder, REQUEST, overwrite=False)
 
 
-def test_folder_with_other_files_is_refused_and_keeps_them(tmp_path: Path) -> None:
+def test_folder_with_foreign_files_is_refused_and_unchanged(tmp_path: Path) -> None:
     """Files of other origin are never replaced or removed."""
     (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(OutputExistsError, match=r"thesis\.txt"), held_tune_folder(tmp_path):
@@ -103,7 +103,7 @@ def raced(state: TuneState, **medians: float) -> Race:
     return Race("right", candidates, state, 1)
 
 
-def test_race_that_was_run_is_not_run_again(tmp_path: Path) -> None:
+def test_finished_comparison_is_not_repeated(tmp_path: Path) -> None:
     """The dropped candidates follow from the stored times; no model file is requested."""
     state = TuneState(tmp_path, REQUEST, overwrite=False)
     race = raced(state, plain=10.0, level=5.0, other=5.01)
@@ -118,7 +118,7 @@ def test_race_that_was_run_is_not_run_again(tmp_path: Path) -> None:
     assert ["level"] == [item.name for item in race.standing]
 
 
-def test_turns_that_all_took_part_in_together_count_for_the_next_race(tmp_path: Path) -> None:
+def test_rounds_of_all_candidates_count_in_the_next_comparison(tmp_path: Path) -> None:
     """A turn compares files side by side, so turns with new or dropped candidates do not count."""
     state = TuneState(tmp_path, REQUEST, overwrite=False)
     plain, level, wrong = (Candidate(name, "level", name) for name in (PLAIN, "level", "wrong"))
@@ -136,7 +136,7 @@ def test_turns_that_all_took_part_in_together_count_for_the_next_race(tmp_path: 
     assert {"wrong": [], "out": []} == race.times
 
 
-def test_candidate_that_does_not_open_drops_out_and_the_plain_file_ends_the_race(tmp_path: Path) -> None:
+def test_unopenable_candidate_is_dropped_unless_plain(tmp_path: Path) -> None:
     """The race needs the plain file for comparison."""
     state = TuneState(tmp_path, REQUEST, overwrite=False)
     race = Race("right", [Candidate("level", "level", ""), Candidate(PLAIN, "plain", "")], state, 1)
@@ -147,7 +147,7 @@ def test_candidate_that_does_not_open_drops_out_and_the_plain_file_ends_the_race
     assert "failed" == failure.status
 
 
-def test_all_of_a_race_stay_open_or_none(tmp_path: Path) -> None:
+def test_race_sessions_stay_open_all_together_or_not_at_all(tmp_path: Path) -> None:
     """A warm session would win against a cold one; memory of open sessions is not counted twice."""
     save_chain(tmp_path / "chain.onnx")
     running = Contestants(tmp_path)

@@ -93,8 +93,8 @@ def samples_words(samples: QualitySamples) -> str:
     >>> samples_words(QualitySamples("processor", 16, 0))
     '16 samples of its processor, seed 0'
     """
-    words, is_made = _SOURCES[samples.source]
-    return f"{count_noun(samples.count, 'sample')} {words}{f', seed {samples.seed}' if is_made else ''}"
+    words, is_generated = _SOURCES[samples.source]
+    return f"{count_noun(samples.count, 'sample')} {words}{f', seed {samples.seed}' if is_generated else ''}"
 
 
 def difference_words(verification: VerificationInfo) -> str:

@@ -247,7 +247,7 @@ def _describe_part(node: ir.Node, displayed: str) -> CompiledPart:
     try:
         modules = listed_modules(node) or ([] if tag is None else [tag.module])
     except ValueError as error:
-        raise InputError(f"{displayed}: {error} (node {node.name})", hint="Create the file again.") from error
+        raise InputError(f"{source_path}: {error} (node {node.name})", hint="Create the file again.") from error
     return CompiledPart(node.name or "", tuple(modules), "" if tag is None else tag.tag)
 
 

@@ -475,7 +475,7 @@ def _make_samples(run: ExportRun, part: ModelPart) -> tuple[Sequence[Arrays], Qu
         made = generate_samples(inputs, folder, default_samples(weights_bytes), RunOptions("", seed=run.seed))
     except WinMLError:
         return None
-    return [values.feeds for values in made], QualitySamples("processor", len(made), run.seed)
+    return [values.feeds for values in sample_values], QualitySamples("processor", len(sample_values), run.seed)
 
 
 def _measure_text(run: ExportRun, prepared: PreparedPart, fidelity: FidelityInfo) -> FidelityInfo:

@@ -123,7 +123,7 @@ class WinMLModel:
         self.main_input_name = self.inputs[0].name if self.inputs else ""
         described = described_model(Path(path))
         self.task: str | None = described.get("task")
-        self._passed_pad_token_id = pad_token_id
+        self._pad_token_argument = pad_token_id
         model_class = _model_class(described.get("class", ""))
         self._output_class = _output_class(model_class)
         self.input_modalities: Any = getattr(model_class, "input_modalities", ())

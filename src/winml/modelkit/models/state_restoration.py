@@ -281,7 +281,7 @@ class AttributeState:
 
     def keep(self) -> None:
         """Keep the current state at the end of the block."""
-        self._is_kept = True
+        self._keeps_changes = True
 
     def changes(self) -> tuple[str, ...]:
         """Return the paths of changed attributes: ``encoder.cached``."""

@@ -104,14 +104,14 @@ def test_quantization_names_the_module_that_suffers(exported: Path, tmp_path: Pa
         quantize_onnx(tmp_path / "outlier.onnx", tmp_path / "int8.onnx")
 
 
-def test_export_names_the_module_whose_value_was_fixed(tmp_path: Path) -> None:
+def test_export_names_the_module_with_the_fixed_value(tmp_path: Path) -> None:
     """A trace keeps the scale as a number; PyTorch and the file are then compared by module."""
     config = WinMLExportConfig(exporter="torchscript")
     with pytest.raises(VerificationError, match="module: middle"):
         export_pytorch(Net(by_value=True), tmp_path / "net.onnx", inputs=torch.randn(2, 8), config=config)
 
 
-def test_failure_stays_a_failure_where_modules_cannot_be_compared(exported: Path, tmp_path: Path) -> None:
+def test_failure_keeps_its_message_if_modules_cannot_be_compared(exported: Path, tmp_path: Path) -> None:
     """The error keeps its message, and the hint says that the modules cannot be compared.
 
     Without values nothing is added.

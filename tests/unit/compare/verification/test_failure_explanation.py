@@ -65,7 +65,7 @@ def export_error(model: nn.Module, values: torch.Tensor, folder: Path) -> Verifi
     return caught.value
 
 
-def test_float32_answer_of_a_half_precision_model_is_compared_as_half_precision(tmp_path: Path) -> None:
+def test_float32_output_of_a_half_precision_model_is_compared_as_half_precision(tmp_path: Path) -> None:
     """A cast at the end adds no precision; the result names the dtype of the rounding."""
     result = HTPExporter(TORCHSCRIPT).export(Half(), tmp_path / "model.onnx", {"values": torch.randn(3, 4)})
     assert result.only_part.verification is not None
@@ -76,14 +76,14 @@ def test_float32_answer_of_a_half_precision_model_is_compared_as_half_precision(
 
 
 @pytest.mark.parametrize(("number", "word"), [(float("nan"), "NaN"), (float("inf"), "infinity")])
-def test_weight_that_is_no_number_is_named(number: float, word: str, tmp_path: Path) -> None:
+def test_non_finite_weight_is_named(number: float, word: str, tmp_path: Path) -> None:
     """The cause of a file with NaN alone is named."""
     error = export_error(Scaled(number), torch.ones(3, 2), tmp_path)
     assert f"parameter 'inner.weight' contains {word}" in error.message
     assert "them again" in error.hint
 
 
-def test_outputs_that_are_partly_nan_are_noted(tmp_path: Path) -> None:
+def test_partly_nan_outputs_are_noted(tmp_path: Path) -> None:
     """One bad weight makes the same column NaN on both sides, so the outputs are equal."""
     model = Scaled(1.0)
     with torch.no_grad():

@@ -36,7 +36,7 @@ def _written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_pieces_answer_as_the_whole_at_every_size(tmp_path: Path) -> None:
+def test_pieces_equal_the_whole_at_every_size(tmp_path: Path) -> None:
     """Values that a later piece reads, and outputs, are kept; each piece runs all draws before the next piece."""
     path = _written(tmp_path, _CHAIN)
     generator = np.random.default_rng(1)
@@ -60,7 +60,7 @@ def test_file_of_few_weights_or_that_cannot_be_cut_stays_whole(tmp_path: Path) -
     assert 0 == FilePieces(_written(tmp_path, random), _WEIGHT_BYTES).count
 
 
-def test_weights_that_are_cast_come_with_the_node_that_reads_them(tmp_path: Path) -> None:
+def test_cast_weights_are_cut_with_their_reader(tmp_path: Path) -> None:
     """A bfloat16 file runs in float32, with all of its casts at the start of the graph."""
     path = _written(tmp_path, _CHAIN)
     model = load_by_reference(path)

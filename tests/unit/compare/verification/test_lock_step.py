@@ -42,7 +42,7 @@ def _reader(*pages: int):
     return read
 
 
-def test_each_page_is_read_once_and_a_reader_who_is_behind_catches_up() -> None:
+def test_each_page_is_read_once_and_slow_readers_catch_up() -> None:
     """One reader skips a page, one reads a page again: the others wait if necessary."""
     book = _Book()
     answers = run_in_lock_step([_reader(1, 2, 3), _reader(1, 3), _reader(), _reader(2, 1, 3)], book.serve)

@@ -70,7 +70,7 @@ def test_dimension_the_model_cannot_vary_is_refused_with_its_reason() -> None:
         run_at_varied_sizes(run({"n": 8}), [DynamicDimension(name="n", example=8)], run)
 
 
-def test_nothing_left_open_runs_nothing() -> None:
+def test_static_export_runs_no_further_forward() -> None:
     """A static export costs no further forward."""
     proof = run_at_varied_sizes(Draw({}, {}, {}), [], runner(lambda n: n < 0))
     assert () == proof.draws
@@ -144,7 +144,7 @@ def test_axis_that_torchscript_freezes_is_left_open_by_dynamo_unasked(tmp_path: 
     assert {"tokens": (1, 7, 49)} == dict(result.only_part.checked_sizes)
 
 
-def test_axis_that_both_freeze_is_told_with_what_dynamo_says(tmp_path: Path) -> None:
+def test_axis_frozen_by_both_exporters_is_reported_with_the_reason_of_dynamo(tmp_path: Path) -> None:
     """The hint does not propose an exporter that was tried."""
     with pytest.raises(VerificationError, match="froze tokens") as caught:
         export(Averaging(), tmp_path)
@@ -152,7 +152,7 @@ def test_axis_that_both_freeze_is_told_with_what_dynamo_says(tmp_path: Path) -> 
     assert "--no-dynamo" not in caught.value.hint
 
 
-def test_axis_frozen_in_a_value_is_found_by_its_answer(tmp_path: Path) -> None:
+def test_axis_frozen_in_a_value_is_detected_by_wrong_outputs(tmp_path: Path) -> None:
     """A file that runs, but with wrong outputs at another size, has a frozen dimension."""
     with pytest.raises(VerificationError, match=r"froze tokens(.|\n)*'output'"):
         export(Averaging(), tmp_path, exporter="torchscript")
@@ -175,9 +175,7 @@ class Squeezed(nn.Module):
 
 
 @pytest.mark.parametrize("names", [None, ("a", "b", "c")], ids=["own names", "names of the user"])
-def test_size_that_decides_how_many_outputs_there_are_cannot_be_left_open(
-    names: tuple[str, ...] | None, tmp_path: Path
-) -> None:
+def test_size_deciding_the_number_of_outputs_cannot_be_open(names: tuple[str, ...] | None, tmp_path: Path) -> None:
     """The error names the dimension, two sizes and the outputs at each, by the names of the user."""
     specs = names and tuple({"name": name, "shape": (3, 2, 4), "dtype": "float32"} for name in names)
     with pytest.raises(UsageError) as caught:
@@ -211,7 +209,7 @@ class RolledByHalf(nn.Module):
         return torch.roll(x, x.shape[1] // 2, 1)
 
 
-def test_size_that_is_right_at_the_ends_alone_is_no_range(tmp_path: Path) -> None:
+def test_size_correct_at_both_ends_only_is_no_range(tmp_path: Path) -> None:
     """A bounded dimension is also compared below the traced size."""
     config = WinMLExportConfig.model_validate({"dynamic_axes": {"x": {1: "n"}}, "exporter": "torchscript"})
     with pytest.raises(VerificationError) as caught:
@@ -221,7 +219,9 @@ def test_size_that_is_right_at_the_ends_alone_is_no_range(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("by_index", "exporter"), [(True, "torchscript"), (False, "dynamo")])
-def test_pieces_of_a_fixed_size_bound_it_where_one_was_traced(tmp_path: Path, by_index: bool, exporter: str) -> None:
+def test_fixed_size_pieces_bound_a_dimension_traced_with_one_piece(
+    tmp_path: Path, by_index: bool, exporter: str
+) -> None:
     """A trace with 6 tokens has one piece, so the dimension ends at 32 in the record, the notes and the file."""
     config = WinMLExportConfig.model_validate({"dynamic_axes": {"x": {1: "tokens"}}, "exporter": exporter})
     part = HTPExporter(config).export(FixedPieces(by_index), tmp_path / "a.onnx", {"x": torch.randn(3, 6, 4)}).only_part
@@ -273,7 +273,7 @@ def test_live_module_keeps_names_in_file_and_example_as_traced_size(tmp_path: Pa
     assert [3, "2*tokens"] == [d.dim_param or d.dim_value for d in graph.output[0].type.tensor_type.shape.dim]
 
 
-def test_product_that_looks_like_a_factor_near_the_traced_sizes_is_not_mistaken_for_it() -> None:
+def test_product_resembling_a_factor_near_the_traced_sizes_is_distinguished() -> None:
     """A far size is checked, too: ``(a // 14) * (b // 14)`` differs from ``a // 14``, even if b is small nearby."""
 
     def run(sizes: Mapping[str, int]) -> Draw:
@@ -302,7 +302,7 @@ class Window(nn.Module):
         return x.sum(1) * 2
 
 
-def test_unchanged_attributes_puts_back_what_a_forward_wrote_down() -> None:
+def test_unchanged_attributes_restores_stored_state() -> None:
     """Runs at other sizes do not change the model."""
     model = Window()
     with unchanged_attributes(model):
@@ -334,7 +334,7 @@ def test_unchanged_attributes_puts_back_a_module_that_a_forward_replaced() -> No
     assert isinstance(model.layer, torch.nn.Linear)
 
 
-def test_state_as_found_names_and_puts_back_what_versions_do_not_show() -> None:
+def test_attribute_state_names_and_restores_unversioned_changes() -> None:
     """Lists, mappings, records and parameters written past autograd are state, as buffers are."""
 
     class Keeping(torch.nn.Module):

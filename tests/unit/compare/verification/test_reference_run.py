@@ -20,7 +20,7 @@ from winml.modelkit.onnx.specs import InputTensorSpec
          " Note: how many tokens is not known; --input-specs says it. Note: Cast."),
     ],
 )  # fmt: skip
-def test_reference_that_is_refused_repeats_what_was_noted_about_the_inputs(notes: tuple[str, ...], words: str) -> None:
+def test_refused_reference_repeats_the_notes_on_inputs(notes: tuple[str, ...], words: str) -> None:
     """The hint names the source of the model's inputs first."""
     part = ModelPart(
         model=nn.Sequential(nn.Linear(3, 2)),
@@ -41,7 +41,7 @@ class Compiling(nn.Module):
         return torch.compile(fullgraph=True)(torch.relu)(values)
 
 
-def test_function_that_a_forward_compiles_with_options_only_is_run_as_it_is() -> None:
+def test_function_compiled_with_options_runs_uncompiled() -> None:
     """The decorator form of torch.compile returns the function."""
     part = ModelPart(model=Compiling(), inputs=(InputTensorSpec(name="values", shape=(2,), dtype="float32"),))
     with prepared_part(part) as prepared:

@@ -127,7 +127,7 @@ def choosing_otherwise(*numbers: int) -> Change:
     return change
 
 
-def test_draw_that_rounding_decides_is_set_aside() -> None:
+def test_draw_decided_by_rounding_is_set_aside() -> None:
     """Another draw is added, the threshold stays, and the record lists the draw."""
     info = compared(Chooser(), [CLEAR, TIE, CLEAR], choosing_otherwise(2))
     assert info.is_verified
@@ -137,7 +137,7 @@ def test_draw_that_rounding_decides_is_set_aside() -> None:
     assert [("output_0", 2)] == [(item["name"], item["draw"]) for item in info.as_record()["set_aside"]]
 
 
-def test_draw_that_the_rounding_of_a_function_decides_is_set_aside() -> None:
+def test_draw_decided_by_rounding_in_a_function_is_set_aside() -> None:
     """The ranked value is the output of a function, not of a module."""
     info = compared(Softened(), [CLEAR, 1e-9, CLEAR], choosing_otherwise(2))
     assert [("output_0", 2)] == [(item.name, item.draw) for item in info.set_aside]
@@ -160,20 +160,20 @@ def test_difference_that_rounding_adds_up_to_is_set_aside() -> None:
     assert 3e-5 < info.set_aside[0].relative_diff < info.set_aside[0].threshold
 
 
-def test_difference_in_every_draw_proves_the_graph_wrong_however_small() -> None:
+def test_small_difference_in_every_draw_proves_the_graph_wrong() -> None:
     """Rounding reaches the difference in some draws only; a wrong graph differs in every draw."""
     with pytest.raises(VerificationError, match="not equal") as caught:
         compared(Cancelling(), [CLEAR] * 6, moving(range(1, 7), 1.2e-4))
     assert caught.value.is_graph_wrong
 
 
-def test_difference_far_beyond_what_rounding_adds_up_to_proves_the_graph_wrong() -> None:
+def test_difference_beyond_rounding_proves_the_graph_wrong() -> None:
     """The difference is ten times the threshold, and one unit in the last place makes half of the threshold."""
     with pytest.raises(VerificationError, match="not equal"):
         compared(Cancelling(), [CLEAR, CLEAR, CLEAR], moving([2], 1e-3))
 
 
-def test_draw_that_agrees_is_kept_whatever_rounding_does() -> None:
+def test_equal_draw_is_accepted_despite_rounding() -> None:
     """Draws with equal outputs are not examined for rounding."""
     info = compared(Chooser(), [CLEAR, TIE], choosing_otherwise())
     assert info.is_verified
@@ -183,7 +183,7 @@ def test_draw_that_agrees_is_kept_whatever_rounding_does() -> None:
 
 
 @pytest.mark.parametrize("firsts", [[CLEAR, CLEAR], [CLEAR, TIE, CLEAR]], ids=["at once", "after another"])
-def test_draw_on_which_pytorch_is_certain_proves_the_graph_wrong(firsts: list[float]) -> None:
+def test_certain_draw_proves_the_graph_wrong(firsts: list[float]) -> None:
     """No further draw is requested: the graph is wrong."""
     with pytest.raises(VerificationError, match=rf"not equal: output 'output_0', sample {len(firsts)}") as caught:
         compared(Chooser(), firsts, choosing_otherwise(2, 3))
@@ -202,7 +202,7 @@ def test_output_that_rounding_does_not_move_has_to_agree() -> None:
         compared(Chooser(), [CLEAR, TIE, CLEAR], change)
 
 
-def test_answers_that_are_no_numbers_are_never_set_aside() -> None:
+def test_non_finite_outputs_are_never_set_aside() -> None:
     """Rounding explains a different number, but no NaN."""
 
     def change(number: int, answer: dict[str, NDArray[Any]]) -> None:
@@ -212,7 +212,7 @@ def test_answers_that_are_no_numbers_are_never_set_aside() -> None:
         compared(Chooser(), [TIE, TIE], change)
 
 
-def test_model_that_rounding_decides_on_every_draw_cannot_be_verified() -> None:
+def test_model_decided_by_rounding_in_every_draw_cannot_be_verified() -> None:
     """The verification ends after a few draws and names the output; the graph is not called wrong."""
     count = MOST_SET_ASIDE + 3
     with pytest.raises(VerificationError, match=r"rounding alone .*'output_0'") as caught:
@@ -220,7 +220,7 @@ def test_model_that_rounding_decides_on_every_draw_cannot_be_verified() -> None:
     assert not caught.value.is_graph_wrong
 
 
-def test_model_that_answers_differently_each_time_is_no_matter_of_rounding() -> None:
+def test_random_model_is_reported_as_random() -> None:
     """The error calls the model random."""
 
     def change(number: int, answer: dict[str, NDArray[Any]]) -> None:
@@ -230,7 +230,7 @@ def test_model_that_answers_differently_each_time_is_no_matter_of_rounding() -> 
         compared(Dice(), [CLEAR, CLEAR], change)
 
 
-def test_model_is_left_as_it_was() -> None:
+def test_model_is_restored() -> None:
     """No hook stays on a module."""
     model = Chooser()
     compared(model, [CLEAR, TIE, CLEAR], choosing_otherwise(2))

@@ -26,7 +26,7 @@ class _Sums:
 @pytest.mark.parametrize(
     ("rows", "tokens", "past", "runs"), [(3, 2, 4, [1, 1, 1]), (3, 2, 0, [3]), (3, 1, 4, [3]), (1, 2, 4, [1])]
 )
-def test_rows_are_run_alone_only_where_several_tokens_follow_a_cache(
+def test_rows_run_separately_only_for_several_tokens_after_a_cache(
     rows: int, tokens: int, past: int, runs: list[int]
 ) -> None:
     """A prompt and a step run all rows at once; the output has all rows in order in every case."""
@@ -40,7 +40,7 @@ def test_rows_are_run_alone_only_where_several_tokens_follow_a_cache(
     assert run.rows == runs
 
 
-def test_operator_that_takes_one_row_is_found() -> None:
+def test_operator_limited_to_one_row_is_detected() -> None:
     """The operator is ONNX Runtime's attention over a cache."""
     plain = parse("m (float[2] x) => (float[2] y) { y = Neg (x) }")
     assert not takes_single_rows(plain)

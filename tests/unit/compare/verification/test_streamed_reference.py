@@ -81,13 +81,13 @@ TOLERANCE = 2e-6
 """Ten roundings of float32: products of several draws at once add up in another order."""
 
 
-def test_large_matrices_answer_as_when_they_are_held(llama: Path) -> None:
+def test_large_matrices_equal_matrices_in_memory(llama: Path) -> None:
     """Tables are read by rows, and products are computed by pieces, for all draws at once."""
     assert _largest_difference(llama) < TOLERANCE
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "bert"])
-def test_other_operations_answer_as_when_weights_are_held(architecture: str, tmp_path: Path) -> None:
+def test_other_operations_equal_weights_in_memory(architecture: str, tmp_path: Path) -> None:
     """The models have weights that are not transposed, or no cache."""
     assert _largest_difference(_checkpoint(architecture, tmp_path / "checkpoint")) < TOLERANCE
 
@@ -147,7 +147,7 @@ def test_forward_that_writes_into_a_parameter_is_refused(llama: Path) -> None:
         weight.add_(1.0)
 
 
-def test_checkpoint_that_became_shorter_is_told(llama: Path, tmp_path: Path) -> None:
+def test_shortened_checkpoint_is_reported(llama: Path, tmp_path: Path) -> None:
     """A draw does not wait for missing values for ever."""
     folder = tmp_path / "copy"
     shutil.copytree(llama, folder)
@@ -160,7 +160,7 @@ def test_checkpoint_that_became_shorter_is_told(llama: Path, tmp_path: Path) -> 
             streamed_outputs(prepared, draws)
 
 
-def test_part_with_values_is_taken_as_it_is() -> None:
+def test_part_with_values_is_used_unchanged() -> None:
     """Held values are not streamed."""
     part = ModelPart(torch.nn.Linear(2, 2), inputs=())
     prepared = PreparedPart(part, None)  # type: ignore[arg-type]  # nothing is run

@@ -121,7 +121,7 @@ def test_capture_keeps_valid_scopes_and_no_local_path() -> None:
     assert any("test_capturing.py" in node.metadata_props.get(STACK_TRACE_KEY, "") for node in kept.model.graph)
 
 
-def test_capture_refers_to_live_tensors_and_ties_them() -> None:
+def test_capture_refers_to_live_tensors_and_ties_shared_weights() -> None:
     """No weight is copied, and a weight that two modules share is one initializer."""
     model = Model()
     make_distinct(model)
@@ -133,7 +133,7 @@ def test_capture_refers_to_live_tensors_and_ties_them() -> None:
     assert np.shares_memory(tensor.numpy(), model.head.weight.detach().numpy())
 
 
-def test_capture_of_a_model_without_values_takes_them_from_the_caller() -> None:
+def test_capture_without_values_gets_values_from_the_caller() -> None:
     """Fake parameters are never read and dynamic sizes work; a missing value of a parameter is a bug of the caller."""
     model = Model()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -167,7 +167,7 @@ class Cast(nn.Module):
         return self.layer.to(values.dtype)(values)
 
 
-def test_layer_that_is_cast_to_its_own_dtype_is_captured() -> None:
+def test_layer_cast_to_its_own_dtype_is_captured() -> None:
     """The cast changes nothing, and torch is unpatched afterwards."""
     cast = nn.Module.to
     assert "Gemm" in [node.op_type for node in capture(Cast(), {"values": torch.randn(2, 3)}).model.graph]
@@ -232,7 +232,7 @@ class Endless(nn.Module):
         return values * 2
 
 
-def test_capture_beyond_its_time_is_stopped_and_leaves_nothing_behind() -> None:
+def test_capture_beyond_its_time_is_stopped_without_remains() -> None:
     """The error names the limit; the next capture finds torch unchanged."""
     inputs = {"values": torch.randn(2, 3)}
     model = nn.Sequential(Endless())

@@ -96,7 +96,7 @@ INPUTS = {"values": torch.rand(5, 4), "sizes": torch.tensor([2, 3])}
 
 
 @pytest.mark.parametrize("act", [branch, branch_on_weights, rounds])
-def test_capture_that_takes_example_values_goes_their_way_and_tells_the_line(act: Act, tmp_path: Path) -> None:
+def test_capture_with_example_values_follows_their_branches_and_names_the_line(act: Act, tmp_path: Path) -> None:
     """Without example values the capture is refused as decided by values; with them the graph equals PyTorch."""
     model = Deciding(act)
     before = patched_places()
@@ -144,7 +144,7 @@ def test_loop_over_chosen_experts_has_a_round_for_each(model: nn.Module, tmp_pat
     torch.testing.assert_close(model(rows), answer(captured, {"rows": rows}, tmp_path), rtol=1e-5, atol=1e-6)
 
 
-def by_name(layer: nn.Module, values: torch.Tensor, _sizes: torch.Tensor) -> torch.Tensor:
+def index_by_name(layer: nn.Module, values: torch.Tensor, _sizes: torch.Tensor) -> torch.Tensor:
     """Look up a module by a name with the number of its position, at every position."""
     layers = {"layer_0": layer, "layer_1": nn.Identity(), "layer_2": layer, "layer_3": layer}
     chosen = (values.argmax(-1)[None] == torch.arange(4)[:, None]).sum(-1) > 0
@@ -164,8 +164,8 @@ def written_in_rows(layer: nn.Module, values: torch.Tensor, _sizes: torch.Tensor
     return result
 
 
-@pytest.mark.parametrize("act", [by_name, written_in_rows])
-def test_places_that_are_named_or_listed_are_those_of_other_inputs(act: Act, tmp_path: Path) -> None:
+@pytest.mark.parametrize("act", [index_by_name, written_in_rows])
+def test_named_and_listed_positions_are_positions_of_other_inputs(act: Act, tmp_path: Path) -> None:
     """A name holds the number of a loop's position; a row of numbers indexes as one tensor."""
     model = Deciding(act)
     captured = capture(model, INPUTS, takes_example_values=False)

@@ -53,7 +53,7 @@ FORMS: dict[str, tuple[nn.Module, torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_form_answers_as_pytorch(name: str, tmp_path: Path) -> None:
+def test_form_equals_pytorch(name: str, tmp_path: Path) -> None:
     """The graph of one operator gives the values of PyTorch, limits and NaN included."""
     model, values = FORMS[name]
     captured = capture(model.eval(), {"input" if isinstance(model, nn.Conv3d) else "values": values})

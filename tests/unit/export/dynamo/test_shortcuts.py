@@ -82,7 +82,7 @@ def traced_again(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(("model_class", "is_traced_again"), [(Plain, False), (Writing, True), (Viewing, True)])
-def test_graph_is_the_one_that_torch_makes(
+def test_graph_equals_the_graph_of_torch(
     model_class: type[nn.Module], is_traced_again: bool, traced_again: list[str]
 ) -> None:
     """A program that writes into no tensor is not traced a second time; the graph is the same node by node."""
@@ -130,7 +130,7 @@ def test_signatures_are_not_read_before_a_form_is_used() -> None:
 
 
 @pytest.mark.parametrize("keeps", [pytest.param(False, marks=STACK_TRACE_SETTING), True])
-def test_lines_of_python_are_read_where_they_are_kept(keeps: bool) -> None:
+def test_python_lines_are_read_from_stack_traces(keeps: bool) -> None:
     """Nodes have source lines only if stack traces are kept."""
     with shortcuts(keep_stack_traces=keeps):
         program = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),), strict=False)

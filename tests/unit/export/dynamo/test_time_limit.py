@@ -10,7 +10,7 @@ import pytest
 from winml.modelkit.export.dynamo.capturing import TimeIsUpError, time_limit
 
 
-def test_work_beyond_the_limit_is_stopped_though_it_catches_every_exception() -> None:
+def test_work_beyond_the_limit_is_stopped_despite_broad_excepts() -> None:
     """A library that retries after any exception is stopped as well."""
     started = time.monotonic()
 
@@ -34,7 +34,7 @@ def test_work_within_the_limit_is_left_alone_then_and_later() -> None:
     time.sleep(0.1)
 
 
-def test_time_that_is_up_at_the_very_end_does_not_reach_beyond_the_block() -> None:
+def test_late_time_limit_does_not_reach_beyond_the_block() -> None:
     """Either the block ends with the error, or the error never arrives."""
     for _ in range(50):
         with contextlib.suppress(TimeIsUpError), time_limit(0.001):

@@ -15,7 +15,7 @@ from unit.export.dynamo.test_example_values import answer
 from winml.modelkit.export.dynamo.transformers_patches import library_repairs
 
 
-def test_patches_are_in_place_for_the_block_and_gone_after_it() -> None:
+def test_patches_are_active_inside_the_block_only() -> None:
     """The patched functions of transformers exist."""
     before = torch.where, nn.functional.scaled_dot_product_attention
     holder = nn.Sequential(build_model("bert"))
@@ -28,7 +28,7 @@ def test_patches_are_in_place_for_the_block_and_gone_after_it() -> None:
     assert before == (torch.where, nn.functional.scaled_dot_product_attention)
 
 
-def test_model_files_are_patched_where_they_are_imported_and_not_imported_to_be_patched(
+def test_imported_model_files_are_patched_and_others_stay_unimported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The module of an architecture that was not imported is in no model, so it is not imported."""
@@ -53,7 +53,7 @@ class Writer(nn.Module):
         return result
 
 
-def test_nodes_that_replace_others_keep_their_modules() -> None:
+def test_replacing_nodes_keep_the_modules_of_the_replaced_nodes() -> None:
     """The operators that replace in-place operators keep the module of the replaced ones."""
     before = torch.fx.Graph.create_node, torch.fx.Graph.inserting_before
     with library_repairs(nn.Sequential(build_model("bert"))) as repairs:
@@ -67,7 +67,7 @@ def test_nodes_that_replace_others_keep_their_modules() -> None:
     assert before == (torch.fx.Graph.create_node, torch.fx.Graph.inserting_before)
 
 
-def test_models_of_other_libraries_are_exported_as_they_are() -> None:
+def test_models_of_other_libraries_are_exported_unpatched() -> None:
     """Nothing is patched for a plain torch module."""
     before = torch.where
     with library_repairs(nn.Linear(2, 2)) as repairs:
@@ -79,7 +79,7 @@ LOWEST = torch.finfo(torch.float32).min
 
 
 @pytest.mark.parametrize("hidden", [False, LOWEST, -torch.inf], ids=["booleans", "lowest", "infinity"])
-def test_attention_of_a_row_that_sees_nothing_stays_that_of_torch(hidden: float) -> None:
+def test_attention_of_a_fully_masked_row_equals_torch(hidden: float) -> None:
     """A fully masked row gives zeros; a row of equally low scores gives the average of all values."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, 2, 3, 4, generator=generator) for _ in range(3))
@@ -109,7 +109,7 @@ class Masked(nn.Module):
 
 
 @pytest.mark.parametrize("mask", [[True, False, True, False], [False] * 4], ids=["two", "none"])
-def test_rows_are_written_where_a_mask_is_set_also_nowhere(mask: list[bool], tmp_path: Path) -> None:
+def test_rows_are_written_at_the_mask_only(mask: list[bool], tmp_path: Path) -> None:
     """A graph traced with three masked rows writes two, and none."""
     model = Masked()
     captured = capture(model, {"values": torch.randn(4, 3), "mask": torch.tensor([True, True, False, True])})

@@ -54,7 +54,7 @@ def capture(model: nn.Module, dtype: torch.dtype = torch.float32, **options: Any
         return capture_torchscript(model, inputs, forward, build_tree(trace), CaptureOptions(**options))
 
 
-def test_capture_names_nodes_after_the_module_they_ran_in() -> None:
+def test_capture_names_nodes_after_their_module() -> None:
     """A name is unique and starts with the scope, where a dot joins the container that is not called."""
     nodes = list(capture(Model()).model.graph)
     names = [node.name or "" for node in nodes]
@@ -65,7 +65,7 @@ def test_capture_names_nodes_after_the_module_they_ran_in() -> None:
     assert all(name.rpartition("_output_")[0] in names for name in outputs if name)
 
 
-def test_capture_constants_have_the_scope_they_were_made_for() -> None:
+def test_capture_constants_have_the_scope_of_their_reader() -> None:
     """The module of a node also has the axes and factors that the exporter writes beside the node."""
     captured = capture(Model())
     constants = [node for node in captured.model.graph if node.op_type == "Constant"]
@@ -92,7 +92,7 @@ def test_capture_refers_to_the_live_weights() -> None:
     assert {7.0} == set(tensor.numpy().ravel().tolist())
 
 
-def test_capture_input_nothing_reads_is_declared_in_its_place() -> None:
+def test_capture_unread_input_is_declared_in_its_position() -> None:
     """The unused input keeps its shape and dtype, and is listed."""
     captured = capture(Model())
     assert ("unheard",) == captured.unused_inputs
@@ -103,7 +103,7 @@ def test_capture_input_nothing_reads_is_declared_in_its_place() -> None:
     ] == declared
 
 
-def test_capture_keeps_source_lines_only_when_asked() -> None:
+def test_capture_keeps_source_lines_on_request_only() -> None:
     """Source lines are local paths, so they are metadata on request, and never doc strings."""
     for is_kept in (False, True):
         nodes = list(capture(Model(), keep_stack_traces=is_kept).model.graph.all_nodes())

@@ -40,7 +40,7 @@ class Net(nn.Module):
         return self.then(product, self)
 
 
-def without_values(net: Net) -> Net:
+def remove_values(net: Net) -> Net:
     """Replace the parameters by fake ones of the same shape, tied ones once."""
     with MODE:
         weight, bias = nn.Parameter(torch.empty(3, 3)), nn.Parameter(torch.empty(3))
@@ -72,7 +72,7 @@ WEIGHTS: dict[str, ir.TensorProtocol] = {
 
 def test_capture_without_values_is_that_with_values_and_refers_to_the_callers() -> None:
     """Nodes, names, scopes and known constants are equal; a missing weight is a bug of the caller."""
-    captured = capture(without_values(Net()), fake(torch.ones(2, 3)), weights=WEIGHTS)
+    captured = capture(remove_values(Net()), fake(torch.ones(2, 3)), weights=WEIGHTS)
     expected = capture(Net(), torch.ones(2, 3))
 
     def described(item: Capture) -> list[Any]:
@@ -87,7 +87,7 @@ def test_capture_without_values_is_that_with_values_and_refers_to_the_callers() 
     ]
     assert any(np.array_equal([2, 3, 4], value) for value in constants), "the buffer has values"
     with pytest.raises(InternalError, match="bias"):
-        capture(without_values(Net()), fake(torch.ones(2, 3)), weights={"first.weight": WEIGHTS["first.weight"]})
+        capture(remove_values(Net()), fake(torch.ones(2, 3)), weights={"first.weight": WEIGHTS["first.weight"]})
 
 
 _CONVOLUTIONS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
@@ -108,7 +108,7 @@ _CONVOLUTIONS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
 def test_convolution_without_values_is_captured_as_with_values(kind: str) -> None:
     """The convolution is a node that reads the weight, with the same attributes, names and scope."""
     then = _CONVOLUTIONS[kind]
-    captured = capture(without_values(Net(then)), fake(torch.ones(2, 3)), weights=WEIGHTS)
+    captured = capture(remove_values(Net(then)), fake(torch.ones(2, 3)), weights=WEIGHTS)
     expected = capture(Net(then), torch.ones(2, 3))
 
     def described(item: Capture) -> list[Any]:
@@ -139,7 +139,7 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, Any], torch.Tensor], str]] = {
 def test_capture_that_needs_values_is_refused(reason: str) -> None:
     """Neither a branch nor a constant is invented from unknown values."""
     then, words = REFUSED[reason]
-    net = without_values(Net(lambda values, _net: values))
+    net = remove_values(Net(lambda values, _net: values))
     values = fake(torch.ones(2, 3))
     net(values)
     with prepared_for_export(net, ["values"]) as forward:
@@ -153,7 +153,7 @@ def test_capture_that_needs_values_is_refused(reason: str) -> None:
             capture_torchscript(net, {"values": values}, forward, tree, CaptureOptions(weights=WEIGHTS))
 
 
-def test_shape_computation_is_kept_out_of_traces_for_the_block_only() -> None:
+def test_shape_computation_is_hidden_from_traces_inside_the_block_only() -> None:
     """The patch is removed after the block, also after an error."""
     before = FakeTensorMode.dispatch
     with contextlib.suppress(ValueError), untraced_shape_computation():

@@ -65,7 +65,7 @@ SMALL = torch.tensor([-30.0, -1.0, -1e-3, -1e-7, 0.0, 1e-7, 1e-3, 1.0, 30.0])
     ],
     ids=["plain", "twice", "never", "before", "after", "both", "booleans"],
 )
-def test_diff_is_that_of_torch(function: Callable[[Values], Values], values: Values, opset_version: int) -> None:
+def test_diff_equals_torch(function: Callable[[Values], Values], values: Values, opset_version: int) -> None:
     """Axes, repetitions, prepended and appended values, and booleans give the values of torch."""
     with further_operators(opset_version):
         model = written(function, values, opset_version)
@@ -105,7 +105,7 @@ TOKENS = torch.randn(1, 8, 3, 2, generator=torch.Generator().manual_seed(0))
     ],
     ids=["heads", "transposed", "sizes unknown", "contiguous"],
 )
-def test_as_strided_reads_memory_in_the_order_it_lies(function: Callable[[Values], Values]) -> None:
+def test_as_strided_reads_memory_in_storage_order(function: Callable[[Values], Values]) -> None:
     """A view of a transposed tensor reads the tensor's memory, unlike torch's own decomposition."""
     with further_operators(OPSET):
         model = written(function, TOKENS)
@@ -144,7 +144,7 @@ def test_repeat_interleave_leaves_the_number_of_its_axis_alone(opset_version: in
     ],
     ids=["flat", "counts", "counts from behind", "counts of values", "counts of all", "one count"],
 )
-def test_repeat_interleave_is_that_of_torch(function: Callable[[Values], Values], opset_version: int) -> None:
+def test_repeat_interleave_equals_torch(function: Callable[[Values], Values], opset_version: int) -> None:
     """The axis may be absent and the counts vary, 0 included; other values than the traced ones work."""
     with further_operators(opset_version):
         model = written(function, COUNTS, opset_version)
@@ -153,7 +153,7 @@ def test_repeat_interleave_is_that_of_torch(function: Callable[[Values], Values]
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32], ids=str)
-def test_cumsum_is_that_of_torch(dtype: torch.dtype) -> None:
+def test_cumsum_equals_torch(dtype: torch.dtype) -> None:
     """Booleans and short integers are summed in 64 bits."""
     values = COUNTS.to(dtype)
     with further_operators(OPSET):
@@ -205,14 +205,14 @@ def test_grouped_product_takes_for_each_row_the_matrix_of_its_group(counts: list
         ends = values[:4, 0].cumsum(0).to(torch.int32)
         return nn.functional.grouped_mm(values, matrices.transpose(1, 2), offs=ends)
 
-    def with_counts(counts: list[int]) -> Values:
+    def repeat_by_counts(counts: list[int]) -> Values:
         rows = torch.randn(8, 4, generator=torch.Generator().manual_seed(3))
         rows[:4, 0] = torch.tensor(counts)
         return rows
 
     with further_operators(OPSET):
-        model = written(multiplied, with_counts([2, 2, 2, 2]))
-    values = with_counts(counts)
+        model = written(multiplied, repeat_by_counts([2, 2, 2, 2]))
+    values = repeat_by_counts(counts)
     # Sums of 4 products of numbers below 30, in another order.
     torch.testing.assert_close(answer(model, values), multiplied(values), rtol=1e-5, atol=1e-5)
 
@@ -228,7 +228,7 @@ def test_grouped_product_of_columns_is_refused() -> None:
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("aligned", [False, True])
 @pytest.mark.parametrize("wanted", [(3, 4), (9, 5), (6, 12)], ids=str)
-def test_resizing_without_jagged_edges_is_that_of_torch(mode: str, aligned: bool, wanted: tuple[int, int]) -> None:
+def test_antialiased_resizing_equals_torch(mode: str, aligned: bool, wanted: tuple[int, int]) -> None:
     """The size is smaller, larger, or changed along one axis only."""
     images = torch.randn(2, 3, 6, 8, generator=torch.Generator().manual_seed(4))
 
@@ -241,7 +241,7 @@ def test_resizing_without_jagged_edges_is_that_of_torch(mode: str, aligned: bool
     torch.testing.assert_close(answer(model, images), resized(images), rtol=1e-5, atol=1e-5)
 
 
-def test_resizing_by_factors_is_that_of_torch() -> None:
+def test_resizing_by_factors_equals_torch() -> None:
     """A factor without a whole size is used itself, not the ratio of the sizes."""
     images = torch.randn(1, 2, 7, 9, generator=torch.Generator().manual_seed(5))
 
@@ -262,7 +262,7 @@ def test_permute_takes_axes_counted_from_behind(axes: tuple[int, ...]) -> None:
     assert torch.equal(TOKENS.permute(axes), answer(model, TOKENS))
 
 
-def test_nothing_may_be_put_nowhere() -> None:
+def test_empty_index_put_is_accepted() -> None:
     """The decomposition of torch itself ends the process with SIGFPE."""
     nowhere = torch.zeros(0, dtype=torch.int64)
     with further_operators(OPSET):
@@ -270,7 +270,7 @@ def test_nothing_may_be_put_nowhere() -> None:
     assert torch.equal(SMALL, answer(model, SMALL))
 
 
-def test_places_may_be_found_where_there_were_none() -> None:
+def test_positions_absent_in_the_trace_are_returned_later() -> None:
     """The graph is traced with a forward that finds no position."""
 
     def marked(values: Values) -> Values:
@@ -285,14 +285,14 @@ def test_places_may_be_found_where_there_were_none() -> None:
         assert torch.equal(marked(values), answer(model, values))
 
 
-def test_nothing_added_up_anywhere_is_refused() -> None:
+def test_accumulating_empty_index_put_is_refused() -> None:
     """Our decomposition covers only index_put that replaces values."""
     nowhere = torch.zeros(0, dtype=torch.int64)
     with pytest.raises(UnsupportedOperatorError, match="index_put"), further_operators(OPSET):
         written(lambda values: values.index_put((nowhere,), values[:0], accumulate=True), SMALL)
 
 
-def test_values_there_are_none_of_take_the_shape_that_is_asked_for() -> None:
+def test_empty_values_have_the_requested_shape() -> None:
     """A size of 0 is no placeholder for another size."""
 
     def padded(values: Values) -> Values:
@@ -304,7 +304,7 @@ def test_values_there_are_none_of_take_the_shape_that_is_asked_for() -> None:
     assert torch.equal(padded(COUNTS), answer(model, COUNTS))
 
 
-def test_further_operators_are_gone_after_the_block() -> None:
+def test_further_operators_are_removed_after_the_block() -> None:
     """The exporter is unchanged after the block, also after an error."""
     with pytest.raises(UnsupportedOperatorError, match="bessel_j0"), further_operators(OPSET):
         written(torch.special.bessel_j0, SMALL)
@@ -313,7 +313,7 @@ def test_further_operators_are_gone_after_the_block() -> None:
         written(torch.diff, COUNTS)
 
 
-def test_further_operators_leave_what_the_user_registered() -> None:
+def test_further_operators_keep_the_users_registrations() -> None:
     """A decomposition that the user registered is used, and stays."""
 
     def twice(graph: Any, *values: Any) -> Any:

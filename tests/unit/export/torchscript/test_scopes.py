@@ -100,7 +100,7 @@ def test_scopes_read_back_the_exact_call_stack() -> None:
     assert [*inside, ("Sigmoid", ("",))] == scope_stacks
 
 
-def test_scopes_many_modules_are_told_apart() -> None:
+def test_scopes_of_many_modules_are_distinguished() -> None:
     """The names of module 1 and module 11 are not mixed up."""
     scopes = ModuleScopes(model := Caller(*(Leaf() for _ in range(12))))
     scope_stacks = [stack[-1] for operator, stack in stacks(exported(model, scopes), scopes) if operator == "Gemm"]
@@ -128,7 +128,7 @@ def test_scopes_after_a_scripted_call_are_their_own_again() -> None:
     assert ("Gemm", ("", "leaves.0", "leaves.0.linear")) == scope_stacks[0]
 
 
-def test_decode_passes_over_what_is_not_a_scope_of_ours() -> None:
+def test_decode_ignores_foreign_scopes() -> None:
     """Other names give no scope."""
     scopes = ModuleScopes(Caller(Leaf()))
     assert ("", "leaves.0") == scopes.decode(["m0", "other", "m2_1"])
@@ -164,7 +164,7 @@ def test_applied_puts_torch_back_after_an_error(inlines: bool, logs: bool) -> No
 
 
 @pytest.mark.filterwarnings("ignore:The feature will be removed:DeprecationWarning")
-def test_applied_leaves_ordinary_exports_as_they_were() -> None:
+def test_applied_patch_leaves_ordinary_exports_unchanged() -> None:
     """An export after ours writes torch's own scopes."""
     model = Caller(Leaf())
     exported(model, ModuleScopes(model))
@@ -174,7 +174,7 @@ def test_applied_leaves_ordinary_exports_as_they_were() -> None:
     assert any(name.startswith("/leaves.0/") for name in names)
 
 
-def test_applied_prints_nothing_even_when_verbose(capfd: pytest.CaptureFixture[str]) -> None:
+def test_applied_prints_nothing_with_verbose(capfd: pytest.CaptureFixture[str]) -> None:
     """Nodes keep source lines, and no graph is printed."""
     scopes = ModuleScopes(model := Caller(Leaf()))
     nodes = exported(model, scopes, verbose=True)
@@ -191,7 +191,7 @@ def test_operator_of_error_names_operator_and_module(capfd: pytest.CaptureFixtur
     assert ("", "") == capfd.readouterr()
 
 
-def test_operator_of_error_other_errors_have_none() -> None:
+def test_operator_of_error_is_empty_for_other_errors() -> None:
     """An error outside of the conversion of a node names no operator."""
     scopes = ModuleScopes(model := Caller(Leaf()))
     with pytest.raises(RuntimeError) as caught:

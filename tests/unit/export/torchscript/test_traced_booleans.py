@@ -54,7 +54,7 @@ def traced(function: Callable[[Values, Values], Values], values: Values) -> Call
         lambda values, _: values.clone().fill_(True),
     ],
 )  # fmt: skip
-def test_bool_for_a_number_is_traced_with_the_same_answer(
+def test_bool_for_a_number_is_traced_with_equal_output(
     function: Callable[[Values, Values], Values], values: Values
 ) -> None:
     """Value and dtype are those of torch; without the patch the tracer fails."""

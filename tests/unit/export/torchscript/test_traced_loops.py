@@ -83,7 +83,7 @@ def test_each_loop_has_the_rounds_of_its_own_experts() -> None:
     assert "5 places has 3" in note
 
 
-def test_mistake_of_the_model_within_a_loop_comes_out_as_it_is() -> None:
+def test_model_error_within_a_loop_is_raised_unchanged() -> None:
     """The error leaves no round out, and nothing is traced again."""
     loops = TracedLoops(1)
     with pytest.raises(IndexError, match="index 7"):
@@ -101,20 +101,20 @@ class Keyword(nn.Module):
         return rows[torch.nonzero(input=is_kept)[:, 0]].sum(0) + rows[found].sum(0)
 
 
-def test_places_are_found_by_keyword_as_well() -> None:
+def test_positions_passed_by_keyword_are_read() -> None:
     """The arguments are bound as torch binds them."""
     rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
     # Sums of a few float32 values around 1.
     torch.testing.assert_close(Keyword()(rows), answer(written(Keyword(), rows.abs()), rows), rtol=1e-5, atol=1e-6)
 
 
-def test_loop_over_places_of_the_model_itself_is_as_it_was() -> None:
+def test_loop_over_constant_positions_is_unchanged() -> None:
     """No input decides these positions: they are the same in every run."""
     rows = torch.arange(4.0).reshape(2, 2)
     assert torch.equal(rows + 2, answer(written(Fixed().eval(), rows), rows))
 
 
-def test_index_past_the_end_is_an_error_where_no_loop_gave_it() -> None:
+def test_index_past_the_end_outside_a_loop_is_an_error() -> None:
     """Afterwards torch is unpatched."""
     before: list[Any] = [torch.where, torch.Tensor.numel, torch.Tensor.__iter__]
 

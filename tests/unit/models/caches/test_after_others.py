@@ -79,20 +79,20 @@ class Single(transformers.LlamaForCausalLM):  # type: ignore[misc]
         return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **more)
 
 
-def of_kind(kind: Any) -> Any:
+def small_model(kind: Any) -> Any:
     """Return a small model without storage."""
     return kind(build_model("llama").config).eval().to("meta")
 
 
 def layout_of_kind(kind: Any) -> CacheLayout:
     """Return the cache of a small model."""
-    layout = find_cache(of_kind(kind), (TOKENS, MASK), KEYWORDS)
+    layout = find_cache(small_model(kind), (TOKENS, MASK), KEYWORDS)
     assert isinstance(layout, CacheLayout)
     return layout
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_mask_that_is_widened_is_no_input(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_widened_mask_is_no_input(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The widened mask would hide other tokens than the mask says; a note says that attention_mask is missing."""
     monkeypatch.setattr(Widening, "widen", staticmethod(WAYS[way]), raising=False)
     layouts = [layout_of_kind(kind) for kind in (Widening, transformers.LlamaForCausalLM)]
@@ -105,7 +105,7 @@ def test_mask_that_is_widened_is_no_input(way: str, monkeypatch: pytest.MonkeyPa
     assert not notes[1]
 
 
-def test_longer_tensor_of_the_type_of_a_mask_does_not_widen_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longer_tensor_of_the_mask_type_does_not_widen_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tensor made beside the mask has none of its values."""
 
     def unchanged(mask: torch.Tensor) -> torch.Tensor:
@@ -116,10 +116,10 @@ def test_longer_tensor_of_the_type_of_a_mask_does_not_widen_it(monkeypatch: pyte
     assert layout_of_kind(Widening).is_masked
 
 
-def test_forward_of_one_token_after_others_is_refused() -> None:
+def test_forward_with_another_single_token_branch_is_refused() -> None:
     """No single graph could serve the prompt and the steps."""
     with pytest.raises(UsageError, match="one token") as caught:
-        find_cache(of_kind(Single), (TOKENS, MASK), KEYWORDS)
+        find_cache(small_model(Single), (TOKENS, MASK), KEYWORDS)
     assert "--no-cache" in str(caught.value.hint)
 
 
@@ -148,7 +148,7 @@ class Mixed(transformers.MistralForCausalLM):  # type: ignore[misc]
         return super().forward(input_ids, past_key_values=past_key_values, **more)
 
 
-def test_each_window_is_decided_by_itself() -> None:
+def test_each_window_is_decided_separately() -> None:
     """Only the window that no mask knows is a dropping window; a layer with full attention has no window."""
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = transformers.MistralConfig(**sizes, num_hidden_layers=2, head_dim=8, vocab_size=120, sliding_window=8)
@@ -168,7 +168,7 @@ def test_each_window_is_decided_by_itself() -> None:
     assert [TracedAttentionLayer, DroppingLayer] == [type(layer) for layer in cache_of(mixed, tensors).layers]
 
 
-def test_layer_shows_what_that_of_transformers_still_holds() -> None:
+def test_sliding_layer_returns_the_tokens_of_transformers() -> None:
     """The layer returns the same keys, values and mask sizes as DynamicSlidingWindowLayer, and keeps all tokens."""
     own = DynamicSlidingWindowLayer(sliding_window=4)
     keys, values = torch.arange(24.0).reshape(1, 1, 12, 2), -torch.arange(24.0).reshape(1, 1, 12, 2)

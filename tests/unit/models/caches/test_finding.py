@@ -35,7 +35,7 @@ def small(model_class: str, **config: Any) -> Any:
         return found(found.config_class(**config)).eval()
 
 
-def test_keys_and_values_of_every_layer_are_found_without_weights() -> None:
+def test_keys_and_values_of_every_layer_are_detected_without_weights() -> None:
     """The layout has the shapes of heads, the names of inputs and outputs, and the sliding windows."""
     model = build_model("llama", class_name="MistralForCausalLM", sliding_window=6).to("meta")
     layout = find_cache(model, (TOKENS,), KEYWORDS)
@@ -72,13 +72,13 @@ def test_states_of_a_recurrence_have_names_of_their_own() -> None:
         ((TOKENS, TOKENS.model_copy(update={"name": "boxes", "shape": (1, 8, 4)})), "boxes beside"),
     ],
 )
-def test_model_without_a_cache_says_why(inputs: tuple[InputTensorSpec, ...], reason: str) -> None:
+def test_model_without_a_cache_has_a_reason(inputs: tuple[InputTensorSpec, ...], reason: str) -> None:
     """A model that scores tokens as an encoder has no cache."""
     model = build_model("bert", class_name="BertLMHeadModel").to("meta")
     assert reason in str(find_cache(model, inputs, KEYWORDS))
 
 
-def test_model_that_transformers_keeps_no_cache_for_says_so() -> None:
+def test_model_without_a_cache_in_transformers_has_a_reason() -> None:
     """The forward takes no cache: generate() reads all tokens in each step as well."""
     model = small("OpenAIGPTLMHeadModel", vocab_size=120, n_embd=16, n_layer=1, n_head=2)
     assert "transformers has no cache for OpenAIGPTLMHeadModel either" == find_cache(model, (TOKENS,), {})
@@ -121,7 +121,7 @@ def test_cache_of_another_kind_is_refused_by_layer_and_class(model_class: Any, r
     assert "--no-cache" in caught.value.hint
 
 
-def test_flat_tensors_become_a_cache_and_what_it_holds_outputs() -> None:
+def test_flat_tensors_become_a_cache_and_its_tensors_become_outputs() -> None:
     """The cache is new in each call; the forward's other results stay."""
     model = build_model("llama")
     layout = find_cache(model, (TOKENS,), KEYWORDS)
@@ -174,7 +174,7 @@ def test_decoder_without_an_encoder_keeps_the_cache_of_its_own_tokens() -> None:
     assert ["past_key_values.0.key", "past_key_values.0.value"] == [state.input for state in layout.states]
 
 
-def test_rotation_that_changes_with_the_length_is_told() -> None:
+def test_length_dependent_rotation_is_noted() -> None:
     """Positions are drawn within the length that the graph supports, and a note names the rotation."""
     rotation = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     model = build_model("llama", max_position_embeddings=64, rope_parameters=rotation)
@@ -241,7 +241,7 @@ def counting_model() -> Any:
 
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
 @pytest.mark.parametrize("use", USES)
-def test_count_that_is_computed_with_is_refused(counting_model: Any, use: str, *, as_tensor: bool) -> None:
+def test_count_used_in_computation_is_refused(counting_model: Any, use: str, *, as_tensor: bool) -> None:
     """The graph would contain the count of the run that found the state."""
     model = counting_model
     model.as_tensor, model.use, model.counted = as_tensor, USES[use], Counted.counted
@@ -250,7 +250,7 @@ def test_count_that_is_computed_with_is_refused(counting_model: Any, use: str, *
 
 
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
-def test_count_that_is_not_read_or_stays_the_same_is_no_state(counting_model: Any, *, as_tensor: bool) -> None:
+def test_unread_or_constant_count_is_no_state(counting_model: Any, *, as_tensor: bool) -> None:
     """A count that is only added to in place is not read, and a constant count can be part of the graph."""
     model = counting_model
     model.as_tensor, model.use, model.counted = as_tensor, None, Counted.counted
@@ -270,7 +270,7 @@ class Mixing(Remembering):
         return outputs
 
 
-def test_rows_that_are_mixed_up_leave_one() -> None:
+def test_mixed_rows_limit_the_graph_to_one_row() -> None:
     """The graph takes one row; more rows, or a dynamic number, are refused."""
     config = build_model("llama").config
     layouts = [find_cache(kind(config).eval(), (TOKENS,), {}) for kind in (Mixing, Remembering)]
@@ -288,7 +288,7 @@ def test_rows_that_are_mixed_up_leave_one() -> None:
     refuse_several_rows((row,), layouts[0])  # type: ignore[arg-type]
 
 
-def test_several_rows_are_refused_where_the_user_asks_for_them() -> None:
+def test_several_requested_rows_are_refused() -> None:
     """The number of rows is requested as a fixed size or left open."""
     model = Mixing(build_model("llama").config).eval()
     layout = find_cache(model, (TOKENS,), {})
@@ -301,7 +301,7 @@ def test_several_rows_are_refused_where_the_user_asks_for_them() -> None:
     assert (1, 1) == opened.inputs[0].shape
 
 
-def test_states_in_attributes_of_modules_are_found_and_given_back() -> None:
+def test_states_in_module_attributes_become_inputs_and_outputs() -> None:
     """Token by token with states as inputs and outputs, the model gives the outputs of a single run."""
     sizes = {"vocab_size": 120, "hidden_size": 16, "lru_width": 16, "intermediate_size": 32, "num_attention_heads": 2}
     config = transformers.RecurrentGemmaConfig(
@@ -340,7 +340,7 @@ class Tallying(transformers.LlamaForCausalLM):  # type: ignore[misc]
         return {"logits": outputs.logits}
 
 
-def test_attribute_that_is_no_state_of_each_row_is_refused_by_its_name() -> None:
+def test_attribute_without_a_row_axis_is_refused_by_its_name() -> None:
     """The attribute grows with the tokens, and no axis is known to count them."""
     model = Tallying(build_model("llama").config).eval().to("meta")
     with pytest.raises(UsageError, match=r"model\.layers\.0\.seen"):

@@ -23,7 +23,7 @@ from winml.modelkit.models.caches.layout import argument_of, cache_argument, cac
         ("cache", ("input_ids",), None),
     ],
 )
-def test_argument_takes_what_a_result_has_in_a_field(
+def test_argument_is_read_from_the_result_field_of_the_same_name(
     field: str, parameters: tuple[str, ...], argument: str | None
 ) -> None:
     """The argument's value is read from the same field again."""

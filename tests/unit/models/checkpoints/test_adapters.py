@@ -91,7 +91,7 @@ def test_damaged_numbers_are_refused_with_key_and_value(folder: Path, key: str, 
     ("key", "value"),
     [("init_lora_weights", "gaussian"), ("lora_dropout", 0.3), ("use_newest_lora", False), ("eva_config", {"rho": 2})],
 )
-def test_keys_of_training_alone_change_nothing(folder: Path, key: str, value: object) -> None:
+def test_keys_of_training_alone_have_no_effect(folder: Path, key: str, value: object) -> None:
     """Unknown keys that are off are those of newer versions of peft."""
     assert read_adapters([str(changed(folder, **{key: value}))])
 
@@ -122,7 +122,7 @@ def test_damaged_files_are_named(folder: Path) -> None:
             read_adapters([str(folder)])
 
 
-def test_values_by_module_are_those_of_peft(tmp_path: Path) -> None:
+def test_values_by_module_equal_peft(tmp_path: Path) -> None:
     """The first key in the order of the config that a path ends with, part by part, or after ``^`` is."""
     net = nn.ModuleDict({"a": nn.ModuleDict({"q": nn.Linear(8, 8)}), "q": nn.Linear(8, 8), "xq": nn.Linear(8, 8)})
     pattern = {"^q": 2, r"a\.q": 4, "q": 16}

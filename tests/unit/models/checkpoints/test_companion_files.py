@@ -86,7 +86,7 @@ def test_every_config_of_transformers_has_a_known_name() -> None:
     assert not names - COMPANION_NAMES
 
 
-def test_folders_that_modules_json_names_come_along(tmp_path: Path) -> None:
+def test_folders_named_in_modules_json_are_copied(tmp_path: Path) -> None:
     """sentence-transformers reads them; a name that leads out of the checkpoint is left alone."""
     outside = tmp_path / "outside"
     folder = tmp_path / "checkpoint"
@@ -140,7 +140,7 @@ def test_damaged_modules_json_names_no_folder(tmp_path: Path, text: str) -> None
     assert {"modules.json"} == set(companion_files(tmp_path))
 
 
-def test_path_that_is_no_folder_has_no_companions(tmp_path: Path) -> None:
+def test_path_without_a_folder_has_no_companions(tmp_path: Path) -> None:
     """A config file alone, or nothing."""
     write(tmp_path, "config.json")
     assert {} == companion_files(tmp_path / "config.json") == companion_files(tmp_path / "missing")

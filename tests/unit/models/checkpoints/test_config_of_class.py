@@ -7,7 +7,7 @@ import transformers
 from winml.modelkit.models.checkpoints.config import CheckpointConfig, with_config_of_class
 
 
-def test_decoder_takes_the_config_inside_that_of_the_whole() -> None:
+def test_decoder_gets_the_inner_config() -> None:
     """The class names the inner config; files and notes stay."""
     whole = CheckpointConfig(transformers.Llama4Config(), None, {}, ("a note",))
     alone = with_config_of_class(whole, transformers.Llama4ForCausalLM)
@@ -15,7 +15,7 @@ def test_decoder_takes_the_config_inside_that_of_the_whole() -> None:
     assert with_config_of_class(whole, transformers.Llama4ForConditionalGeneration) is whole
 
 
-def test_class_of_the_same_config_takes_it() -> None:
+def test_class_of_the_same_config_gets_the_whole_config() -> None:
     """The config is used without a search for an inner one."""
     checkpoint = CheckpointConfig(transformers.LlamaConfig(), None, {})
     assert with_config_of_class(checkpoint, transformers.LlamaForCausalLM) is checkpoint

@@ -33,7 +33,7 @@ def deferred(tmp_path: Path) -> Tensors:
     return dict(deferred_entries(stored_entries([tmp_path / "model.safetensors"])))
 
 
-def test_deferred_tensors_say_shape_type_and_device_and_give_their_values(deferred: Tensors) -> None:
+def test_deferred_tensors_have_shape_type_device_and_values(deferred: Tensors) -> None:
     """All of the file, each as it was saved."""
     assert set(VALUES) == set(deferred)
     for name, values in VALUES.items():
@@ -78,9 +78,7 @@ def test_deferred_tensor_merely_cast_stays_a_reference(deferred: Tensors, change
         lambda t: t["count"].to(torch.float32),
     ],
 )
-def test_deferred_tensor_computed_is_computed_when_it_is_read(
-    deferred: Tensors, change: Callable[[Tensors], Any]
-) -> None:
+def test_deferred_tensor_is_computed_on_read(deferred: Tensors, change: Callable[[Tensors], Any]) -> None:
     """Merged, split, transposed, rounded twice: the same values, shape and type."""
     after, expected = change(deferred), change(VALUES)
     assert isinstance(after, DeferredTensor)
@@ -116,7 +114,7 @@ def test_writing_into_a_computed_tensor_is_written_down(deferred: Tensors) -> No
         (deferred["a"] * 2)[0].zero_()
 
 
-def test_element_type_that_torch_lacks_is_told(tmp_path: Path) -> None:
+def test_element_type_missing_in_torch_is_reported(tmp_path: Path) -> None:
     """The error lets the caller load the tensor differently."""
     with pytest.raises(NotDeferrableError, match="w is f6_e2m3"):
         deferred_entries({"w": StoredEntry(tmp_path, 0, "f6_e2m3", (2,))})

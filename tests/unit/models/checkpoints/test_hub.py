@@ -170,7 +170,7 @@ def test_hub_fetches_small_files_and_one_format_of_weights(hub: SmallHub) -> Non
     assert ["README.md", "config.json", "model.safetensors", "tokenizer_config.json"] == sorted(hub.asked)
 
 
-def test_hub_fetches_the_pickle_where_there_is_nothing_else(hub: SmallHub) -> None:
+def test_hub_fetches_the_pickle_as_a_last_resort(hub: SmallHub) -> None:
     """Old repositories hold only a pickle."""
     (hub.repositories["owner/bert-tiny"] / "model.safetensors").unlink()
     _snapshot()
@@ -202,7 +202,7 @@ def test_hub_code_is_fetched_only_when_allowed(hub: SmallHub) -> None:
     assert (folder / "modeling_own.py").is_file()
 
 
-def test_hub_revision_is_asked_for_and_remembered(hub: SmallHub) -> None:
+def test_hub_revision_is_requested_and_remembered(hub: SmallHub) -> None:
     """A tag, and the commit behind it, are each found in the cache afterwards."""
     folder = _snapshot(revision="v1")
     before = hub.requests
@@ -246,7 +246,7 @@ def test_hub_unreachable_is_one_sentence(hub: SmallHub, monkeypatch: pytest.Monk
         _snapshot()
 
 
-def test_hub_offline_uses_the_cache_and_asks_nobody(hub: SmallHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_offline_uses_the_cache_without_requests(hub: SmallHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cached models load offline; others are refused."""
     _snapshot()
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -276,7 +276,7 @@ def test_modules_of_sentence_transformers_are_fetched(hub: SmallHub) -> None:
     assert wanted <= set(companion_files(fetched)) | {"2_Dense/model.safetensors"}
 
 
-def _with_onnx_file(hub: SmallHub, name: str = "onnx/model.onnx") -> Path:
+def _add_onnx_file(hub: SmallHub, name: str = "onnx/model.onnx") -> Path:
     """Add an ONNX file with weights in a data file of another name."""
     folder = hub.repositories["owner/bert-tiny"]
     weights = np.arange(600, dtype=np.float32).reshape(20, 30)
@@ -299,7 +299,7 @@ def _with_onnx_file(hub: SmallHub, name: str = "onnx/model.onnx") -> Path:
 
 def test_onnx_file_is_fetched_with_its_data_and_the_tokenizer(hub: SmallHub, tmp_path: Path) -> None:
     """The ONNX file names its data file; a second use sends no requests."""
-    original = _with_onnx_file(hub)
+    original = _add_onnx_file(hub)
     file = onnx_file("owner/bert-tiny/onnx/model.onnx")
     assert file is not None
     assert file.read_bytes() == original.read_bytes()
@@ -318,7 +318,7 @@ def test_onnx_file_is_fetched_with_its_data_and_the_tokenizer(hub: SmallHub, tmp
 
 def test_onnx_file_of_the_hub_is_optimized_into_the_current_folder(hub: SmallHub, tmp_path: Path) -> None:
     """The cache is shared with other programs, so the output is not written into the cache."""
-    _with_onnx_file(hub)
+    _add_onnx_file(hub)
     outcome = run_here("optimize", "-m", "owner/bert-tiny/onnx/model.onnx", "--level", "basic")
     assert 0 == outcome.code, outcome.err
     assert (tmp_path / "model_opt.onnx").is_file()
@@ -336,9 +336,9 @@ def test_onnx_file_of_the_hub_is_optimized_into_the_current_folder(hub: SmallHub
         ("owner/gated/model.onnx", "gated"),
     ],
 )
-def test_onnx_file_that_is_not_on_the_hub_is_named(hub: SmallHub, name: str, words: str) -> None:
+def test_onnx_file_missing_on_the_hub_is_named(hub: SmallHub, name: str, words: str) -> None:
     """The refusal lists the ONNX files that exist."""
-    _with_onnx_file(hub)
+    _add_onnx_file(hub)
     with pytest.raises(HubError) as caught:
         onnx_file(name)
     assert words in f"{caught.value.message} {caught.value.hint}"

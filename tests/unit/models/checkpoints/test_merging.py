@@ -104,7 +104,7 @@ def test_sum_of_half_precision_weights_is_rounded_once(tmp_path: Path, net: Net)
     assert torch.equal(half.linear.weight, exact.linear.weight.half())
 
 
-def test_parameters_saved_whole_replace_those_of_the_model(tmp_path: Path, net: Net) -> None:
+def test_parameters_saved_whole_replace_the_model_parameters(tmp_path: Path, net: Net) -> None:
     """modules_to_save, and biases of lora_only."""
     extra = {
         "base_model.model.linear.bias": torch.arange(6.0),
@@ -132,7 +132,7 @@ def test_adapters_with_a_name_leave_the_weights_and_have_one_branch_by_module(tm
 @pytest.mark.filterwarnings("ignore")  # peft warns of what it decides itself, and of its own biases
 @pytest.mark.parametrize("config", [{}, {"use_rslora": True}, {"use_dora": True}, {"rank_pattern": {"linear": 2}},
                                     {"alpha_pattern": {"image": 5}}, {"lora_bias": True, "bias": "none"}])  # fmt: skip
-def test_merged_weights_are_those_of_peft(tmp_path: Path, net: Net, config: dict[str, Any]) -> None:
+def test_merged_weights_equal_peft(tmp_path: Path, net: Net, config: dict[str, Any]) -> None:
     """Files saved by peft give the weights that peft merges."""
     peft = pytest.importorskip("peft")
     net.head.weight = nn.Parameter(torch.rand(12, 8))  # peft changes both modules of a shared weight
@@ -165,7 +165,7 @@ def damaged(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Pa
     return apply
 
 
-def of_linear(tensors: dict[str, torch.Tensor], a: tuple[int, ...], b: tuple[int, ...]) -> None:
+def reshape_linear(tensors: dict[str, torch.Tensor], a: tuple[int, ...], b: tuple[int, ...]) -> None:
     """Give the matrices of ``linear`` other shapes."""
     tensors["base_model.model.linear.lora_A.weight"] = torch.zeros(a)
     tensors["base_model.model.linear.lora_B.weight"] = torch.zeros(b)
@@ -177,9 +177,9 @@ REFUSALS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], tuple[str
                             "base_model.model.layer.lora_B.weight": torch.zeros(6, 4)}),
         ("Net has no module 'layer'",),
     ),
-    "another size": (lambda t: of_linear(t, (4, 9), (6, 4)), ("[4, 9]", "expected [4, 8] and [6, 4] by linear")),
-    "another rank": (lambda t: of_linear(t, (3, 8), (6, 3)), ("rank 3", "expected 4")),
-    "two ranks": (lambda t: of_linear(t, (4, 8), (6, 2)), ("rank 4", "rank 2", "expected 4")),
+    "another size": (lambda t: reshape_linear(t, (4, 9), (6, 4)), ("[4, 9]", "expected [4, 8] and [6, 4] by linear")),
+    "another rank": (lambda t: reshape_linear(t, (3, 8), (6, 3)), ("rank 3", "expected 4")),
+    "two ranks": (lambda t: reshape_linear(t, (4, 8), (6, 2)), ("rank 4", "rank 2", "expected 4")),
     "one matrix": (lambda t: t.pop("base_model.model.linear.lora_B.weight"), ("has no matching lora_B",)),
     "unknown kind": (lambda t: t.update({"base_model.model.linear.lora_E": torch.zeros(4)}), ("lora_E",)),
     "unknown parameter": (lambda t: t.update({"base_model.model.linear.gain": torch.zeros(4)}), ("'linear.gain'",)),
@@ -206,7 +206,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path: Path, net: Net, n
 
 
 @pytest.mark.parametrize(("targets", "word"), [(("image",), "Conv2d"), (("attention",), "MultiheadAttention")])
-def test_modules_that_have_no_branch_are_refused_with_a_name(
+def test_modules_without_a_branch_are_refused_by_name(
     tmp_path: Path, net: Net, targets: tuple[str, ...], word: str
 ) -> None:
     """Such an adapter can only be merged."""
@@ -216,7 +216,7 @@ def test_modules_that_have_no_branch_are_refused_with_a_name(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_adapter_with_numbers_that_are_none_is_refused_by_name(tmp_path: Path, net: Net, value: float) -> None:
+def test_adapter_with_non_finite_numbers_is_refused_by_name(tmp_path: Path, net: Net, value: float) -> None:
     """The tensor is named before anything is merged."""
     folder = save_adapter(tmp_path / "adapter", net, ("linear",), seed=1)
     tensors = load_file(folder / "adapter_model.safetensors")

@@ -42,7 +42,7 @@ def test_processor_classes_without_files_come_from_the_tables(
     assert expected == {item.role: item.class_name for item in find_processor_classes(None, model_type, inputs)}
 
 
-def test_processor_classes_malformed_file_is_told(tmp_path: Path) -> None:
+def test_processor_classes_malformed_file_is_reported(tmp_path: Path) -> None:
     """A broken file is named with its line."""
     (tmp_path / "tokenizer_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: .*line 1"):

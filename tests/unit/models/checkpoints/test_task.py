@@ -40,7 +40,7 @@ def test_task_alias_is_understood(name: str, task: str) -> None:
     assert task == canonical_task(name)
 
 
-def test_task_aliases_lead_to_tasks_and_hide_none() -> None:
+def test_task_aliases_lead_to_tasks_and_shadow_no_task() -> None:
     """Every alias leads to a task and is not the name of a task."""
     assert set(TASK_ALIASES.values()) <= set(TASKS)
     assert not set(TASK_ALIASES) & set(TASKS)
@@ -94,7 +94,7 @@ def test_task_without_request_follows_the_config(config: Any, task: str, class_n
         ("ner", "BertForTokenClassification"),
     ],
 )
-def test_task_asked_for_decides_the_class(asked: str, class_name: str) -> None:
+def test_requested_task_decides_the_class(asked: str, class_name: str) -> None:
     """The class follows the task, not the architecture of the checkpoint."""
     decision = resolve_task(_config("bert", "BertForMaskedLM"), asked)
     assert class_name == decision.model_class_name
@@ -114,7 +114,7 @@ def test_task_asked_for_decides_the_class(asked: str, class_name: str) -> None:
          ("image-classification", "CLIPVisionModelWithProjection")),
     ],
 )  # fmt: skip
-def test_class_asked_for_decides_the_task(
+def test_requested_class_decides_the_task(
     config: Any, model_class: str, task: str | None, expected: tuple[str, str]
 ) -> None:
     """A task beside the class must be one of the class's tasks; a class in no table accepts any task."""
@@ -122,7 +122,7 @@ def test_class_asked_for_decides_the_task(
     assert expected == (decision.task, decision.model_class_name)
 
 
-def test_class_of_the_checkpoints_own_code_is_found_by_its_name() -> None:
+def test_class_of_checkpoint_code_is_imported_by_its_name() -> None:
     """The class of the checkpoint's code may be named by its auto class too."""
     references = {"AutoModel": "modeling.Own", "AutoModelForMaskedLM": "modeling.OwnForMaskedLM"}
     for name in ("OwnForMaskedLM", "AutoModelForMaskedLM"):
@@ -131,14 +131,14 @@ def test_class_of_the_checkpoints_own_code_is_found_by_its_name() -> None:
         resolve_custom_task(references, (), model_class="BertModel")
 
 
-def test_task_asked_for_keeps_the_checkpoints_own_class() -> None:
+def test_requested_task_keeps_the_class_of_the_checkpoint() -> None:
     """The class that saved the weights is preferred if a task has several classes."""
     assert "T5EncoderModel" == resolve_task(_config("t5", "T5EncoderModel"), "embeddings").model_class_name
     teacher = _config("deit", "DeiTForImageClassificationWithTeacher")
     assert "DeiTForImageClassificationWithTeacher" == resolve_task(teacher, "image-classification").model_class_name
 
 
-def test_task_the_architecture_lacks_lists_those_it_has() -> None:
+def test_unsupported_task_is_refused_with_the_supported_tasks() -> None:
     """The candidates are the tasks of this model type."""
     with pytest.raises(TaskError, match="image-classification") as caught:
         resolve_task(_config("bert", "BertModel"), "image-classification")
@@ -192,7 +192,7 @@ def test_task_is_known_by_its_name_of_before() -> None:
         ("gemma3_text", "Gemma3ForCausalLM", "text-generation"),
     ],
 )
-def test_task_of_a_vision_language_model_is_that_of_the_whole(model_type: str, model_class: str, task: str) -> None:
+def test_task_of_a_vision_language_model_is_the_task_of_the_whole(model_type: str, model_class: str, task: str) -> None:
     """Transformers lists such a class as a causal language model as well."""
     assert task == resolve_task(_config(model_type, model_class)).task
 

@@ -25,7 +25,7 @@ def _write(path: Path, header: Any, data_bytes: int = 24) -> Path:
     return path
 
 
-def test_safetensors_whole_file_passes_and_tells_shapes(tmp_path: Path) -> None:
+def test_safetensors_whole_file_passes_with_shapes(tmp_path: Path) -> None:
     """Shapes come from the header; the metadata entry is no tensor."""
     path = _write(tmp_path / "model.safetensors", {"__metadata__": {"format": "pt"}, "a.weight": ENTRY})
     check_safetensors(path)
@@ -56,7 +56,7 @@ def test_safetensors_damaged_names_file_and_tensor(tmp_path: Path, header: Any, 
 
 
 @pytest.mark.parametrize("content", [b"", b"\x01\x02\x03", b"\xff" * 8, (99).to_bytes(8, "little") + b"{}"])
-def test_safetensors_without_room_for_its_header_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_safetensors_smaller_than_its_header_is_refused(tmp_path: Path, content: bytes) -> None:
     """A file cut inside the header is not parsed at all."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
@@ -135,7 +135,7 @@ def test_index_that_names_a_tensor_its_shard_lacks_is_refused(tmp_path: Path) ->
         check_index(_sharded(tmp_path, {"x": "a.safetensors", "z": "a.safetensors"}))
 
 
-def test_stored_entries_say_where_each_tensor_lies(tmp_path: Path) -> None:
+def test_stored_entries_have_the_offset_of_each_tensor(tmp_path: Path) -> None:
     """The bytes at the place are the tensor's; type names are everybody's."""
     _sharded(tmp_path, {})
     entries = stored_entries([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])

@@ -35,7 +35,7 @@ def features_image_by_image(self: Any, pixel_values: Any, spatial_shapes: Any, p
     return seen
 
 
-def test_projector_that_runs_once_for_each_image_is_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_projector_run_once_per_image_is_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a projector passes with one image; with two, only the vectors of the last would remain."""
     monkeypatch.setattr(Lfm2VlModel, "get_image_features", features_image_by_image)
     config = Lfm2VlConfig(

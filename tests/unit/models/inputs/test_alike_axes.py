@@ -53,7 +53,7 @@ def shapes(decision: InputDecision) -> list[Shape]:
     return [spec.shape for spec in decision.inputs]
 
 
-def test_mask_of_the_tokens_size_is_brought_along() -> None:
+def test_mask_of_the_token_size_becomes_dynamic() -> None:
     """The model takes other sizes only together; the note says which axes."""
     model = Masked()
     decision = opened(model, {"ids": {0: "batch", 1: "sequence"}}, (2, 7), (2, 7))
@@ -68,12 +68,12 @@ def test_axis_of_the_same_size_that_varies_alone_is_left() -> None:
     assert [("batch", 7), (2, 7)] == shapes(opened(Apart(), {"ids": {0: "batch"}}, (2, 7), (2, 7)))
 
 
-def test_axis_of_one_is_brought_along_although_it_would_be_broadcast() -> None:
+def test_mask_axis_of_1_becomes_dynamic_although_it_would_be_broadcast() -> None:
     """A file that broadcasts one row of a mask over many rows of tokens is of no use."""
     assert [("batch", 7)] * 2 == shapes(opened(Masked(), {"ids": {0: "batch"}}, (1, 7), (1, 7)))
 
 
-def test_nothing_is_brought_along_where_the_model_takes_nothing_else() -> None:
+def test_no_axis_is_added_if_the_model_accepts_one_size_only() -> None:
     """The export reports the refusal; names are the requested ones."""
 
     class Fixed(torch.nn.Module):
@@ -97,12 +97,12 @@ def test_nothing_is_brought_along_where_the_model_takes_nothing_else() -> None:
     ],
     ids=["lists", "list beside names", "other sizes", "null", "minus one", "minus one beside a name"],
 )
-def test_open_axes_without_names_get_one(axes: object, ids: Shape, mask: Shape, expected: list[Shape]) -> None:
+def test_open_axes_without_names_get_a_name(axes: object, ids: Shape, mask: Shape, expected: list[Shape]) -> None:
     """An axis may be open without a name in torch's own schema; alike axes share a name."""
     assert expected == shapes(opened(Apart(), axes, ids, mask))
 
 
-def test_axes_of_outputs_are_kept_for_the_export() -> None:
+def test_axes_of_outputs_are_stored_for_the_export() -> None:
     """The outputs are known only after the model ran."""
     decision = opened(Apart(), {"ids": {0: "batch"}, "scores": {0: "batch"}, "other": [1]}, (2, 7), (3, 7))
     expected = (OutputAxis("scores", 0, "batch", "dynamic_axes"), OutputAxis("other", 1, "", "dynamic_axes"))
@@ -131,7 +131,7 @@ def test_axes_of_outputs_are_kept_for_the_export() -> None:
         ),
     ],
 )
-def test_error_names_the_option_that_was_used(dynamic: DynamicRequest, words: str) -> None:
+def test_error_names_the_used_option(dynamic: DynamicRequest, words: str) -> None:
     """A key of a config is no option of the command."""
     specs = tuple(InputTensorSpec(name=name, shape=(2, 7), dtype="int64") for name in ("ids", "mask"))
     with pytest.raises(UsageError) as caught:
@@ -139,7 +139,7 @@ def test_error_names_the_option_that_was_used(dynamic: DynamicRequest, words: st
     assert caught.value.message.startswith(words)
 
 
-def test_dynamic_axes_option_takes_lists_and_rejects_what_is_neither() -> None:
+def test_dynamic_axes_option_accepts_lists_and_rejects_other_values() -> None:
     """The option accepts the JSON form of the argument of torch.onnx.export."""
     assert {"ids": {0: "", 1: ""}, "x.0": {2: "w"}} == parse_dynamic_axes(['{"ids": [0, 1], "x.0": {"2": "w"}}'])
     assert {"ids": {0: "batch"}} == parse_dynamic_axes(['{"ids": [0]}', "ids:0=batch"])

@@ -70,7 +70,7 @@ def _whisper() -> Any:
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
-def test_inputs_of_architecture_are_those_its_forward_takes(architecture: str) -> None:
+def test_inputs_of_architecture_equal_its_forward(architecture: str) -> None:
     """Names, sizes and values come from signature and config, and a real forward accepts them."""
     model = build_model(architecture)
     decision = decide_inputs(model, model.config)
@@ -81,7 +81,7 @@ def test_inputs_of_architecture_are_those_its_forward_takes(architecture: str) -
 
 
 @pytest.mark.parametrize("architecture", ["bert", "clip", "vit", "bart", "resnet", "wav2vec2"])
-def test_inputs_of_a_class_equal_those_of_its_instance(architecture: str) -> None:
+def test_inputs_of_a_class_equal_the_inputs_of_its_instance(architecture: str) -> None:
     """A class and a config are enough: no weights are needed to decide."""
     model = build_model(architecture)
     decided = decide_inputs(type(model), model.config)
@@ -110,14 +110,14 @@ def test_inputs_token_types_need_two_types(types: int, has_types: bool) -> None:
     assert has_types == ("token_type_ids" in _shapes(decide_inputs(transformers.BertModel, config).inputs))
 
 
-def test_inputs_token_types_follow_the_tokenizer_where_it_says(tmp_path: Path) -> None:
+def test_inputs_token_types_follow_the_tokenizer(tmp_path: Path) -> None:
     """The tokenizer's input names take precedence over the parameters of the model."""
     (tmp_path / "tokenizer_config.json").write_text('{"model_input_names": ["input_ids", "attention_mask"]}')
     model = build_model("bert")
     assert "token_type_ids" not in _shapes(decide_inputs(model, model.config, tmp_path).inputs)
 
 
-def test_inputs_end_token_is_the_configs_where_it_is_one_inside_the_vocabulary() -> None:
+def test_inputs_end_token_comes_from_the_config_if_inside_the_vocabulary() -> None:
     """Models that look for the end token find one; several end tokens, or none, cannot be placed."""
 
     def end(**others: Any) -> int | None:
@@ -200,7 +200,7 @@ def test_inputs_image_size_is_read_in_every_spelling(
     assert expected == decide_inputs(model, model.config, tmp_path).inputs[0].shape[2:]
 
 
-def test_inputs_audio_mask_is_taken_where_the_processor_makes_one(tmp_path: Path) -> None:
+def test_inputs_audio_mask_exists_if_the_processor_makes_a_mask(tmp_path: Path) -> None:
     """Speech models differ in whether they were trained with a mask; the feature extractor knows."""
     (tmp_path / "preprocessor_config.json").write_text('{"return_attention_mask": true, "sampling_rate": 8000}')
     model = build_model("wav2vec2")
@@ -224,7 +224,7 @@ def test_inputs_size_without_meaning_is_reported() -> None:
     assert "height 8" in note
 
 
-def test_inputs_decoder_follows_the_text_unless_told_otherwise() -> None:
+def test_inputs_decoder_length_follows_the_text_by_default() -> None:
     """Encoder and decoder have one length unless the decoder's length is set."""
     model = build_model("t5")
     same = decide_inputs(model, model.config, shape=ShapeConfig(sequence_length=16)).inputs
@@ -267,7 +267,7 @@ def test_inputs_longest_row_is_really_accepted(architecture: str) -> None:
         _run(model, longer)
 
 
-def test_inputs_beyond_rotary_positions_are_allowed_and_told() -> None:
+def test_inputs_beyond_rotary_positions_are_allowed_with_a_note() -> None:
     """Computed positions have no table to leave; the config's word is passed on."""
     model = build_model("llama")
     decision = decide_inputs(model, model.config, shape=ShapeConfig(sequence_length=70))
@@ -298,7 +298,7 @@ def test_inputs_malformed_processor_file_names_line_and_column(tmp_path: Path) -
         decide_inputs(model, model.config, tmp_path)
 
 
-def test_inputs_float_dtype_is_that_of_the_weights() -> None:
+def test_inputs_float_dtype_equals_the_weights() -> None:
     """Pixels meet the weights in their own dtype."""
     model = build_model("vit").to(torch.float16)
     assert "float16" == decide_inputs(model, model.config).inputs[0].dtype
@@ -308,7 +308,7 @@ def _manifest(*names: str) -> list[InputTensorSpec]:
     return [InputTensorSpec(name=name, shape=(1, 4), dtype="int64") for name in names]
 
 
-def test_manifest_name_that_is_no_parameter_names_the_nearest() -> None:
+def test_unknown_manifest_name_is_refused_with_the_nearest_parameter() -> None:
     """Inputs are passed to forward by keyword, so each name must be a parameter."""
     check_input_specs(transformers.BertModel, _manifest("input_ids", "attention_mask"))
     with pytest.raises(UsageError, match="'input_id'") as caught:
@@ -322,7 +322,7 @@ def test_manifest_without_a_required_parameter_is_refused() -> None:
         check_input_specs(transformers.ResNetModel, [])
 
 
-def test_forward_keywords_are_those_it_knows() -> None:
+def test_forward_keywords_are_limited_to_its_parameters() -> None:
     """The keywords switch the cache off and ask for named outputs, if forward has such parameters."""
     assert {"use_cache": False} == forward_keywords(transformers.BertModel)
     assert {"return_dict": True} == forward_keywords(transformers.ResNetModel)

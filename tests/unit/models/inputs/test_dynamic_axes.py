@@ -27,7 +27,7 @@ def shapes(decision: InputDecision) -> dict[str, tuple[int | str, ...]]:
     return {spec.name: spec.shape for spec in decision.inputs}
 
 
-def test_no_request_changes_nothing() -> None:
+def test_empty_request_has_no_effect() -> None:
     """Static stays the default."""
     model = build_model("bert")
     decision = decide_inputs(model, model.config)
@@ -53,13 +53,13 @@ def test_no_request_changes_nothing() -> None:
         ),
     ],
 )
-def test_meaning_names_the_axes_it_is(architecture: str, request_: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_meaning_names_its_axes(architecture: str, request_: dict[str, Any], expected: dict[str, Any]) -> None:
     """A dimension requested by meaning is found in every input that has such an axis."""
     actual = shapes(opened(architecture, DynamicRequest(**request_)))
     assert expected == {name: actual[name] for name in expected}
 
 
-def test_axes_bring_along_what_means_the_same_and_say_so() -> None:
+def test_axes_of_equal_meaning_become_dynamic_with_a_note() -> None:
     """The mask next to the tokens gets their name."""
     decision = opened("bert", DynamicRequest(axes={"input_ids": {1: "tokens"}}))
     assert {"input_ids": (1, "tokens"), "attention_mask": (1, "tokens"), "token_type_ids": (1, "tokens")} == shapes(
@@ -152,7 +152,7 @@ def test_two_example_sizes_for_one_name_are_refused() -> None:
         open_axes(described(("x", (1, 8)), ("y", (1, 4))), request, are_sizes_firm=True)
 
 
-def test_names_in_shapes_are_kept() -> None:
+def test_names_in_shapes_stay() -> None:
     """A manifest may name dynamic axes itself."""
     decision = open_axes(described(("x", ("batch_size", 3, "height", "width"))), DynamicRequest())
     assert {"batch_size": 2, "height": 224, "width": 192} == {d.name: d.example for d in decision.dimensions}
@@ -174,13 +174,13 @@ def test_example_is_used_only_at_the_traced_sizes() -> None:
         ({"input_ids": {0: "n", 1: "n"}}, "batch_size.*sequence_length"),
     ],
 )
-def test_names_that_contradict_what_axes_mean_are_refused(axes: dict[str, dict[int, str]], words: str) -> None:
+def test_names_contradicting_the_meaning_of_axes_are_refused(axes: dict[str, dict[int, str]], words: str) -> None:
     """Each meaning has one name; the name of the rows is used for no other axis."""
     with pytest.raises(UsageError, match=words):
         opened("bert", DynamicRequest(axes=axes))
 
 
-def test_option_for_sizes_of_which_one_is_fixed_tells_how_to_leave_the_other_open() -> None:
+def test_option_for_sizes_with_a_fixed_size_names_the_option_for_the_open_size() -> None:
     """Whisper takes recordings of one length and text of any; the advised option is accepted."""
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
     special = {"decoder_attention_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -195,7 +195,7 @@ def test_option_for_sizes_of_which_one_is_fixed_tells_how_to_leave_the_other_ope
     assert (1, "decoder_sequence_length") == shapes(advised)["decoder_input_ids"]
 
 
-def test_length_beyond_a_computed_table_bound_the_graph_by_what_was_traced() -> None:
+def test_traced_length_bounds_a_graph_with_a_computed_table() -> None:
     """The module makes a larger table for longer rows in PyTorch; the graph keeps the one of the trace."""
     sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}

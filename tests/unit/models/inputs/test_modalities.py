@@ -124,7 +124,7 @@ def test_media_hold_places_in_the_text(kind: str, expected: dict[str, Any], plac
 
 
 @pytest.mark.parametrize("kind", MULTIMODAL)
-def test_media_of_a_class_equal_those_of_its_instance(kind: str) -> None:
+def test_media_of_a_class_equal_the_media_of_its_instance(kind: str) -> None:
     """Places are counted without weights."""
     class_name, config = MULTIMODAL[kind]
     config = {**config, "text_config": {**config["text_config"], "max_position_embeddings": 2048}}
@@ -132,7 +132,7 @@ def test_media_of_a_class_equal_those_of_its_instance(kind: str) -> None:
     assert decide_inputs(model, model.config) == decide_inputs(type(model), model.config)
 
 
-def test_media_tokens_stand_nowhere_else_in_the_text() -> None:
+def test_media_tokens_occur_only_in_their_positions() -> None:
     """Random text uses token ids from the longer range beside the placeholder tokens."""
     class_name, config = MULTIMODAL["llava"]
     model = build(class_name, config)
@@ -187,7 +187,7 @@ def test_media_size_that_fixes_the_places_cannot_be_left_open(kind: str, request
         open_axes(decide_inputs(model, model.config), request_)
 
 
-def test_media_without_a_part_of_the_model_are_no_input() -> None:
+def test_media_without_a_model_part_are_no_input() -> None:
     """A sub-config of None switches its modality off."""
     class_name, config = MULTIMODAL["llava"]
     model = build(class_name, config)
@@ -195,7 +195,7 @@ def test_media_without_a_part_of_the_model_are_no_input() -> None:
     assert {"input_ids": (1, 128), "attention_mask": (1, 128)} == shapes(decide_inputs(model, model.config))
 
 
-def test_media_that_leave_no_room_for_text_can_be_made_smaller() -> None:
+def test_media_without_room_for_text_can_be_made_smaller() -> None:
     """The hint offers --shape-config if no config declares the size of the image."""
     class_name, config = MULTIMODAL["grid"]
     model = build(class_name, config)
@@ -270,7 +270,7 @@ HEADS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]], tuple[tu
 
 
 @pytest.mark.parametrize("kind", HEADS)
-def test_media_of_a_head_are_as_its_base_model_takes_them(kind: str) -> None:
+def test_media_of_a_head_follow_its_base_model(kind: str) -> None:
     """Decisions that a head leaves to its base model are made for the base model; a real forward accepts every draw."""
     class_name, config, expected, places = HEADS[kind]
     model = build(class_name, config)
@@ -286,7 +286,7 @@ def test_media_of_a_head_are_as_its_base_model_takes_them(kind: str) -> None:
     ("kind", "name"),
     [("image marked by types", "token_type_ids"), ("places in a mask", "image_embeds_position_mask")],
 )
-def test_media_marked_in_the_text_stand_where_the_image_does(kind: str, name: str) -> None:
+def test_media_marks_are_at_the_image_positions(kind: str, name: str) -> None:
     """Text is 0, and the first tokens are 1."""
     class_name, config, _, _ = HEADS[kind]
     model = build(class_name, config)
@@ -294,7 +294,7 @@ def test_media_marked_in_the_text_stand_where_the_image_does(kind: str, name: st
     assert (((1, 4),), (0, 0)) == (spec.first_values, spec.value_range)
 
 
-def test_media_marked_by_types_of_tokens_are_no_matter_of_the_tokenizer(tmp_path: Path) -> None:
+def test_media_marks_by_token_types_are_independent_of_the_tokenizer(tmp_path: Path) -> None:
     """The processor decides which tokens belong to an image, independent of the tokenizer's input names."""
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"model_input_names": ["input_ids", "attention_mask"]}), encoding="utf-8"
@@ -317,7 +317,7 @@ def test_media_of_codebooks_have_as_many_rows_for_each(rows: int) -> None:
         open_axes(decision, DynamicRequest(batch=True))
 
 
-def test_media_of_a_config_that_says_input_size_are_of_that_size() -> None:
+def test_media_size_is_read_from_input_size() -> None:
     """The config calls the image size ``input_size``."""
     config = {**SMALL_ENCODER, "vocab_size": 90, "input_size": 32, "patch_size": 8, "coordinate_size": 6,
               "shape_size": 4, "max_2d_position_embeddings": 64, "max_position_embeddings": 64,
@@ -347,7 +347,7 @@ SMALL_ENCODER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads
          {"pixel_values": (1, 196, 768), "pixel_position_ids": (1, 196, 2)}),
     ],
 )  # fmt: skip
-def test_media_are_laid_out_as_the_forward_takes_them(
+def test_media_layout_follows_the_forward(
     class_name: str, config: dict[str, Any], expected: dict[str, tuple[int, ...]]
 ) -> None:
     """The chosen layout is one that the forward accepts, if the names allow several."""
@@ -357,7 +357,7 @@ def test_media_are_laid_out_as_the_forward_takes_them(
     assert torch.isfinite(next(iter(run(model, decision.inputs).values())).float()).all()
 
 
-def test_media_mask_is_as_long_as_the_recording_whose_layout_a_run_decides(tmp_path: Path) -> None:
+def test_media_mask_has_the_length_of_the_chosen_recording_layout(tmp_path: Path) -> None:
     """The mask that a feature extractor makes has the frames of the layout the forward takes."""
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"return_attention_mask": True}), encoding="utf-8")
     model = build("ParakeetEncoder", {**SMALL_ENCODER, "num_mel_bins": 40, "subsampling_conv_channels": 8})
@@ -366,7 +366,7 @@ def test_media_mask_is_as_long_as_the_recording_whose_layout_a_run_decides(tmp_p
     run(model, decision.inputs)
 
 
-def test_media_nobody_can_lay_out_are_told() -> None:
+def test_media_without_a_known_layout_are_noted() -> None:
     """The usual layout is the fallback, and a note names the unknown number of placeholder tokens."""
     class_name, config = MULTIMODAL["llava"]
     model = build(class_name, config)

@@ -81,7 +81,7 @@ def test_arguments_built_again_hold_other_tensors_in_the_same_places() -> None:
     assert 7.0 == float(ARGUMENTS["encoding"]["input_ids"][0])
 
 
-def test_constants_are_said_and_none_is_not() -> None:
+def test_constants_are_noted_except_none() -> None:
     """A user learns which of the values became no input."""
     _, arguments = flatten_arguments(ARGUMENTS, "inputs")
     assert arguments is not None
@@ -98,7 +98,7 @@ def test_tensors_alone_need_no_builder() -> None:
     assert ({"x": tensor, "y": tensor}, None) == flatten_arguments({"x": tensor, "y": tensor}, "inputs")
 
 
-def test_tensor_given_twice_is_two_inputs() -> None:
+def test_tensor_passed_twice_is_two_inputs() -> None:
     """The two arguments may be different tensors in another run."""
     tensor = torch.zeros(1)
     assert ["a", "b.0"] == list(flatten_arguments({"a": tensor, "b": [tensor]}, "inputs")[0])

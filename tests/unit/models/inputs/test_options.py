@@ -11,7 +11,7 @@ from winml.modelkit.models.inputs.options import ShapeConfig, parse_input_specs,
 from winml.modelkit.onnx.specs import InputTensorSpec
 
 
-def test_shape_config_inline_keeps_only_given_sizes() -> None:
+def test_shape_config_inline_keeps_stated_sizes_only() -> None:
     """Sizes that were not given stay open."""
     config = parse_shape_config('{"sequence_length": 128, "height": 224, "batch_size": 2}')
     assert {"sequence_length": 128, "height": 224, "batch_size": 2} == config.fixed()
@@ -74,7 +74,7 @@ def test_input_specs_malformed_are_refused_by_name(text: str, words: str) -> Non
     assert "--input-specs" in str(caught.value)
 
 
-def test_input_specs_may_stand_in_the_containers_of_the_forward() -> None:
+def test_input_specs_accept_containers_of_the_forward() -> None:
     """Objects and lists of inputs are paths; -1 leaves a size open."""
     text = """{"features": {"ids": {"shape": [1, -1], "dtype": "int64"}, "x": [{"shape": [2], "dtype": "float32"}]},
         "images": [{"shape": [3], "dtype": "float32"}, {"shape": [4], "dtype": "float32"}],
@@ -84,7 +84,7 @@ def test_input_specs_may_stand_in_the_containers_of_the_forward() -> None:
     assert expected == {spec.name: spec.shape for spec in specs}
 
 
-def test_input_specs_misspelled_key_is_no_container() -> None:
+def test_input_specs_misspelled_key_is_not_read_as_a_container() -> None:
     """An object with values other than objects and lists is an input, and its keys are checked."""
     with pytest.raises(ConfigError, match="shap"):
         parse_input_specs('{"ids": {"shap": [1], "dtype": "int64"}}')

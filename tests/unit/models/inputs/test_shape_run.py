@@ -37,7 +37,7 @@ def test_shape_run_computes_sizes_that_follow_from_whole_numbers(device: str) ->
     assert [(4, 4), (4, 4)] == [tuple(part.shape) for part in parts or ()]
 
 
-def test_shape_run_picks_by_masks_that_are_known() -> None:
+def test_shape_run_selects_by_known_masks() -> None:
     """Selected elements of a mask are counted on every device that the forward uses."""
 
     def forward(features: torch.Tensor, mask: torch.Tensor) -> Any:
@@ -65,7 +65,7 @@ def test_shape_run_refuses_values_that_do_not_fit_the_places_picked() -> None:
         assert runs == (run_on_shapes(forward, {**specs, "mask": mask}) is not None)
 
 
-def test_shape_run_of_parameters_alone_is_where_all_the_rest_is() -> None:
+def test_shape_run_of_parameters_alone_is_on_the_device_of_the_forward() -> None:
     """Tensors computed from weights alone and tensors computed from inputs are on one device."""
     query = torch.nn.Parameter(torch.zeros(1, 4, 8))
     project = torch.nn.Linear(8, 8)
@@ -78,7 +78,7 @@ def test_shape_run_of_parameters_alone_is_where_all_the_rest_is() -> None:
     assert (1, 4, 8) == tuple(getattr(made, "shape", ()))
 
 
-def test_shape_run_takes_a_value_nobody_has_for_equal_to_no_other() -> None:
+def test_shape_run_unknown_value_equals_no_other() -> None:
     """An image does not count as padding, and elements selected by a comparison are present."""
 
     def forward(images: torch.Tensor) -> Any:
@@ -89,7 +89,7 @@ def test_shape_run_takes_a_value_nobody_has_for_equal_to_no_other() -> None:
     assert ((3, 4, 4), (48,)) == (tuple(kept.shape), tuple(bright.shape))
 
 
-def test_shape_run_keeps_values_of_tensors_made_in_the_forward() -> None:
+def test_shape_run_keeps_values_of_tensors_created_in_the_forward() -> None:
     """Sizes written into a tensor on the model's device can be read back."""
 
     def forward(images: torch.Tensor) -> Any:
@@ -108,7 +108,7 @@ def test_shape_run_keeps_values_of_tensors_made_in_the_forward() -> None:
         pytest.param(lambda y: y, id="another name"),
     ],
 )
-def test_shape_run_says_where_it_does_not_run(forward: Any) -> None:
+def test_shape_run_returns_none_for_a_failed_run(forward: Any) -> None:
     """A failed run returns `None` and raises no error."""
     assert run_on_shapes(forward, {"x": _spec("x", (3, 4))}) is None
 
@@ -121,7 +121,7 @@ def test_shape_run_leaves_the_random_state() -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_shape_run_takes_parts_of_sizes_nobody_knows() -> None:
+def test_shape_run_accepts_unknown_parts_of_sizes() -> None:
     """Rows that are sorted by expert are divided by counts, which are values: together the parts are all of it."""
 
     def forward(rows: torch.Tensor) -> Any:

@@ -27,7 +27,7 @@ def test_trace_size_makes_way_for_firm_and_fixed_sizes() -> None:
     assert {"sequence": 13, "tokens": 16} == choose_trace_sizes(wishes)
 
 
-def test_trace_size_at_the_limit_leaves_room_above() -> None:
+def test_trace_size_at_the_limit_is_reduced() -> None:
     """A table cut to the traced size would show only above it."""
     assert {"sequence": 48} == choose_trace_sizes([SizeWish("sequence", 64, max=64)])
     assert {"sequence": 64} == choose_trace_sizes([SizeWish("sequence", 64, is_firm=True, max=64)])

@@ -53,7 +53,7 @@ def test_files_are_copied_with_their_folders(tmp_path: Path) -> None:
     )
 
 
-def test_file_of_somebody_else_stays_and_is_named(tmp_path: Path) -> None:
+def test_foreign_file_stays_and_is_named(tmp_path: Path) -> None:
     """An equal file of another owner is neither replaced nor recorded as a companion."""
     source = fill(tmp_path / "from", config="new", vocab="same", merges="m")
     target = fill(tmp_path / "to", config="old", vocab="same")
@@ -71,7 +71,7 @@ def test_file_of_the_run_before_is_replaced(tmp_path: Path) -> None:
     assert texts(source) == texts(target)
 
 
-def test_model_in_the_folder_of_its_checkpoint_owns_nothing(tmp_path: Path) -> None:
+def test_model_in_the_folder_of_its_checkpoint_owns_no_companion(tmp_path: Path) -> None:
     """A later export of another model must not replace the checkpoint's config."""
     folder = fill(tmp_path / "checkpoint", config="c")
     assert Companions() == place(folder, folder)
@@ -90,7 +90,7 @@ def test_earlier_companions_are_read_from_a_sidecar(tmp_path: Path) -> None:
     assert () == earlier_companions(sidecar)
 
 
-def test_companion_that_was_changed_since_is_the_users(tmp_path: Path) -> None:
+def test_companion_changed_since_belongs_to_the_user(tmp_path: Path) -> None:
     """Digests in the sidecar identify changed files; sidecars of earlier versions have no digests."""
     companions = place(fill(tmp_path / "from", config="12", vocab="v"), tmp_path / "to")
     outputs = {"companions": list(companions.names), "companions_sha256": companions.sha256}
@@ -144,7 +144,7 @@ def test_file_that_appears_before_the_commit_stays(tmp_path: Path, overwrite: bo
     assert {"config.json": "other", "vocab.json": "v", "merges.json": "mm"} == texts(target)
 
 
-def test_obsolete_companions_go_unless_another_model_may_need_them(tmp_path: Path) -> None:
+def test_obsolete_companions_are_removed_unless_another_model_needs_them(tmp_path: Path) -> None:
     """Their folders are removed too if they are empty."""
     folder = fill(tmp_path / "to", config="c", pool_config="p", dense_config="d", dense_own="o")
     model, other = folder / "model.onnx", folder / "other.onnx"

@@ -115,7 +115,7 @@ def test_any_error_of_a_parser_names_the_file(raised: Exception) -> None:
 
 
 @pytest.mark.parametrize("raised", [UsageError("x"), KeyboardInterrupt(), ImportError("x")])
-def test_errors_of_ours_and_interruptions_pass(raised: BaseException) -> None:
+def test_own_errors_and_interruptions_pass(raised: BaseException) -> None:
     """Errors that the caller handles pass too."""
     with pytest.raises(type(raised)) as caught, foreign_parser("a.bin", spared=ImportError):
         raise raised

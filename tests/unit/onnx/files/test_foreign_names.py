@@ -25,7 +25,7 @@ def make_folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["sub/weights.bin", "./sub/weights.bin", "sub//weights.bin", Path("sub/weights.bin")])
-def test_name_below_the_folder_is_found(folder: Path, name: str | Path) -> None:
+def test_name_below_the_folder_is_accepted(folder: Path, name: str | Path) -> None:
     """The spelling of the path does not matter."""
     assert file_within(folder, name, "index.json").samefile(folder / "sub" / "weights.bin")
 
@@ -55,7 +55,7 @@ def test_name_below_the_folder_is_found(folder: Path, name: str | Path) -> None:
         (".", "not regular"),
     ],
 )
-def test_name_that_is_no_file_below_the_folder_is_refused(folder: Path, name: object, problem: str) -> None:
+def test_name_outside_the_folder_is_refused(folder: Path, name: object, problem: str) -> None:
     """The refusal states the problem of the name."""
     assert name_problem(folder, name) == problem
     with pytest.raises(InputError, match=r"index\.json: names"):
@@ -68,7 +68,7 @@ def test_refusal_is_of_the_type_the_reader_raises(folder: Path) -> None:
         file_within(folder, "../outside.bin", "index.json", error=CheckpointError)
 
 
-def test_folder_is_found_where_one_is_expected(folder: Path) -> None:
+def test_folder_is_accepted_for_a_folder_only(folder: Path) -> None:
     """A file is not accepted as a folder."""
     assert file_within(folder, "sub", "index.json", kind="folder") == folder / "sub"
     assert name_problem(folder, "sub/weights.bin", kind="folder") == "not regular"
@@ -98,7 +98,7 @@ def test_links_and_pipes_are_followed_below_the_folder_only(folder: Path) -> Non
 
 
 @needs_links
-def test_place_to_write_is_below_the_folder_whatever_is_there(folder: Path) -> None:
+def test_output_path_stays_below_the_folder_despite_links(folder: Path) -> None:
     """A link of the name itself is replaced, and one above it would be followed."""
     (folder / "up").symlink_to("..")
     (folder / "link.bin").symlink_to("../outside.bin")
@@ -109,7 +109,7 @@ def test_place_to_write_is_below_the_folder_whatever_is_there(folder: Path) -> N
 
 
 @needs_links
-def test_folder_that_is_a_link_itself_is_no_way_out(folder: Path, tmp_path: Path) -> None:
+def test_linked_folder_is_a_valid_root(folder: Path, tmp_path: Path) -> None:
     """The user named the link, so files below its target are inside."""
     (tmp_path / "link").symlink_to(folder)
     assert name_problem(tmp_path / "link", "sub/weights.bin") is None

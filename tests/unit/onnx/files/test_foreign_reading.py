@@ -67,7 +67,7 @@ def test_merge_duplicate_keys_gives_the_common_module_and_names_the_sources() ->
     assert {"namespace", "winml.hierarchy.module", "pkg.torch.onnx.name_scopes"}.isdisjoint(merged)
 
 
-def test_merge_duplicate_keys_names_the_module_where_the_file_tells_it() -> None:
+def test_merge_duplicate_keys_reads_the_module_from_the_file() -> None:
     """The tag needs no completion then. Of keys that the model has several times the last counts."""
     model = model_with(*DUPLICATES)
     for tree in ("damaged", '[{"tag": "/M/A", "path": "a"}]'):
@@ -93,7 +93,7 @@ def test_merge_duplicate_keys_leaves_clean_models_alone() -> None:
     assert list(DUPLICATES[:6]) == metadata(model)
 
 
-def test_merge_duplicate_keys_drops_texts_that_are_no_tags() -> None:
+def test_merge_duplicate_keys_drops_malformed_tags() -> None:
     """A node with a tag and a malformed tag becomes untagged, so it can inherit a tag."""
     model = model_with(("winml.hierarchy.tag", "/M"), ("winml.hierarchy.tag", "M"))
     merge_duplicate_keys(model)
@@ -113,7 +113,7 @@ def test_foreign_file_is_loaded_and_read_with_every_key_once(tmp_path: Path) -> 
     assert [None, None, "/M/A", "/M/A"] == tags[0] == tags[1]
 
 
-def test_read_foreign_graph_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_read_foreign_graph_with_duplicate_values_is_refused(tmp_path: Path) -> None:
     """A model with two nodes for one value is refused by this tool, not by a library."""
     model = model_with()
     model.graph.node.append(model.graph.node[0])
@@ -165,7 +165,7 @@ def test_load_by_reference_leaves_large_weights_in_the_file(tmp_path: Path) -> N
     assert np.array_equal(tensor.numpy(), -WEIGHTS["large"])
 
 
-def test_load_by_reference_reads_weights_whose_place_is_written_out(tmp_path: Path) -> None:
+def test_load_by_reference_reads_weights_with_an_explicit_inline_location(tmp_path: Path) -> None:
     """ONNX Runtime's quantizers write that values lie inside, which goes without saying."""
     path = save_weights(tmp_path)
     model = onnx.load(path)
@@ -179,7 +179,7 @@ def test_load_by_reference_reads_weights_whose_place_is_written_out(tmp_path: Pa
     assert np.array_equal(tensor.numpy(), WEIGHTS["large"])
 
 
-def test_load_by_reference_of_a_weight_that_is_too_long_names_it(tmp_path: Path) -> None:
+def test_load_by_reference_of_an_overlong_weight_is_refused_by_name(tmp_path: Path) -> None:
     """A shape that contradicts the number of bytes is refused while reading, not when values are used."""
     path = save_weights(tmp_path)
     model = onnx.load(path)

@@ -32,7 +32,7 @@ def _value(folder: Path, text: str, most_bytes: int = 1000) -> Any:
         ("", None),
     ],
 )
-def test_value_of_a_key_is_that_of_yaml(tmp_path: Path, text: str, value: Any) -> None:
+def test_value_of_a_key_equals_yaml(tmp_path: Path, text: str, value: Any) -> None:
     """Other keys do not matter, not even damaged ones."""
     if "1\n, 2" in text:
         with pytest.raises(FrontMatterError):
@@ -46,7 +46,7 @@ def test_value_of_a_key_is_that_of_yaml(tmp_path: Path, text: str, value: Any) -
     ["[", "!!python/name:os.system", "!!int 3", "{a: &x 1, b: *x}", "[" * 40 + "]" * 40, "[" * 900, "a" * 2000,
      "2001-99-99", "\x01", "? ["],
 )  # fmt: skip
-def test_what_no_card_needs_is_refused(tmp_path: Path, value: str) -> None:
+def test_unneeded_yaml_is_refused(tmp_path: Path, value: str) -> None:
     with pytest.raises(FrontMatterError):
         _value(tmp_path, f"---\nkey: {value}\n---\n")
 

@@ -52,7 +52,7 @@ def test_finished_files_are_put_in_place_by_the_next_command(tmp_path: Path, kil
     assert not killed.exists()
 
 
-def test_reader_is_told_what_waits_and_changes_nothing(tmp_path: Path, killed: Path) -> None:
+def test_reader_gets_a_note_on_waiting_files_and_changes_nothing(tmp_path: Path, killed: Path) -> None:
     """A folder or a file in the folder is enough; completed or replaced files give no note."""
     before = sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*"))
     (note,) = unfinished_notes([tmp_path, tmp_path / "a.json"])
@@ -67,7 +67,7 @@ def test_reader_is_told_what_waits_and_changes_nothing(tmp_path: Path, killed: P
     assert () == unfinished_notes([tmp_path])
 
 
-def test_reader_is_told_of_a_file_that_is_aside(tmp_path: Path, killed: Path) -> None:
+def test_reader_gets_a_note_on_a_file_set_aside(tmp_path: Path, killed: Path) -> None:
     """An earlier file has no name at one moment on file systems without links."""
     (killed / JOURNAL_NAME).unlink()
     (killed / MOVED_ASIDE).mkdir()
@@ -75,7 +75,7 @@ def test_reader_is_told_of_a_file_that_is_aside(tmp_path: Path, killed: Path) ->
     assert "a.json" in unfinished_notes([tmp_path])[0]
 
 
-def test_refusal_counts_what_is_finished_as_there_and_changes_nothing(tmp_path: Path, killed: Path) -> None:
+def test_refusal_counts_finished_files_and_changes_nothing(tmp_path: Path, killed: Path) -> None:
     """Finished but unpublished files count as existing; only a run recovers them."""
     before = sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*"))
     assert killed.exists()
@@ -93,7 +93,7 @@ def test_unfinished_files_are_removed(tmp_path: Path, killed: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", ["a.json", "b.json"])
-def test_files_of_somebody_who_went_on_are_left_alone(tmp_path: Path, killed: Path, changed: str) -> None:
+def test_files_changed_since_the_interruption_stay(tmp_path: Path, killed: Path, changed: str) -> None:
     """A file replaced or made since then is newer than the staged one."""
     (tmp_path / changed).write_text("made by hand since then")
     expected = _contents(tmp_path)
@@ -102,7 +102,7 @@ def test_files_of_somebody_who_went_on_are_left_alone(tmp_path: Path, killed: Pa
     assert not killed.exists()
 
 
-def test_file_that_is_not_as_it_was_finished_is_not_put_in_place(tmp_path: Path, killed: Path) -> None:
+def test_changed_staged_file_is_not_published(tmp_path: Path, killed: Path) -> None:
     """A machine that lost its power may have written the journal and not the file."""
     (killed / STAGED / "b.json").write_text("")
     assert () == settle_interrupted(tmp_path)
@@ -153,7 +153,7 @@ def test_journal_of_another_version_is_left_for_that_version(tmp_path: Path, kil
     assert (killed / STAGED / "b.json").exists()
 
 
-def test_size_that_is_no_number_of_bytes_is_left_alone(tmp_path: Path, killed: Path) -> None:
+def test_infinite_size_is_ignored(tmp_path: Path, killed: Path) -> None:
     """JSON of Python has an infinity."""
     record = json.loads((killed / JOURNAL_NAME).read_text())
     record["moves"][1]["size_bytes"] = float("inf")
@@ -163,7 +163,7 @@ def test_size_that_is_no_number_of_bytes_is_left_alone(tmp_path: Path, killed: P
     assert killed.exists()
 
 
-def test_removals_are_weights_of_the_models_that_are_moved(tmp_path: Path, killed: Path) -> None:
+def test_removals_are_limited_to_weights_of_moved_models(tmp_path: Path, killed: Path) -> None:
     """A journal in a downloaded folder cannot remove any other file."""
     precious = tmp_path / "precious.txt"
     precious.write_text("mine")
@@ -198,7 +198,7 @@ def test_file_that_the_user_deleted_does_not_come_back(tmp_path: Path, killed: P
     assert not killed.exists()
 
 
-def test_what_is_settled_is_told(tmp_path: Path, killed: Path) -> None:
+def test_recovery_is_reported(tmp_path: Path, killed: Path) -> None:
     """The message names the folder and the files, and appears once."""
     assert killed.exists()
     take_settled_changes()
@@ -234,7 +234,7 @@ def _replace_and_die(target: Path, number: int) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kills a fork of this process")
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_single_file_survives_a_kill_where_links_fail(tmp_path: Path, number: int, is_damaged: bool) -> None:
+def test_single_file_survives_a_kill_without_links(tmp_path: Path, number: int, is_damaged: bool) -> None:
     """The kill happens before or after the new file is published; a truncated new file is rolled back."""
     target = tmp_path / "model.onnx"
     target.write_text("old")
@@ -250,11 +250,11 @@ def test_single_file_survives_a_kill_where_links_fail(tmp_path: Path, number: in
     assert ["model.onnx"] == [path.name for path in tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize(("content", "is_told"), [('{"status": "unfinished"}', True), ('{"status": "done"}', False)])
-def test_reader_is_told_of_an_unfinished_build(tmp_path: Path, content: str, is_told: bool) -> None:
+@pytest.mark.parametrize(("content", "has_note"), [('{"status": "unfinished"}', True), ('{"status": "done"}', False)])
+def test_reader_gets_a_note_on_an_unfinished_build(tmp_path: Path, content: str, has_note: bool) -> None:
     """A killed build leaves models of the build before."""
     (tmp_path / BUILD_MANIFEST_NAME).write_text(content)
-    assert is_told == bool(unfinished_notes([tmp_path / "model.onnx"]))
+    assert has_note == bool(unfinished_notes([tmp_path / "model.onnx"]))
     (tmp_path / BUILD_MANIFEST_NAME).write_text("{damaged")
     assert () == unfinished_notes([tmp_path])
 

@@ -53,7 +53,7 @@ def stripped(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("writer", ["ours", "protobuf"])
-def test_rewrite_metadata_reaches_every_node_and_nothing_else(writer: str, tmp_path: Path) -> None:
+def test_rewrite_metadata_reaches_every_node_only(writer: str, tmp_path: Path) -> None:
     """Nodes of branches and of functions get theirs, however the fields of the file are ordered."""
     source, target = tmp_path / "source.onnx", tmp_path / "target.onnx"
     if writer == "ours":
@@ -70,7 +70,7 @@ def test_rewrite_metadata_reaches_every_node_and_nothing_else(writer: str, tmp_p
     assert stripped(onnx.load(source)) == stripped(rewritten)
 
 
-def test_rewrite_metadata_copies_what_nobody_here_knows(tmp_path: Path) -> None:
+def test_rewrite_metadata_copies_unknown_fields(tmp_path: Path) -> None:
     """Fields of a later version of the format, at any level, and large values are copied byte by byte."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [5000]) for name in "xy")
     weight = numpy_helper.from_array(np.arange(5000, dtype=np.float32), "w")

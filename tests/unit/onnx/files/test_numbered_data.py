@@ -61,7 +61,7 @@ def test_model_with_its_weights_inside_is_linked(tmp_path: Path) -> None:
     assert not (tmp_path / "a.onnx").samefile(tmp_path / "c.onnx")
 
 
-def test_data_that_ends_early_is_told(tmp_path: Path) -> None:
+def test_truncated_data_is_reported(tmp_path: Path) -> None:
     """A file may be incomplete because it is still being written."""
     (tmp_path / "weights").write_bytes(b"123")
     with pytest.raises(InputError, match="cut off"):

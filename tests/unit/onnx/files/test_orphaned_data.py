@@ -42,14 +42,14 @@ def names(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("data", [None, "model.onnx.data", "model.onnx_data"])
-def test_data_of_a_replaced_model_goes_with_it(tmp_path: Path, data: str | None) -> None:
+def test_data_of_a_replaced_model_is_removed(tmp_path: Path, data: str | None) -> None:
     """Data files of an earlier version or another tool, named after the model alone, are removed too."""
     save(tmp_path, "model.onnx", data)
     assert replace(tmp_path / "model.onnx") == names(tmp_path)
     onnx.checker.check_model(str(tmp_path / "model.onnx"))
 
 
-def test_same_weights_stay_where_they_are(tmp_path: Path) -> None:
+def test_equal_weights_stay_in_their_file(tmp_path: Path) -> None:
     """Equal content has the same file name."""
     before = save(tmp_path, "model.onnx")
     assert before == replace(tmp_path / "model.onnx", seed=1) == names(tmp_path)
@@ -63,7 +63,7 @@ def test_data_that_another_model_names_stays(tmp_path: Path) -> None:
     assert before | written | {"other.onnx"} == names(tmp_path)
 
 
-def test_data_stays_where_another_model_cannot_be_read(tmp_path: Path) -> None:
+def test_data_stays_beside_an_unreadable_model(tmp_path: Path) -> None:
     """The unreadable model may reference the data."""
     before = save(tmp_path, "model.onnx")
     (tmp_path / "other.onnx").write_bytes(b"damaged")
@@ -71,7 +71,7 @@ def test_data_stays_where_another_model_cannot_be_read(tmp_path: Path) -> None:
     assert before | written | {"other.onnx"} == names(tmp_path)
 
 
-def test_data_that_is_not_called_after_the_model_stays(tmp_path: Path) -> None:
+def test_data_with_an_unrelated_name_stays(tmp_path: Path) -> None:
     """The file may be the source checkpoint of the export."""
     save(tmp_path, "model.onnx", "model.safetensors")
     assert replace(tmp_path / "model.onnx") | {"model.safetensors"} == names(tmp_path)
@@ -85,7 +85,7 @@ def test_data_that_no_model_names_stays(tmp_path: Path, content: bytes) -> None:
     assert replace(tmp_path / "model.onnx") | {"model.onnx.data"} == names(tmp_path)
 
 
-def test_kept_data_stays(tmp_path: Path) -> None:
+def test_protected_data_stays(tmp_path: Path) -> None:
     """A command does not remove the files that it reads."""
     before = save(tmp_path, "model.onnx", "model.onnx.data")
     with OutputFiles() as files:

@@ -34,7 +34,7 @@ def test_commit_puts_every_staged_file_in_place(tmp_path: Path) -> None:
     assert ["model.onnx", "report.md"] == _file_names(folder)
 
 
-def test_commit_takes_along_what_lies_beside_a_staged_file(tmp_path: Path) -> None:
+def test_commit_publishes_files_beside_a_staged_file(tmp_path: Path) -> None:
     """External data beside the staged model is published with the model, and before it."""
     with OutputFiles() as files:
         place = files.reserve(tmp_path / "model.onnx")
@@ -46,7 +46,7 @@ def test_commit_takes_along_what_lies_beside_a_staged_file(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_output_files_left_by_an_error_leave_everything_as_it_was(tmp_path: Path, error: type[BaseException]) -> None:
+def test_output_files_after_an_error_are_unchanged(tmp_path: Path, error: type[BaseException]) -> None:
     """An error inside the block, or an interruption, keeps the earlier file and removes new files and directories."""
     (tmp_path / "model.onnx").write_bytes(b"earlier")
 
@@ -174,7 +174,7 @@ def test_refuse_existing_refuses_a_directory_even_with_overwrite(tmp_path: Path)
         refuse_existing([tmp_path], overwrite=True)
 
 
-def test_refuse_existing_finds_an_unwritable_place_and_makes_nothing(tmp_path: Path) -> None:
+def test_refuse_existing_detects_an_unwritable_path_without_creating_it(tmp_path: Path) -> None:
     """A path below a file cannot be written; a directory that does not exist yet can, and is not made by asking."""
     (tmp_path / "file").touch()
     with pytest.raises(WriteError, match="cannot write"):
@@ -251,7 +251,7 @@ def test_commit_without_overwrite_refuses_a_file_that_came_meanwhile(tmp_path: P
     assert [target] == list(tmp_path.iterdir())
 
 
-def test_output_that_is_an_input_is_refused_whatever_path_leads_there(tmp_path: Path) -> None:
+def test_output_equal_to_an_input_is_refused_under_any_path(tmp_path: Path) -> None:
     """Another spelling and a symbolic link are the input; a hard link and a missing file are allowed."""
     source = tmp_path / "model.onnx"
     source.write_bytes(b"model")

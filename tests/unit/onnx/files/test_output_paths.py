@@ -15,14 +15,14 @@ def paths(output: Path, **options: bool) -> ExportPaths:
     return ExportPaths.for_output(output, **{"with_sidecar": True, "with_report": True, **options})
 
 
-def test_for_output_names_are_those_of_formats() -> None:
+def test_for_output_names_are_documented() -> None:
     """Sidecar and report have the stem of the model, the data file its whole name."""
     found = paths(Path("out/bert.v1.onnx"))
     assert Path("out/bert.v1_htp_metadata.json") == found.sidecar
     assert Path("out/bert.v1_htp_export_report.md") == found.report
 
 
-def test_for_output_leaves_out_what_is_not_asked_for() -> None:
+def test_for_output_omits_unrequested_files() -> None:
     """A sidecar needs the hierarchy, a report needs a request."""
     found = paths(Path("model.onnx"), with_sidecar=False, with_report=False)
     assert (None, None) == (found.sidecar, found.report)
@@ -53,7 +53,7 @@ def test_for_output_directory_is_refused_with_a_name(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model_htp_metadata.json", "model_htp_export_report.md"])
-def test_refuse_existing_names_the_file_that_is_there(name: str, tmp_path: Path) -> None:
+def test_refuse_existing_names_the_existing_file(name: str, tmp_path: Path) -> None:
     """Any existing file of the export is refused without ``overwrite``."""
     (tmp_path / name).write_text("earlier")
     with pytest.raises(OutputExistsError, match=name):

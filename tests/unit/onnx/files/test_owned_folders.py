@@ -36,7 +36,7 @@ def _remove_abandoned(directory: Path, *, with_unlocked: bool = False) -> None:
         folder.remove()
 
 
-def test_folder_goes_when_its_process_was_killed_and_not_before(tmp_path: Path) -> None:
+def test_folder_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     """The folder stays while its owner lives, and is removed with all its files afterwards."""
     owner = subprocess.Popen([sys.executable, "-c", _OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
@@ -69,7 +69,7 @@ def test_folder_of_this_process_is_not_abandoned(tmp_path: Path) -> None:
     assert [] == _names(tmp_path)
 
 
-def test_folder_whose_owner_was_killed_before_it_locked_it_goes_where_it_is_empty(tmp_path: Path) -> None:
+def test_unlocked_folder_of_a_killed_owner_is_removed_if_empty(tmp_path: Path) -> None:
     """An unlocked folder with files may belong to another version until a day has passed."""
     for name in ("empty", "full"):
         (tmp_path / f"{PREFIX}{name}").mkdir()
@@ -86,7 +86,7 @@ def test_folder_whose_owner_was_killed_before_it_locked_it_goes_where_it_is_empt
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="locks of another kind there")
-def test_folder_on_a_file_system_without_locks_goes_after_a_day(
+def test_folder_on_a_file_system_without_locks_is_removed_after_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Locks cannot show whether the owner has ended, so the age decides."""
@@ -128,7 +128,7 @@ with temporary_folder() as folder:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no such signal")
-def test_temporary_folder_removes_what_a_killed_command_left(tmp_path: Path) -> None:
+def test_temporary_folder_removes_files_of_killed_commands(tmp_path: Path) -> None:
     """The full copies of a killed optimization do not stay for ever."""
     variables = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(tmp_path))}
     killed = subprocess.run([sys.executable, "-c", _TEMPORARY, "kill"], env=variables, check=False)

@@ -42,7 +42,7 @@ def test_place_copy_is_a_file_of_its_own(tmp_path: Path) -> None:
     assert (tmp_path / "other.onnx").read_bytes() == source.read_bytes()
 
 
-def test_place_copy_with_external_data_stands_on_its_own(tmp_path: Path) -> None:
+def test_place_copy_with_external_data_is_self_contained(tmp_path: Path) -> None:
     """The data file has the new name only, as onnx requires; the copy works without the source."""
     source = written(tmp_path, external=True)
     expected = run_onnx(source, {"x": X})["y"]
@@ -57,7 +57,7 @@ def test_place_copy_with_external_data_stands_on_its_own(tmp_path: Path) -> None
     assert np.array_equal(expected, run_onnx(target, {"x": X})["y"])
 
 
-def test_place_copy_that_shares_data_names_that_of_the_source(tmp_path: Path) -> None:
+def test_place_copy_with_shared_data_names_the_data_of_the_source(tmp_path: Path) -> None:
     """The copy in the same folder shares the data file, and onnx accepts both models."""
     source = written(tmp_path, external=True)
     target = tmp_path / "other.onnx"
@@ -66,7 +66,7 @@ def test_place_copy_that_shares_data_names_that_of_the_source(tmp_path: Path) ->
     onnx.checker.check_model(str(target))
 
 
-def test_place_copy_keeps_several_data_files_apart(tmp_path: Path) -> None:
+def test_place_copy_keeps_several_data_files_separate(tmp_path: Path) -> None:
     """Each weight stays in a data file of its own."""
     body = "m (float[4] x) => (float[4] y) <float[4] w0 = {1, 2, 3, 4}, float[4] w1 = {5, 6, 7, 8}> "
     model = ir.to_proto(parse(body + "{ z = Add(x, w0) y = Mul(z, w1) }"))
@@ -84,7 +84,7 @@ def test_place_copy_keeps_several_data_files_apart(tmp_path: Path) -> None:
     assert np.array_equal(run_onnx(tmp_path / "model.onnx", feed)["y"], run_onnx(placed[0], feed)["y"])
 
 
-def test_external_files_that_are_missing_are_named(tmp_path: Path) -> None:
+def test_missing_external_files_are_named(tmp_path: Path) -> None:
     """The message has the expected path of the missing data."""
     source = written(tmp_path, external=True)
     (data,) = external_files(source)
@@ -104,7 +104,7 @@ def test_external_files_outside_the_folder_are_refused(tmp_path: Path, location:
         external_files(tmp_path / "model.onnx")
 
 
-def test_external_files_of_nothing_is_a_wrong_path(tmp_path: Path) -> None:
+def test_external_files_of_a_missing_model_are_a_wrong_path(tmp_path: Path) -> None:
     """A missing model is reported as missing."""
     with pytest.raises(ModelPathError, match="no such"):
         external_files(tmp_path / "missing.onnx")

@@ -59,7 +59,7 @@ def _model_with_large_tensors() -> onnx.ModelProto:
     return model
 
 
-def _without_values(model: onnx.ModelProto) -> onnx.ModelProto:
+def _remove_values(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the expected structure, made by removing the values."""
 
     def strip(tensor: onnx.TensorProto) -> None:
@@ -83,16 +83,16 @@ def _without_values(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def test_read_structure_keeps_everything_but_the_values_of_large_tensors(tmp_path: Path) -> None:
+def test_read_structure_keeps_all_fields_but_values_of_large_tensors(tmp_path: Path) -> None:
     """The structure is the model without the values of tensors of a page or more, at every depth."""
     path = tmp_path / "model.onnx"
     onnx.save(_model_with_large_tensors(), path)
     read = read_structure(path)
-    assert _without_values(_model_with_large_tensors()) == read
+    assert _remove_values(_model_with_large_tensors()) == read
     assert read.ByteSize() < path.stat().st_size / 2
 
 
-def test_read_structure_of_unpacked_values_steps_over_them(tmp_path: Path) -> None:
+def test_read_structure_of_unpacked_values_skips_values(tmp_path: Path) -> None:
     """Values written one field each, as protobuf also allows, are left out as well."""
     tensor = onnx.TensorProto(dims=[LARGE], data_type=TensorProto.INT64, name="w").SerializeToString()
     tensor += b"\x38\x05" * LARGE  # field 7, a varint, LARGE times
@@ -107,7 +107,7 @@ def test_read_structure_of_unpacked_values_steps_over_them(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
-def test_read_structure_of_truncated_file_says_it_is_cut_off(tmp_path: Path, share: float) -> None:
+def test_read_structure_of_truncated_file_reports_the_truncation(tmp_path: Path, share: float) -> None:
     """An interrupted download is distinguished from a file of another kind."""
     content = _model_with_large_tensors().SerializeToString()
     path = tmp_path / "model.onnx"
@@ -183,7 +183,7 @@ def test_read_structure_without_a_file_names_the_path(tmp_path: Path) -> None:
         read_structure(tmp_path)
 
 
-def test_read_referring_names_the_place_of_large_initializers_and_keeps_everything_else(tmp_path: Path) -> None:
+def test_read_referring_records_the_offset_of_large_initializers(tmp_path: Path) -> None:
     """The bytes of an initializer are found at its offset; other tensors have their values."""
     model = _model_with_large_tensors()
     path = tmp_path / "model.onnx"
@@ -208,7 +208,7 @@ def test_read_referring_names_the_place_of_large_initializers_and_keeps_everythi
     assert referring.graph.sparse_initializer == model.graph.sparse_initializer
 
 
-def test_opset_of_the_long_domain_is_that_of_the_graph(tmp_path: Path) -> None:
+def test_opset_of_the_long_domain_is_the_opset_of_the_graph(tmp_path: Path) -> None:
     """``ai.onnx`` is the empty domain, which ONNX Runtime reads, too; also in subgraphs."""
     model = parse(
         """m (float[2] x, bool c) => (float[2] y) { y = If (c) <

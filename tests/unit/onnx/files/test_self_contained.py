@@ -53,7 +53,7 @@ def answers(path: Path) -> dict[str, list[float]]:
 EXPECTED = {"a_out": [40.0] * 40, "tied_out": [40.0] * 40, "b_out": [3.0] * 3, "c_out": [7.0] * 7}
 
 
-def test_weights_go_inside(model: Path, tmp_path: Path) -> None:
+def test_weights_are_embedded(model: Path, tmp_path: Path) -> None:
     """The file works alone, in a folder of its own."""
     target = tmp_path / "alone" / "model.onnx"
     target.parent.mkdir()
@@ -63,7 +63,7 @@ def test_weights_go_inside(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [100, 400])
-def test_weights_stay_outside_where_the_file_would_be_too_large(model: Path, tmp_path: Path, limit: int) -> None:
+def test_weights_stay_outside_above_the_size_limit(model: Path, tmp_path: Path, limit: int) -> None:
     """The limit is below the size of the weights or of the file; data files are named after the new model."""
     target = tmp_path / "alone" / "model.onnx"
     target.parent.mkdir()

@@ -97,7 +97,7 @@ def _values_in_file(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]
     }
 
 
-def test_write_model_inline_equals_what_onnx_ir_saves(various: ir.Model, tmp_path: Path) -> None:
+def test_write_model_inline_equals_onnx_ir(various: ir.Model, tmp_path: Path) -> None:
     """The file equals the library's, message for message, except for the value types of weights."""
     assert (tmp_path / "ours.onnx",) == write_model(various, tmp_path / "ours.onnx")
     ir.save(various, tmp_path / "theirs.onnx")
@@ -114,9 +114,7 @@ def test_write_model_inline_equals_what_onnx_ir_saves(various: ir.Model, tmp_pat
 
 @settings(max_examples=30, deadline=None)
 @given(sizes=st.lists(st.integers(2000, 40_000), min_size=1, max_size=30), seed=st.integers(0, 2**16))
-def test_data_file_is_called_after_its_content_although_digested_while_it_is_written(
-    sizes: list[int], seed: int
-) -> None:
+def test_data_file_is_named_by_content_digested_during_the_write(sizes: list[int], seed: int) -> None:
     """Two threads write, some tensors late; a piece that was digested too early would give another name."""
     random = np.random.default_rng(seed)
     model = ir.Model(ir.Graph([], [], nodes=[], opset_imports={"": 17}), ir_version=10)
@@ -176,7 +174,7 @@ def test_write_model_over_the_limit_keeps_weights_outside(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_write_model_leaves_the_model_as_it_was(various: ir.Model, tmp_path: Path, external: bool) -> None:
+def test_write_model_leaves_the_model_unchanged(various: ir.Model, tmp_path: Path, external: bool) -> None:
     """Initializers keep their tensors, types and shapes, and their order."""
 
     def everything() -> list[tuple[str, Any, Any, Any]]:
@@ -189,7 +187,7 @@ def test_write_model_leaves_the_model_as_it_was(various: ir.Model, tmp_path: Pat
     assert before == everything()
 
 
-def test_write_model_brings_in_data_that_lies_in_another_file(various: ir.Model, tmp_path: Path) -> None:
+def test_write_model_embeds_data_of_another_file(various: ir.Model, tmp_path: Path) -> None:
     """A model loaded from external data is written whole, without its old data file."""
     _, data = write_model(various, tmp_path / "external.onnx", external=True)
     write_model(ir.load(tmp_path / "external.onnx"), tmp_path / "inline.onnx", external=False)
@@ -233,13 +231,13 @@ def test_write_model_holds_one_tensor_at_a_time(tmp_path: Path, external: bool) 
     assert counted.most <= 2
 
 
-def test_write_model_to_a_place_that_is_not_there_names_path_and_reason(tmp_path: Path) -> None:
+def test_write_model_to_a_missing_place_names_path_and_reason(tmp_path: Path) -> None:
     """An error of the operating system becomes a WriteError with the path."""
     with pytest.raises(WriteError, match=r"write .*model\.onnx"):
         write_model(_model_with_initializers([]), tmp_path / "missing" / "model.onnx")
 
 
-def test_write_model_refuses_a_node_whose_tensor_lies_elsewhere(tmp_path: Path) -> None:
+def test_write_model_refuses_a_node_with_an_external_tensor(tmp_path: Path) -> None:
     """The file would depend on another file."""
     model = _model_with_initializers([])
     tensor = ir.ExternalTensor("elsewhere", 0, 4, ir.DataType.FLOAT, shape=ir.Shape([1]), name="t")
@@ -250,7 +248,7 @@ def test_write_model_refuses_a_node_whose_tensor_lies_elsewhere(tmp_path: Path) 
 
 @pytest.mark.parametrize("external", [True, False])
 @pytest.mark.parametrize("size", [2, 40, 5000])
-def test_write_model_raises_what_a_tensor_that_is_computed_raises(external: bool, size: int, tmp_path: Path) -> None:
+def test_write_model_raises_the_error_of_a_computed_tensor(external: bool, size: int, tmp_path: Path) -> None:
     """The error reaches the caller unchanged for tensors of every size."""
     refusal = QuantizeError("no numbers")
 

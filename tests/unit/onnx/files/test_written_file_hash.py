@@ -56,7 +56,7 @@ def test_large_file_is_not_read_again(tmp_path: Path) -> None:
     assert hash_file(path) == digest
 
 
-def test_file_cut_off_while_it_was_hashed(tmp_path: Path) -> None:
+def test_file_truncated_during_its_hash_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "data"
     with WrittenFileHash(path) as file_hash:
         path.write_bytes(bytes(REMEMBERED_BYTES))

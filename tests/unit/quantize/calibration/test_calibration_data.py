@@ -72,7 +72,7 @@ def test_ranges_come_from_all_files_of_a_folder(model: Path, folder: Path) -> No
     assert 5 == result.fidelity.draws, "the result is compared on the data"
 
 
-def test_number_of_samples_is_that_asked_for(model: Path, folder: Path) -> None:
+def test_requested_number_of_samples_is_read(model: Path, folder: Path) -> None:
     """The first in the order of their names."""
     result = _quantize(model, calibration_data=str(folder), samples=1)
     assert (_rows(0).max() - _rows(0).min()) / 255 == pytest.approx(_scale_of_x(result.model_path), rel=1e-5)
@@ -85,7 +85,7 @@ def test_one_file_is_one_sample(model: Path, folder: Path) -> None:
     assert 1 == result.calibration.record["samples"]
 
 
-def test_without_data_random_values_are_drawn_and_said(model: Path) -> None:
+def test_random_values_without_data_are_noted(model: Path) -> None:
     """A note, the summary and the metadata name the random values; another seed gives other ranges."""
     result = _quantize(model, samples=3)
     assert any("random values" in note and "calibration_data" in note for note in result.notes)
@@ -96,7 +96,7 @@ def test_without_data_random_values_are_drawn_and_said(model: Path) -> None:
     assert first != _scale_of_x(_quantize(model, samples=3, seed=1).model_path)
 
 
-def test_sizes_of_random_values_are_those_given(model: Path) -> None:
+def test_random_values_have_the_requested_sizes(model: Path) -> None:
     """More rows have a wider range."""
     one, many = (
         _scale_of_x(_quantize(model, samples=1, sizes={"batch": size}, verify=False).model_path) for size in (1, 4096)
@@ -144,7 +144,7 @@ def test_data_of_another_form_is_refused(model: Path, name: str, error: type[Exc
         _quantize(model, calibration_data=str(model.with_name(name)))
 
 
-def test_data_that_is_not_finite_names_the_module(model: Path, folder: Path) -> None:
+def test_non_finite_data_names_the_module(model: Path, folder: Path) -> None:
     """A range cannot contain infinity."""
     rows = _rows(2)
     rows[0, 0] = 3e38
@@ -165,13 +165,13 @@ def test_options_of_the_calibration_need_a_mode_that_calibrates(model: Path, fol
         quantize_onnx(model, there, precision="int8", mode="qdq", calibration_data=str(folder))
 
 
-def test_result_is_refused_for_the_data_it_was_calibrated_with(model: Path, folder: Path) -> None:
+def test_result_is_refused_on_its_calibration_data(model: Path, folder: Path) -> None:
     """The comparison is on the user's samples."""
     with pytest.raises(VerificationError, match="SQNR"):
         _quantize(model, calibration_data=str(folder), min_sqnr_db=150.0)
 
 
-def test_batch_normalization_goes_into_the_convolution(tmp_path: Path) -> None:
+def test_batch_normalization_is_folded_into_the_convolution(tmp_path: Path) -> None:
     """No integer kernel computes batch normalization; a note mentions the fold."""
     body = """m (float[1, 2, 8, 8] x) => (float[1, 4, 6, 6] y) <float[4] s = {1, 2, 1, 0.5}, float[4] b = {0, 1, -1, 2},
         float[4] m = {0.1, 0.2, 0, -0.3}, float[4] v = {1, 0.5, 2, 1}> {
@@ -209,7 +209,7 @@ def text_model(tmp_path: Path) -> Path:
         ("a.jsonl", '{"sentence": "the dog"}\n{"sentence": "saw a red ball"}\n'),
     ],
 )
-def test_texts_go_through_the_tokenizer_beside_the_model(text_model: Path, name: str, content: str) -> None:
+def test_texts_are_tokenized_with_the_tokenizer_beside_the_model(text_model: Path, name: str, content: str) -> None:
     """Each text is a sample."""
     text_model.with_name(name).write_text(content, encoding="utf-8")
     result = _quantize(text_model, calibration_data=str(text_model.with_name(name)))
@@ -260,7 +260,7 @@ def test_data_set_is_closed_when_the_work_is_done(
     assert ["texts.json"] == [data.name for data in closed]
 
 
-def test_files_that_ranges_depend_on_are_those_that_are_read(text_model: Path, folder: Path) -> None:
+def test_range_dependencies_are_the_read_files(text_model: Path, folder: Path) -> None:
     """Only files of the samples read count; the tokenizer's files count for texts."""
     texts = text_model.with_name("texts.txt")
     texts.write_text("the dog\n", encoding="utf-8")

@@ -25,7 +25,7 @@ def arrays(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_kind_of_data_is_that_of_its_files(arrays: Path) -> None:
+def test_kind_of_data_follows_its_files(arrays: Path) -> None:
     """A folder with arrays is read as arrays."""
     assert "arrays" == calibration_kind(arrays) == calibration_kind(arrays / "a.npz")
     assert "texts" == calibration_kind(arrays / "texts.csv")
@@ -37,7 +37,7 @@ def test_files_of_a_folder_are_its_arrays_in_order(arrays: Path) -> None:
     assert {"texts.csv": arrays / "texts.csv"} == calibration_files(arrays / "texts.csv")
 
 
-def test_data_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_data_is_refused(tmp_path: Path) -> None:
     """An unsupported format is refused too."""
     (tmp_path / "data.bin").write_bytes(b"")
     for data in (tmp_path / "missing.npz", tmp_path / "data.bin"):

@@ -111,7 +111,7 @@ def test_awq_is_folded_into_the_scale_before_and_else_multiplied(source: Path, d
 
 
 @pytest.mark.parametrize("options", [{"symmetric": True}, {"block_size": 128}, {"block_size": 16}], ids=str)
-def test_forms_go_with_data(source: Path, data: Path, options: dict[str, object]) -> None:
+def test_block_formats_are_calibrated_with_data(source: Path, data: Path, options: dict[str, object]) -> None:
     """Blocks without a zero point, and such that divide no depth, are found with data as well."""
     assert 4 == quantized(source, data, "gptq", **options).quantized
 
@@ -129,14 +129,14 @@ def test_two_bits_are_written(source: Path, data: Path) -> None:
     assert decibels(done) > 0
 
 
-def test_layers_are_as_many_as_one_layer(source: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_layers_are_quantized_like_one_layer(source: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All weights are quantized with one layer and with many, and the outputs are about equally exact."""
     several = decibels(quantized(source, data, "gptq"))
     monkeypatch.setattr(layer_calibration, "FEWEST_LAYERS", 1)
     assert several == pytest.approx(decibels(quantized(source, data, "gptq")), abs=3.0)
 
 
-def test_shared_weight_and_table_are_found_together(tmp_path: Path) -> None:
+def test_weight_shared_with_a_table_is_quantized_once(tmp_path: Path) -> None:
     """A table that a product reads too has the blocks of the product; a table without a product is rounded."""
     weights = ", ".join([weight("w_e", 40, 64), weight("w_p", 16, 64)])
     body = f"""m (int64[5] i) => (float[5, 40] y) <{weights}> {{
@@ -173,7 +173,7 @@ def test_data_with_nan_is_refused_by_weight_and_sample(source: Path, tmp_path: P
     ],
     ids=str,
 )
-def test_data_that_nothing_reads_is_refused(source: Path, data: Path, options: dict[str, str]) -> None:
+def test_unread_calibration_data_is_refused(source: Path, data: Path, options: dict[str, str]) -> None:
     """An algorithm without data takes none, and a mode without blocks has no algorithm."""
     values = {key: str(data) if key == "calibration_data" else value for key, value in options.items()}
     with pytest.raises(UsageError):
@@ -212,7 +212,7 @@ def test_padding_does_not_count(tmp_path: Path) -> None:
     assert short == padded
 
 
-def test_algorithm_of_a_module_wins_over_that_of_the_others(source: Path, data: Path) -> None:
+def test_algorithm_of_a_module_overrides_the_default(source: Path, data: Path) -> None:
     """A module's algorithm is used for its product even if another product reads the same input."""
     weights = ", ".join([weight("w_q", 64, 64), weight("w_k", 64, 64), weight("w_b", 64)])
     net = f"""m (float[N, 64] x) => (float[N, 64] y) <{weights}> {{

@@ -71,7 +71,7 @@ def test_factor_times_its_transpose_is_the_matrix(size: int) -> None:
     np.testing.assert_allclose(gram, factor @ factor.T, atol=1e-5 * float(gram.max()))
 
 
-def test_factor_of_what_is_not_positive_definite_is_refused() -> None:
+def test_factor_of_an_indefinite_matrix_is_refused() -> None:
     """A Gram matrix with a negative eigenvalue is refused."""
     with pytest.raises(QuantizeError):
         factor_in_place(-np.eye(4, dtype=np.float32))
@@ -90,7 +90,7 @@ def test_gptq_errs_less_than_rounding_on_correlated_inputs(bits: int, *, is_symm
     assert [part.shape for part in rounded if part is not None] == [part.shape for part in blocks if part is not None]
 
 
-def test_gptq_is_near_the_best_there_is() -> None:
+def test_gptq_is_close_to_brute_force() -> None:
     """Brute force over all steps of the same grid finds hardly better values for one short column."""
     generator = np.random.default_rng(3)
     depth = 8
@@ -130,7 +130,7 @@ def test_gptq_of_a_depth_that_blocks_do_not_divide() -> None:
     assert error < 0.01
 
 
-def test_awq_scale_makes_outputs_better_where_inputs_differ_in_size() -> None:
+def test_awq_scale_improves_outputs_for_inputs_of_different_size() -> None:
     """The scale reduces the output error; inputs of equal size need none, and a scale does no harm."""
     weights, statistics, form = matrix(), statistics_of(correlated_inputs()), form_of(4)
     scale = awq_scale([weights], statistics, [form])

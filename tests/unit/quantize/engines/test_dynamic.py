@@ -49,7 +49,7 @@ def weights(model: ir.Model) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("per_channel", [True, False])
-def test_engine_makes_what_bare_onnxruntime_makes(tmp_path: Path, per_channel: bool) -> None:
+def test_engine_equals_bare_onnxruntime(tmp_path: Path, per_channel: bool) -> None:
     """Nodes, scales, zero points and integers are those of ``quantize_dynamic`` on the same file."""
     model = parse(TWO_PRODUCTS)
     ir.save(model, tmp_path / "plain.onnx")
@@ -64,7 +64,7 @@ def test_engine_makes_what_bare_onnxruntime_makes(tmp_path: Path, per_channel: b
     assert weights(bare) == weights(ours)
 
 
-def test_engine_computes_integers_when_they_are_read() -> None:
+def test_engine_computes_integers_on_read() -> None:
     """Quantized weights are computed from their source on access and are not held in memory."""
     ours = quantized(parse(TWO_PRODUCTS))
 
@@ -88,7 +88,7 @@ def test_engine_quantizes_gemms_that_share_a_weight() -> None:
     assert np.array_equal(answers["doubled"], expected["doubled"])
 
 
-def test_engine_leaves_gemms_it_was_not_asked_for() -> None:
+def test_engine_leaves_unrequested_gemms() -> None:
     """Nodes outside the task are not changed."""
     ours = quantized(parse(GEMMS), "/gemm/Gemm_0")
 
@@ -96,7 +96,7 @@ def test_engine_leaves_gemms_it_was_not_asked_for() -> None:
     assert operators(ours).count("Gemm") == 2
 
 
-def test_engine_reads_weights_of_a_data_file_small_ones_included(tmp_path: Path) -> None:
+def test_engine_reads_small_weights_of_a_data_file(tmp_path: Path) -> None:
     """Weights outside the model file, however small, become the same integers as those inside."""
     model = parse(TWO_PRODUCTS)
     expected = weights(quantized(model))
@@ -105,7 +105,7 @@ def test_engine_reads_weights_of_a_data_file_small_ones_included(tmp_path: Path)
     assert expected == weights(quantized(ir.load(tmp_path / "outside.onnx")))
 
 
-def test_names_that_the_graph_has_already_are_not_taken() -> None:
+def test_existing_names_are_not_reused() -> None:
     """Initializers with the names of the engine's own tensors keep their values and readers."""
     names = ("w_transposed", "w_scale", "w_quantized", "w_zero_point", "y_product", "w_transposed_scale")
     extra = ", ".join(f"float[3, 32] {name} = {{0}}" for name in names)

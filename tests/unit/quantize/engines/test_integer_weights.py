@@ -38,7 +38,7 @@ def weight(dtype: str = "float32", shape: tuple[int, ...] = (6, 5)) -> np.ndarra
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("integer", [INT8, UINT8])
 @pytest.mark.parametrize("axis", [None, 0, -1])
-def test_integers_are_those_of_onnxruntime(dtype: str, symmetric: bool, integer: ir.DataType, axis: int | None) -> None:
+def test_integers_equal_onnxruntime(dtype: str, symmetric: bool, integer: ir.DataType, axis: int | None) -> None:
     """Scales, zero points and integers equal ONNX Runtime's result for each channel bit by bit."""
     values = weight(dtype)
     channels = [values] if axis is None else list(np.moveaxis(values, axis, 0))
@@ -65,7 +65,7 @@ def test_integers_of_a_large_weight_do_not_depend_on_its_pieces(axis: int | None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_measure_scales_of_a_weight_that_is_not_finite_names_it(value: float) -> None:
+def test_measure_scales_of_a_non_finite_weight_names_the_weight(value: float) -> None:
     """NaN and infinity have no integer."""
     values = weight()
     values[1, 1] = value
@@ -73,7 +73,7 @@ def test_measure_scales_of_a_weight_that_is_not_finite_names_it(value: float) ->
         measure_scales(ir.tensor(values, name="w"), 0, integer_range(INT8, symmetric=True))
 
 
-def test_measure_scales_of_an_axis_that_is_not_there_is_refused() -> None:
+def test_measure_scales_of_a_missing_axis_is_refused() -> None:
     """A weight of two dimensions has no third."""
     with pytest.raises(ValueError, match="no axis 2"):
         measure_scales(ir.tensor(weight()), 2, integer_range(INT8, symmetric=True))

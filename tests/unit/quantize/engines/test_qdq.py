@@ -85,7 +85,7 @@ def test_shared_input_belongs_to_the_common_module_of_its_readers() -> None:
     assert "/M/Both" == tags["x_QuantizeLinear"] == tags["x_DequantizeLinear"]
 
 
-def test_convolutions_stay_integer_through_what_joins_them() -> None:
+def test_convolutions_stay_integer_through_joining_operators() -> None:
     """An activation is quantized after its ReLU; sum, pool and reshape stay integer, and the outputs stay close."""
     model = tagged_graph(CNN, CNN_TAGS, CNN_WEIGHTS)
     expected = _run(model, {"x": IMAGE}, optimize=False)
@@ -100,7 +100,7 @@ def test_convolutions_stay_integer_through_what_joins_them() -> None:
     assert not {"w1", "w2", "w3", "wb"} & result.model.graph.initializers.keys()
 
 
-def test_excluded_module_reads_what_it_read_before() -> None:
+def test_excluded_module_keeps_its_inputs() -> None:
     """Weight and float inputs of an excluded module stay, although other modules read both quantized."""
     body = """m (float[N, 4] x) => (float[N, 4] y) {
         a = MatMul (x, w1) b = MatMul (x, w1) c = MatMul (b, w2) y = Add (a, c) }"""
@@ -150,7 +150,7 @@ def test_bias_behind_a_product_is_an_integer_that_a_kernel_adds(batch: str, tmp_
     assert (2, 0) == (operators.count(kernel), operators.count("Gemm") + operators.count("MatMul"))
 
 
-def test_bias_of_an_excluded_sum_stays_as_it_is() -> None:
+def test_bias_of_an_excluded_sum_stays() -> None:
     """The sum belongs to an excluded module, unlike the product."""
     body = "m (float[2, 3, 4] x) => (float[2, 3, 4] y) { h = MatMul (x, w1) y = Add (h, wb) }"
     model = tagged_graph(body, ("/M/Up", "/M/Kept"), {"w1": (4, 4), "wb": (4,)})
@@ -169,7 +169,7 @@ def test_output_of_the_graph_keeps_its_name() -> None:
     assert {"/M/Stem"} == set(_tags(result.model).values())
 
 
-def test_table_is_read_by_integers_and_what_it_found_becomes_floats() -> None:
+def test_table_is_read_as_integers_and_its_rows_become_floats() -> None:
     """The table itself is not turned into floats at each run."""
     body = "m (int64[N] i) => (float[N, 4] y) { e = Gather (w1, i) y = MatMul (e, w2) }"
     model = tagged_graph(body, ("/M/Table", "/M/Head"), {"w1": (16, 4), "w2": (4, 4)})
@@ -184,7 +184,7 @@ def test_table_is_read_by_integers_and_what_it_found_becomes_floats() -> None:
 
 
 @pytest.mark.parametrize(("opset", "domain"), [(17, "com.microsoft"), (21, "")])
-def test_16_bit_activations_are_finer_and_of_the_domain_that_has_them(opset: int, domain: str) -> None:
+def test_16_bit_activations_have_the_domain_of_their_opset(opset: int, domain: str) -> None:
     """ONNX's own operators take 16 bits from opset 21; ONNX Runtime's at any."""
     model = tagged_graph(MLP, MLP_TAGS, MLP_WEIGHTS, opset=opset)
     expected = _run(model, {"x": X})
@@ -197,7 +197,7 @@ def test_16_bit_activations_are_finer_and_of_the_domain_that_has_them(opset: int
     assert _sqnr_db(expected, _run(result.model, {"x": X})) > _sqnr_db(expected, eight) + 2
 
 
-def test_modules_of_other_precisions_stand_side_by_side() -> None:
+def test_modules_of_several_precisions_coexist() -> None:
     """Each group has pairs of its own type."""
     model = tagged_graph(MLP, MLP_TAGS, MLP_WEIGHTS)
     result = quantized(model, [{"x": X}], per_module={"Down": "w8a16"})
@@ -233,7 +233,7 @@ def test_layer_behind_an_integer_kernel_of_another_precision_gets_its_own(base: 
     assert _sqnr_db(expected, _run(result.model, {"x": IMAGE})) > 25
 
 
-def test_weight_that_is_not_finite_is_refused() -> None:
+def test_non_finite_weight_is_refused() -> None:
     """NaN has no scale."""
     model = tagged_graph(MLP, MLP_TAGS, MLP_WEIGHTS)
     array = np.zeros((4, 4), np.float32)
@@ -271,7 +271,7 @@ def test_untagged_graph_gets_no_tags() -> None:
     assert 2 == result.quantized
 
 
-def test_given_model_stays_as_it_is() -> None:
+def test_source_model_stays_unchanged() -> None:
     """The engine works on a copy."""
     model = tagged_graph(MLP, MLP_TAGS, MLP_WEIGHTS)
     before = ir.to_proto(model).SerializeToString(deterministic=True)

@@ -51,7 +51,7 @@ def test_product_becomes_one_in_blocks(precision: str, options: dict[str, int]) 
 
 
 @pytest.mark.parametrize("algorithm", ["rtn", "hqq", "k_quant"])
-def test_algorithms_of_onnxruntime_answer_alike(algorithm: str) -> None:
+def test_algorithms_of_onnxruntime_give_runnable_weights(algorithm: str) -> None:
     """Every algorithm gives a weight that ONNX Runtime runs, even if no block size divides the depth."""
     model = weighted(PRODUCT.replace("2,64", "2,70"), w=(70, 48))
     quantized = quantize_weights(model, task_for(model, "int4", algorithm=algorithm))
@@ -140,7 +140,7 @@ def test_tied_table_for_openvino_is_two_constants_and_one_range_of_bytes(precisi
     assert sqnr_db(model, quantized, ids=IDS) > LEAST_DB[precision]
 
 
-def test_names_that_are_taken_are_not_given_again() -> None:
+def test_existing_names_are_not_reused() -> None:
     """Values that already have the names of the new weight and of the reshaped table keep their names."""
     body = TIED.replace("e = Gather (w, ids)", "w_Q4 = Identity (ids)  w_Q4_2_table = Gather (w, w_Q4)")
     model = weighted(body.replace("(e, t)", "(w_Q4_2_table, t)"), w=(80, 64))
@@ -150,7 +150,7 @@ def test_names_that_are_taken_are_not_given_again() -> None:
     assert sqnr_db(model, quantized, ids=IDS) > LEAST_DB["int4"]
 
 
-def test_tied_table_of_an_embedding_that_stays_is_kept_beside_the_head() -> None:
+def test_tied_table_of_a_float_embedding_stays_beside_the_head() -> None:
     """Only the head gets few bits; the table stays for the embedding."""
     model = weighted(TIED, w=(80, 64))
     quantized = quantize_weights(model, task_for(model, "int4", "MatMul"))
@@ -187,7 +187,7 @@ def test_weight_read_in_slabs_is_the_same(
     ("bits", "block_size", "depth"), [(4, 32, 96), (4, 16, 4096), (8, 64, 192), (4, 32, 100), (8, 16, 33)]
 )
 @pytest.mark.parametrize("is_symmetric", [False, True])
-def test_rounded_blocks_are_those_of_onnxruntime(bits: int, block_size: int, depth: int, is_symmetric: bool) -> None:
+def test_rounded_blocks_equal_onnxruntime(bits: int, block_size: int, depth: int, is_symmetric: bool) -> None:
     """Bit for bit, in either memory order: zeros, one sign only, equal ends, halves, subnormal scales."""
     matrix = np.random.default_rng(6).standard_normal((depth, 12)).astype(np.float32)
     matrix[:, 0], matrix[:, 1], matrix[:, 2] = 0, np.abs(matrix[:, 1]), -np.abs(matrix[:, 2])

@@ -83,7 +83,7 @@ def test_carry_nodes_that_survived_get_all_their_keys_back() -> None:
     assert "{}" == after.metadata_props["winml.model"]
 
 
-def test_carry_tags_that_were_kept_stay_and_what_stands_beside_them_is_mended() -> None:
+def test_carry_preserved_tags_stay_and_their_other_keys_are_repaired() -> None:
     """A tag left by the tool is kept; an outdated depth, module or namespace is replaced."""
     before, after = original(), original()
     node = after.graph.node(0)
@@ -94,14 +94,14 @@ def test_carry_tags_that_were_kept_stay_and_what_stands_beside_them_is_mended() 
     assert {**before.graph.node(0).metadata_props, "mine": "1"} == node.metadata_props
 
 
-def test_carry_tag_of_another_model_is_not_kept() -> None:
+def test_carry_tag_of_another_model_is_replaced() -> None:
     """A tag no module of the model before has is found anew."""
     after = original()
     write_tag(after.graph.node(2), NodeTag("/Other/Thing", "thing", "direct"))
     assert ("/M/Fc1/Act", "direct") == carried(after)["r"]
 
 
-def test_carry_fused_node_gets_the_common_module_of_what_it_replaced() -> None:
+def test_carry_fused_node_gets_the_common_module_of_the_replaced_nodes() -> None:
     """A node between two values replaced all nodes between the values, and lists their modules."""
     after = rebuilt(
         """agraph (float[2, 4] x) => (float[2, 4] z) WEIGHTS {
@@ -125,7 +125,7 @@ def test_carry_shared_output_alone_shows_no_kinship() -> None:
     assert (1, 0) == (carry_tags(original(), kin).matched, carry_tags(original(), stranger).matched)
 
 
-def test_carry_node_that_took_over_a_value_is_more_than_its_name_says() -> None:
+def test_carry_node_with_a_foreign_value_replaces_two_nodes() -> None:
     """A node with the name of one original and the value of another replaced two nodes."""
     after = rebuilt(
         """agraph (float[2, 4] x) => (float[2, 4] z) WEIGHTS {
@@ -139,7 +139,7 @@ def test_carry_node_that_took_over_a_value_is_more_than_its_name_says() -> None:
     assert ("/M/Fc1", "merged") == carried(after)["r"]
 
 
-def test_carry_fused_name_tells_the_source_of_a_value_nobody_knows() -> None:
+def test_carry_fused_name_identifies_the_source_of_an_unknown_value() -> None:
     """ONNX Runtime names a fused node after its source; helpers beside it stand for the same nodes."""
     after = rebuilt(
         """agraph (float[2, 4] x) => (float[2, 4] z) <float[4, 4] w_t, float[4] b_c, float[4, 4] w2, int64[2] s> {
@@ -158,7 +158,7 @@ def test_carry_fused_name_tells_the_source_of_a_value_nobody_knows() -> None:
 
 
 @pytest.mark.parametrize("name", ["/fc1/MatMul_1", "MatMul_token_3", "/fc1/MatMul_token_3"])
-def test_carry_name_of_another_node_is_no_fused_name(name: str) -> None:
+def test_carry_name_with_a_numeric_suffix_is_no_fused_name(name: str) -> None:
     """``MatMul_1`` is not made of ``MatMul``."""
     after = rebuilt(
         """agraph (float[2, 4] x) => (float[2, 4] q) <float[4, 4] v> {
@@ -169,7 +169,7 @@ def test_carry_name_of_another_node_is_no_fused_name(name: str) -> None:
     assert ("/M", "root") == carried(after)["q"]
 
 
-def test_carry_weight_narrows_down_what_a_node_replaced() -> None:
+def test_carry_weight_identifies_the_replaced_node() -> None:
     """A node between new values belongs to the module of the weight that it reads."""
     after = rebuilt(
         """agraph (float[2, 4] x) => (float[2, 4] z) WEIGHTS {
@@ -185,7 +185,7 @@ def test_carry_weight_narrows_down_what_a_node_replaced() -> None:
     assert {"p": "/M/Fc1", "q": "/M/Fc1", "t": "/M/Fc2", "z": "/M"} == {name: tags[name][0] for name in "pqtz"}
 
 
-def test_carry_new_node_inherits_from_those_that_read_it() -> None:
+def test_carry_new_node_inherits_from_its_readers() -> None:
     """Inserted casts belong to the node that reads them, else to the preceding node."""
     after = rebuilt(
         """agraph (float[2, 4] x) => (float16[2, 4] y) WEIGHTS {
@@ -225,13 +225,13 @@ def test_carry_constants_computed_ahead_do_not_pull_a_node_to_the_root() -> None
     assert {"z": ("/M/Fc1", "merged")} == carried(after, before)
 
 
-def test_carry_identical_nodes_that_became_one_keep_the_tag_of_the_one_that_stayed() -> None:
+def test_carry_merged_identical_nodes_keep_the_tag_of_the_remaining_node() -> None:
     """A node with an input from another module is still the same node."""
     after = rebuilt(MLP, {**SAME, "m": ""})
     assert ("/M/Fc1", "direct") == carried(after)["m"]
 
 
-def test_carry_untagged_model_gives_nothing() -> None:
+def test_carry_untagged_model_has_no_tags() -> None:
     """A model without tags gives a result without tags, and the report says so."""
     before, after = original(), rebuilt(MLP, SAME)
     for node in all_nodes(before):
@@ -243,7 +243,7 @@ def test_carry_untagged_model_gives_nothing() -> None:
     assert "no tags" in report.notes[0]
 
 
-def test_carry_unrelated_graph_ends_at_the_root_and_says_so() -> None:
+def test_carry_unrelated_graph_ends_at_the_root_with_a_note() -> None:
     """Nodes with no match belong to the root, and a note counts them."""
     after = rebuilt("agraph (float[2] u) => (float[2] v) { v = Relu(u) }", {})
     report = carry_tags(original(), after)
@@ -269,7 +269,7 @@ def test_carry_reaches_subgraphs() -> None:
     assert {"y": "/M/Fc1", "u": "/M/Fc1/Act", "p": "/M/Fc2", "q": "/M/Fc2", "z": "/M"} == tags
 
 
-def test_carry_branch_that_was_flattened_keeps_the_tags_of_its_nodes() -> None:
+def test_carry_flattened_branch_keeps_the_tags_of_its_nodes() -> None:
     """A branch node that now makes the output of the ``If`` is still the same node."""
     before = original(IF, IF_PLACES)
     after = rebuilt(
@@ -313,7 +313,7 @@ def test_carry_inlined_function_belongs_to_its_call() -> None:
     assert {"k": "/M/Fc1", "y": "/M/Fc1", "z": "/M"} == {n: t for n, (t, _) in carried(after, called()).items()}
 
 
-def test_carry_function_nobody_called_before_belongs_to_its_callers() -> None:
+def test_carry_new_function_belongs_to_its_callers() -> None:
     """Nodes moved into a new function belong to the module of its call."""
     after = ir.from_onnx_text(
         WITH_DOMAIN
@@ -326,7 +326,7 @@ def test_carry_function_nobody_called_before_belongs_to_its_callers() -> None:
     assert "/M/Fc1" == tags["s"][0] == tags["t"][0]
 
 
-def test_carry_twice_changes_nothing() -> None:
+def test_carry_twice_has_no_further_effect() -> None:
     """Transferred tags and the list of modules are kept in the second transfer."""
     before, after = original(), rebuilt(MLP.replace("r = Relu(a)", "r = Elu(a)"), {})
     carry_tags(before, after)

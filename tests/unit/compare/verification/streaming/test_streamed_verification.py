@@ -48,7 +48,7 @@ def _verified(checkpoint: Path, model: Path) -> tuple[VerificationInfo, list[str
         return verify_written_file(written, prepared, inputs, is_streamed=True), inputs.notes
 
 
-def test_right_file_is_verified_at_several_sizes(checkpoint: Path) -> None:
+def test_correct_file_is_verified_at_several_sizes(checkpoint: Path) -> None:
     """The comparison is in float32, since the checkpoint is bfloat16; a note says that no text was generated."""
     verification, notes = _verified(checkpoint, checkpoint / "model.onnx")
     assert verification.is_verified
@@ -58,7 +58,7 @@ def test_right_file_is_verified_at_several_sizes(checkpoint: Path) -> None:
     assert ["Text generation was not compared: the weights are read piece by piece."] == notes
 
 
-def test_wrong_weight_is_found(checkpoint: Path, tmp_path: Path) -> None:
+def test_wrong_weight_is_detected(checkpoint: Path, tmp_path: Path) -> None:
     """One matrix of one layer is halved."""
     proto = onnx.load(checkpoint / "model.onnx")
     weight = [item for item in proto.graph.initializer if len(item.dims) == 2][-1]

@@ -82,7 +82,7 @@ def test_header_is_read(tmp_path: Path) -> None:
         (_file(tensors=(_tensor("w", (2,), offset=2**60),)), "truncated"),
     ],
 )
-def test_number_that_the_file_has_no_room_for_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+def test_number_beyond_the_file_size_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
     """The message names the file and the key or tensor."""
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
