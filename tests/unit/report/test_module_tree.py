@@ -87,7 +87,7 @@ def test_folded_tree_covers_every_module_without_equal_siblings(model: _Module) 
     def size(module: _Module) -> int:
         return 1 + sum(map(size, module.children))
 
-    folded = _tree_lines([model], TreeLimits())
+    folded = _shown([model], TreeLimits())
     assert size(model) == count(folded)
     for shown, _ in walk_rows(folded):
         assert shown.count == 1 or shown.count >= FEWEST_FOLDED

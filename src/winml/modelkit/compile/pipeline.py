@@ -237,7 +237,7 @@ def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider, source_path: str
         )
 
 
-def _describe_part(node: ir.Node, displayed: str) -> CompiledPart:
+def _describe_part(node: ir.Node, source_path: str) -> CompiledPart:
     """Return the record of an ``EPContext`` node.
 
     Raises:

@@ -472,7 +472,7 @@ def _make_samples(run: ExportRun, part: ModelPart) -> tuple[Sequence[Arrays], Qu
         return None
     weights_bytes = sum(value.numel() * value.element_size() for value in part.module.parameters())
     try:
-        made = generate_samples(inputs, folder, default_samples(weights_bytes), RunOptions("", seed=run.seed))
+        sample_values = generate_samples(inputs, folder, default_samples(weights_bytes), RunOptions("", seed=run.seed))
     except WinMLError:
         return None
     return [values.feeds for values in sample_values], QualitySamples("processor", len(sample_values), run.seed)

@@ -151,7 +151,7 @@ class WinMLModel:
     @functools.cached_property
     def pad_token_id(self) -> int | None:
         """Padding token of short rows, if the graph takes a fixed number of tokens; None: such rows are refused."""
-        requested = self._passed_pad_token_id
+        requested = self._pad_token_argument
         return requested if requested is not None else pad_token_beside(Path(self.path), self.config)
 
     def __call__(self, *tensors: Any, **by_name: Any) -> ModelOutput:
