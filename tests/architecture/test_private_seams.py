@@ -80,7 +80,7 @@ SEAMS: dict[str, dict[str, str]] = {
     },
     "models.state_restoration": {
         "._version": "tests/integration/test_export_restoration.py::"
-        "test_large_buffer_is_not_copied_and_what_was_written_into_it_is_told",
+        "test_large_buffer_is_not_copied_and_its_changes_are_noted",
         "torch.export._trace": f"{_DYNAMO}/test_capturing.py::"
         "test_capture_that_fails_names_operator_size_line_and_module",
     },

@@ -153,13 +153,13 @@ def _translate_export(export: Section, source: str) -> list[str]:
     return notes
 
 
-def _translate_input(spec: Section, source: str) -> None:
+def _translate_input(tensor: Section, source: str) -> None:
     """Translate an input in place: an integer range of winml-cli excludes its second number, ours includes it."""
-    bounds, is_whole = spec.get("value_range"), str(spec.get("dtype")).startswith(("int", "uint", "bool"))
+    bounds, is_whole = tensor.get("value_range"), str(tensor.get("dtype")).startswith(("int", "uint", "bool"))
     if is_whole and isinstance(bounds, list) and len(bounds) == 2 and type(bounds[1]) in (int, float):
-        spec["value_range"] = [bounds[0], bounds[1] - 1]
-    if runs := spec.pop("dummy_value_runs", None):
-        key = f"export.input_tensors: {spec.get('name')}.dummy_value_runs"
+        tensor["value_range"] = [bounds[0], bounds[1] - 1]
+    if runs := tensor.pop("dummy_value_runs", None):
+        key = f"export.input_tensors: {tensor.get('name')}.dummy_value_runs"
         _refuse_key(source, key, runs, "Set the first values of each row as first_values, [[value, count], …].")
 
 

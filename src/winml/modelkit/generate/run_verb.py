@@ -477,7 +477,7 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
         dtypes = {spec.name: spec.dtype for spec in getattr(model, "inputs", ())}
         tensors = {name: _read_tensor(name, value, dtypes.get(name)) for name, value in subject.tensors.items()}
         answers: list[tuple[str | None, Answer]] = [(None, tensor_answer(model, tensors))]
-        shown_inputs: Mapping[str, Any] = {
+        input_words: Mapping[str, Any] = {
             name: f"{array.dtype}[{', '.join(map(str, array.shape))}]" for name, array in tensors.items()
         }
         calls: list[tuple[str | None, Mapping[str, Any]]] = [(None, tensors)]
@@ -493,7 +493,7 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
         ]
         run = _make_runner(model, model, subject.task, request)
         answers = [(text, run(values)) for text, values in calls]
-        shown_inputs = {
+        input_words = {
             name: texts[0].removeprefix("@") if len(texts) == 1 else [text.removeprefix("@") for text in texts]
             for name, texts in subject.named.items()
         }
@@ -503,7 +503,7 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
         task=subject.task,
         task_rule=subject.task_rule,
         provider=request.choose_provider().provider.name,
-        inputs=shown_inputs,
+        inputs=input_words,
         kind=answers[0][1].kind,
         entries=_collect_entries(answers),
         session_ms=session_ms,

@@ -277,7 +277,7 @@ class AttributeState:
         self._copies, uncopied = _copy_values([*self._state.tensors, *small])
         uncopied += [parameter for parameter in parameters if _size_bytes(parameter) > _SMALL_BYTES]
         self._versions = [(tensor, _read_version(tensor)) for tensor in uncopied]
-        self._is_kept = False
+        self._keeps_changes = False
 
     def keep(self) -> None:
         """Keep the current state at the end of the block."""
@@ -298,7 +298,7 @@ class AttributeState:
 
     def put_back(self) -> None:
         """Restore the state, unless the current state is to be kept."""
-        if not self._is_kept:
+        if not self._keeps_changes:
             self._restore_state()
 
     @contextmanager
