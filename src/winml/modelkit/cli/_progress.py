@@ -55,7 +55,7 @@ class _LongSteps:
     def follow(self, head: str, step: RunningStep) -> bool:
         """Show a step until it is over; return False if the step was shown already."""
         with self._lock:
-            if any(step is active_step for _, shown_step in self._steps):
+            if any(step is active_step for _, active_step in self._steps):
                 return False
             self._steps.append((head, step))
             if not self._is_followed:
