@@ -190,7 +190,9 @@ class _Pace:
         self.last = share
         if not self.first < share < 1:
             return ""
-        return f"about {(now - self.began) * (1 - share) / (share - self.first):.0f} s left"
+        from winml.modelkit.progress import remaining_words
+
+        return remaining_words(now - self.began, (share - self.first) / (1 - self.first))
 
 
 def _progress_lines(noun: str) -> Callable[[int, float], None]:
