@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,14 @@ from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run, named_parts, options_of_part, show_parts
 from winml.modelkit.cli._progress import live_progress, show_step
 from winml.modelkit.cli._requests import exported_path, files_read, runnable_model, stated_fields
+from winml.modelkit.errors import WinMLError
 from winml.modelkit.file_names import ENCODER, ONLY_PART
 from winml.modelkit.profile.verb import PerfRequest, PerfSubject, plan_perf
 
 if TYPE_CHECKING:
     from winml.modelkit.profile.module_records import ModulePerfResult
     from winml.modelkit.profile.records import PerfResult
+    from winml.modelkit.report.document import Document
     from winml.modelkit.verbs.answers import AnswerPlan
 
 _RUNS, _WARMUP = 20, 2
@@ -90,6 +93,7 @@ def _path(subject: PerfSubject, part: str, options: Mapping[str, object]) -> Pat
 def _show_perf(plan: AnswerPlan[PerfSubject], options: Mapping[str, Any]) -> None:
     from winml.modelkit.profile.perf import PerfOptions, measure_model
     from winml.modelkit.profile.table import perf_document
+    from winml.modelkit.report.document import Fields
 
     subject = plan.subject
     results: dict[str, PerfResult] = {}
@@ -99,7 +103,47 @@ def _show_perf(plan: AnswerPlan[PerfSubject], options: Mapping[str, Any]) -> Non
             requested = PerfOptions(run, subject.latency, subject.baseline)
             path = _path(subject, part, options)
             results[part] = measure_model(path, requested, progress=progress, tell=tell_baseline)
-    _show_parts(results, plan, options, perf_document)
+    named, path = Path(options["target"] or options["model"]), _path(subject, next(iter(results)), options)
+    # A checkpoint is exported into the cache, which no command names.
+    is_named = len(results) == 1 and path.is_relative_to(named)
+    following = _next_step(path) if is_named and not options["quiet"] else {}
+
+    def describe(result: PerfResult) -> Document:
+        document = perf_document(result)
+        return replace(document, summary=Fields([*document.summary.rows, *following.items()]))
+
+    _show_parts(results, plan, options, describe)
+
+
+_MOST_BYTES = 256_000_000
+"""Maximum size of a file whose fusible nodes are counted. Chosen: it takes a second or two."""
+
+
+def _next_step(path: Path) -> dict[str, str]:
+    """Return the number of nodes of a plain export that can be fused, with the command; ``{}`` for other files."""
+    from winml.modelkit.metadata_keys import EXPORT_KEY, QUANTIZATION_KEY
+    from winml.modelkit.onnx.files.placing import external_files
+    from winml.modelkit.onnx.files.reading import read_structure
+
+    model = read_structure(path)
+    keys = {entry.key for entry in model.metadata_props}
+    is_plain = EXPORT_KEY in keys and QUANTIZATION_KEY not in keys
+    has_fused_nodes = any(node.domain for node in model.graph.node)
+    size = sum(file.stat().st_size for file in (path, *external_files(path)))
+    if not is_plain or has_fused_nodes or size > _MOST_BYTES:
+        return {}
+    from winml.modelkit.optimize.file_optimization import count_fusible_nodes
+
+    try:
+        with _streams.library_output_to_stderr():
+            before, after = count_fusible_nodes(path)
+    except WinMLError:
+        return {}  # winml optimize reports it
+    if after >= before:
+        return {}
+    output = path.with_name(f"{path.stem}_full.onnx")
+    command = shlex.join(["winml", "optimize", "-m", str(path), "-o", str(output), "--level", "full"])
+    return {"fusible": f"{before} nodes become {after} at --level full", "next": command}
 
 
 def _show_parts(
