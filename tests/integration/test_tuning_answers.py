@@ -65,6 +65,7 @@ def test_faster_one_on_a_busy_machine_is_undecided_and_said_so(known: KnownTimes
     """The whole interval lies below 1, so the reason does not call the two indistinguishable."""
     result = known.answer(right={"plain": BUSY, FORM: of_plain(0.88, BUSY)}, variations=variations(BUSY, "plain", 1.0))
     form, winner = result.candidate(FORM), result.as_record()["winner"]
+    assert ("undecided", "an idle machine") == (result.verdict.answer, result.verdict.decided_by)
     assert ("plain", "right") == (winner["name"], form.status)
     assert form.ratio_to_winner is not None
     assert "undecided" == form.ratio_to_winner.verdict
@@ -77,7 +78,7 @@ def test_form_that_beat_the_plain_file_does_not_lose_to_it_among_variations(know
     """The comparison of variations ran on a busy machine, and the deciding comparison did not."""
     right = {"plain": QUIET, FORM: of_plain(0.5, QUIET)}
     result = known.answer(right=right, variations=variations(BUSY, FORM, 0.5))
-    assert FORM == result.winner.name
+    assert (FORM, "yes") == (result.winner.name, result.verdict.answer)
     plain = result.candidate("plain")
     assert plain.ratio_to_winner is not None
     assert ("slower", "slower") == (plain.status, plain.ratio_to_winner.verdict)
@@ -115,6 +116,7 @@ def test_words_on_two_that_are_as_good_follow_the_interval(known: KnownTimes, fa
     times = [factors[turn % len(factors)] * time for turn, time in enumerate(QUIET)]
     result = known.answer(right={"plain": QUIET, FORM: times}, variations=variations(QUIET, "plain", 1.0))
     assert words in result.candidate(FORM).reason
+    assert (words != "within 2 %") == result.verdict.is_undecided
 
 
 def test_group_of_modules_that_is_faster_in_float_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ def test_search_ends_when_the_time_is_up_and_goes_on_from_there(tmp_path: Path) 
     plain = save_chain(tmp_path / "chain.onnx", outlier="w2")
     state = TuneState(tmp_path, {}, overwrite=False)
     state.keep_facts(PLAIN, FACTS)
+    state.keep_facts(PART.part_of, FACTS)
     state.keep_values(SharedValues({}, [], QualitySamples("random", 1, 0), 1, is_as_drawn=True, run_ms=1.0, block=1))
     judge = QualityLimits(TuneOptions(min_sqnr_db=42), tmp_path, "chain.onnx", Contestants(tmp_path), None)
 

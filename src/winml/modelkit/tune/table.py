@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from winml.modelkit.compare.quality_minimum import LEAST_AGREEMENT
 from winml.modelkit.file_names import TUNE_RESULT_NAME
 from winml.modelkit.options import drop_words
 from winml.modelkit.report import document as doc
 from winml.modelkit.tune.records import TunedCandidate, TuneResult
-from winml.modelkit.words import count_noun, decibel_words, size_words
+from winml.modelkit.words import count_noun, decibel_words, percent_words, size_words, sqnr_words
 
 _GRADES: Mapping[str, doc.Grade] = {"won": "best", "right": "good", "slower": "fair"}
 _MOST_DISPLAYED_DB = 80.0
@@ -46,7 +47,7 @@ def tuning_document(result: TuneResult) -> doc.Document:
                     "outcome",
                     doc.Column("what it is", detail=doc.Detail.PAGE),
                 ),
-                [_row(item, metrics) for item in candidates],
+                [_row(item, metrics, result) for item in candidates],
                 name="candidates",
                 heading="Candidates",
                 is_searched=True,
@@ -63,7 +64,10 @@ def tuning_document(result: TuneResult) -> doc.Document:
 
 def _figures(result: TuneResult) -> Iterator[doc.Figure]:
     winner, tuned = result.winner, result.won
-    yield doc.Figure("winner", winner.name, tuned.candidate.words)
+    if result.verdict.is_undecided:
+        yield doc.Figure("verdict", "undecided", result.verdict.words.removeprefix("undecided: "))
+    else:
+        yield doc.Figure("winner", winner.name, tuned.candidate.words)
     if tuned.latency is not None:
         ends = _interval(tuned.latency.p50_ms, tuned.latency.low_ms, tuned.latency.high_ms).partition(" ")[2]
         interval = f"median, 95 % interval {ends}" if ends else "median"
@@ -77,9 +81,9 @@ def _figures(result: TuneResult) -> Iterator[doc.Figure]:
         plain_words = f"; the plain file: {size_words(plain.size_bytes)}" if plain is not None else ""
         yield doc.Figure("size", size_words(winner.size_bytes), f"model and data{plain_words}")
     if winner.sqnr_db is not None:
-        words, minimum = decibel_words(winner.sqnr_db), result.limits["min_sqnr_db"]
+        minimum = result.limits["min_sqnr_db"]
         meaning = f"of the worst output; {'no limit' if minimum is None else f'the minimum is {minimum:g} dB'}"
-        yield doc.Figure("SQNR", words if words == "equal" else f"{words} dB", meaning)
+        yield doc.Figure("SQNR", sqnr_words(winner.sqnr_db), meaning)
     statuses = Counter(item.status for item in result.candidates)
     status_words = ", ".join(f"{count} {status}" for status, count in statuses.items())
     yield doc.Figure("candidates", str(len(result.candidates)), status_words)
@@ -87,8 +91,9 @@ def _figures(result: TuneResult) -> Iterator[doc.Figure]:
 
 def _fields(result: TuneResult) -> Iterator[doc.Field]:
     winner = result.winner
-    yield "winner", f"{winner.name}: {result.won.candidate.words}"
-    yield "why", winner.words
+    question = f" ({result.verdict.question})" if result.verdict.is_no else ""
+    yield "verdict", f"{result.verdict.words}{question}"
+    yield "best so far" if result.verdict.is_undecided else "winner", f"{winner.name}: {result.won.candidate.words}"
     yield "folder", winner.folder
     yield "again", winner.build_command
     if winner.perf_command is not None:
@@ -105,6 +110,12 @@ def _fields(result: TuneResult) -> Iterator[doc.Field]:
 def _limit_words(result: TuneResult) -> str:
     minimum, drops = result.limits["min_sqnr_db"], result.limits["max_drop"]
     words = [] if minimum is None else [f"an SQNR of at least {minimum:g} dB relative to the plain file"]
+    if result.limits["is_default"]:
+        on_samples = "" if result.limits["dataset"] is None else f" on {result.limits['dataset']}"
+        words.append(
+            f"top-1 agreement of at least {percent_words(LEAST_AGREEMENT)}{on_samples}; for outputs without scores, "
+            "the minimum SQNR of the precision"
+        )
     words += [
         f"{name} drops by at most {drop_words(drop)} on {result.limits['dataset']}" for name, drop in drops.items()
     ]
@@ -129,7 +140,7 @@ def _table_order(result: TuneResult) -> list[TunedCandidate]:
     )
 
 
-def _row(item: TunedCandidate, metrics: Sequence[str]) -> list[doc.Cell]:
+def _row(item: TunedCandidate, metrics: Sequence[str], result: TuneResult) -> list[doc.Cell]:
     facts, latency = item.facts, item.latency
     return [
         item.candidate.name,
@@ -148,9 +159,16 @@ def _row(item: TunedCandidate, metrics: Sequence[str]) -> list[doc.Cell]:
         ),
         *(None if facts is None else facts.scores.get(name) for name in metrics),
         "yes" if item.is_on_front else "",
-        item.status if item.status == "won" or not item.reason else f"{item.status}: {item.reason}",
+        _outcome_words(item, result),
         item.candidate.words,
     ]
+
+
+def _outcome_words(item: TunedCandidate, result: TuneResult) -> str:
+    """Describe the outcome of a candidate; an undecided tuning has no winner."""
+    if item.status == "won":
+        return "best so far" if result.verdict.is_undecided else "won"
+    return f"{item.status}: {item.reason}" if item.reason else item.status
 
 
 def _interval(value: float, low: float | None, high: float | None) -> str:
