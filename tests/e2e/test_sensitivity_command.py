@@ -36,11 +36,11 @@ def test_ranking_is_printed_and_nothing_is_written(workplace: Workplace, model: 
     assert {"a.0", "a.0 (own nodes)"} < set(rows[:3])
     assert rows.index("a.0 (own nodes)") < rows.index("a.0.b")
     assert "nothing to quantize" in done.out
+    assert [model.name] == [path.name for path in workplace.folder.iterdir()]
     command = next(line.split(maxsplit=1)[1] for line in done.out.splitlines() if line.startswith("next "))
     assert "-o chain_int8.onnx" in command  # all modules in int8 meet the default limit
     following = workplace.winml(*shlex.split(command)[1:])
     assert 0 == following.code, following.err
-    assert [model.name] == [path.name for path in workplace.folder.iterdir()]
 
 
 def test_answer_and_page_are_written_together(workplace: Workplace, model: Path) -> None:
