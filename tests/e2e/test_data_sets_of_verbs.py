@@ -245,7 +245,7 @@ def test_result_is_judged_on_the_samples_of_the_user(
     else:
         only = ("--target", "size", "--only", "dynamic")
         record = _answer(run_here("tune", "-m", "bert/model.onnx", "-o", tmp_path / "tuned", *only, *asked))
-        assert (None, True) == (record["limits"]["min_sqnr_db"], record["limits"]["is_default"])
+        assert (None, 0.85) == (record["limits"]["min_sqnr_db"], record["limits"]["min_agreement"])
         samples = record["candidates"][1]["quality"]["samples"]
         assert "dynamic-int8" == record["winner"]["name"]
     assert ("dataset", 3) == (samples["source"], samples["count"])

@@ -70,5 +70,8 @@ def test_measurement_of_a_plain_export_leads_to_its_fusions(tmp_path: Path) -> N
     exported = run_here("export", "-m", checkpoint, "-o", "model.onnx", "--no-verify", "-q")
     assert 0 == exported.code, exported.err
     command = printed_next(run_here("perf", "model.onnx", "--iterations", "2"))
+    by_module = run_here("perf", "model.onnx", "--by-module", "--iterations", "2")
+    assert command == printed_next(by_module)
+    assert "at --level full" in by_module.out
     run_printed(command, "--no-verify")
     assert "\nnext " not in run_here("perf", "model_full.onnx", "--iterations", "2").out

@@ -1,15 +1,14 @@
-"""Verdicts on a question: yes, no, or undecided with what would decide it."""
+"""Verdicts on questions about a model: yes, no, or undecided with the missing measurement."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 from winml.modelkit.records import Record, entry
 
-Answer = Literal["yes", "no", "undecided"]
-ANSWERS: tuple[Answer, ...] = get_args(Answer)
+_Answer = Literal["yes", "no", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -23,12 +22,12 @@ class Verdict(Record):
     """
 
     question: str
-    """The question, in words that "yes" answers."""
-    answer: Answer
+    """Statement that "yes" confirms."""
+    answer: _Answer
     reason: str
     """The measured values that lead to the answer."""
     decided_by: str = field(default="", metadata=entry(null_if_empty=True))
-    """Noun phrase of what would decide the question; empty for a decided question."""
+    """Noun phrase of the missing measurement; empty for a decided question."""
 
     def __post_init__(self) -> None:
         """Refuse an undecided verdict without a way to decide it, and a decided verdict with one."""
@@ -46,8 +45,8 @@ class Verdict(Record):
 
         Args:
             question: The question.
-            reason: Why the measured values do not answer it.
-            decided_by: What would decide it: more samples, an idle machine, more time.
+            reason: Measured values that do not answer the question.
+            decided_by: Missing measurement: more samples, an idle machine, more time.
         """
         return cls(question, "undecided", reason, decided_by)
 
@@ -68,7 +67,7 @@ class Verdict(Record):
 
     @property
     def words(self) -> str:
-        """The answer with its reason, and what would decide an undecided question."""
+        """The answer with its reason; for an undecided question, also the missing measurement."""
         needs = f"; {self.decided_by} would decide" if self.decided_by else ""
         return f"{self.answer}: {self.reason}{needs}"
 

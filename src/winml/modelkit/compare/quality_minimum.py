@@ -16,7 +16,7 @@ LEAST_AGREEMENT = 0.85
 """Minimum top-1 agreement. Chosen: two of 16 samples may differ. Measured: int8 of small decoders with random weights,
 whose scores are close to each other, reaches 0.92 and more."""
 
-AGREEING_DB = 20.0
+_AGREEING_DB = 20.0
 """SQNR that a search for modules in float has to reach where predictions decide. Chosen: an error of a tenth of the
 signal."""
 
@@ -58,7 +58,7 @@ class QualityMinimum:
         Args:
             agreement: Top-1 agreement of the output; ``None`` for an output without scores.
         """
-        return max(self.sqnr_db, AGREEING_DB) if self.is_by_agreement(agreement) else self.sqnr_db
+        return max(self.sqnr_db, _AGREEING_DB) if self.is_by_agreement(agreement) else self.sqnr_db
 
     def is_met(self, sqnr_db: float, agreement: float | None) -> bool:
         """Return True if an output meets the minimum.

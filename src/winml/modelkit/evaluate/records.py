@@ -131,7 +131,7 @@ class Limit(Record):
 
     @property
     def _value_words(self) -> str:
-        return drop_in_words(self.value) if self.kind == "max_drop" else number_words(self.value)
+        return _drop_words(self.value) if self.kind == "max_drop" else number_words(self.value)
 
     @property
     def _interval_words(self) -> str:
@@ -319,10 +319,10 @@ def evaluation_words(result: Evaluation) -> str:
     return f"{found} on {result.data.words} of {result.data.name}{verdict}{undecided}"
 
 
-def drop_in_words(drop: float) -> str:
+def _drop_words(drop: float) -> str:
     """Describe the drop of a metric.
 
-    >>> drop_in_words(0.5), drop_in_words(-0.5), drop_in_words(0.0), drop_in_words(math.nan)
+    >>> _drop_words(0.5), _drop_words(-0.5), _drop_words(0.0), _drop_words(math.nan)
     ('0.5000 worse', '0.5000 better', 'equal', 'not defined')
     """
     if not drop or math.isnan(drop):

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from winml.modelkit.compare.quality_minimum import LEAST_AGREEMENT
 from winml.modelkit.file_names import TUNE_RESULT_NAME
 from winml.modelkit.options import drop_words
 from winml.modelkit.report import document as doc
@@ -82,7 +81,7 @@ def _figures(result: TuneResult) -> Iterator[doc.Figure]:
         yield doc.Figure("size", size_words(winner.size_bytes), f"model and data{plain_words}")
     if winner.sqnr_db is not None:
         minimum = result.limits["min_sqnr_db"]
-        meaning = f"of the worst output; {'no limit' if minimum is None else f'the minimum is {minimum:g} dB'}"
+        meaning = "of the worst output" if minimum is None else f"of the worst output; the minimum is {minimum:g} dB"
         yield doc.Figure("SQNR", sqnr_words(winner.sqnr_db), meaning)
     statuses = Counter(item.status for item in result.candidates)
     status_words = ", ".join(f"{count} {status}" for status, count in statuses.items())
@@ -110,11 +109,13 @@ def _fields(result: TuneResult) -> Iterator[doc.Field]:
 def _limit_words(result: TuneResult) -> str:
     minimum, drops = result.limits["min_sqnr_db"], result.limits["max_drop"]
     words = [] if minimum is None else [f"an SQNR of at least {minimum:g} dB relative to the plain file"]
-    if result.limits["is_default"]:
+    agreement = result.limits["min_agreement"]
+    if agreement is not None:
         on_samples = "" if result.limits["dataset"] is None else f" on {result.limits['dataset']}"
+        share = percent_words(agreement)
         words.append(
-            f"top-1 agreement of at least {percent_words(LEAST_AGREEMENT)}{on_samples}; for outputs without scores, "
-            "the minimum SQNR of the precision"
+            f"top-1 agreement of at least {share}{on_samples}; for outputs without scores, the minimum SQNR of the "
+            "precision"
         )
     words += [
         f"{name} drops by at most {drop_words(drop)} on {result.limits['dataset']}" for name, drop in drops.items()

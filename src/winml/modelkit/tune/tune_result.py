@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from winml.modelkit.builds.manifest_records import BuildResult
+from winml.modelkit.compare.quality_minimum import LEAST_AGREEMENT
 from winml.modelkit.errors import opt, spell_flag
 from winml.modelkit.file_names import BUILD_CONFIG_NAME
 from winml.modelkit.ort.sessions import onnxruntime_version
@@ -61,7 +62,7 @@ class Answer:
             target=options.target,
             limits={
                 "min_sqnr_db": options.min_sqnr_db,
-                "is_default": options.uses_default_limit,
+                "min_agreement": LEAST_AGREEMENT if options.uses_default_limit else None,
                 "max_drop": dict(options.max_drop),
                 "dataset": options.dataset,
             },
