@@ -136,7 +136,9 @@ def stated_options(record: object, declaring: type | None = None) -> dict[str, s
 
 
 def command_words(record: object, declaring: type) -> list[str]:
-    """Return the words of a command line that state the options of a record which differ from their defaults.
+    """Return the words of a command line for the options of a record that differ from their defaults.
+
+    Positional arguments are omitted.
 
     Args:
         record: A request, or a record of options.
@@ -145,7 +147,7 @@ def command_words(record: object, declaring: type) -> list[str]:
     words: list[str] = []
     for field in fields_of(declaring):
         value = getattr(record, field.name)
-        if value == field.default or not field.in_command:
+        if value == field.default or field.is_argument or not field.in_command:
             continue
         if field.is_switch:
             words.append(f"--{field.option(value).replace('_', '-')}")

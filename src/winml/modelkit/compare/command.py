@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ def command(**options: Any) -> None:
     end_dry_run(plan, options)
     with library_output_to_stderr(), shown_wait("comparing"):
         result = run_comparison(plan, request)
-    _show(result, plan.files, request.depth, options)
+    _show(result, plan.files, request, options)
     if not result.is_within:
         click.get_current_context().exit(NEGATIVE_RESULT)
 
@@ -60,7 +61,7 @@ _ROUNDING_DB = 100.0
 """SQNR of rounding. Chosen: float32 sums in another order have 110 dB and more."""
 
 
-def _next_command(result: ModelComparison) -> str:
+def _next_command(request: CompareRequest, result: ModelComparison) -> str:
     """Return the command that acts on a comparison; empty if no error is left, or no command changes it.
 
     Without modules, the command compares them. If winml quantized the candidate, the command quantizes the reference
@@ -71,7 +72,11 @@ def _next_command(result: ModelComparison) -> str:
     if result.parts or result.step is not None or is_rounding:
         return ""
     if result.modules is None:
-        return shlex.join(["winml", "compare", result.reference, result.candidate, "--by-module"])
+        by_module = replace(
+            request, by_module=True, output=None, report=None, node_data=None, overwrite=False, threshold=None
+        )
+        words = command_words(by_module, CompareRequest)
+        return shlex.join(["winml", "compare", result.reference, result.candidate, *words])
     reference, candidate = Path(result.reference), Path(result.candidate)
     if not (reference.is_file() and candidate.is_file() and {reference.suffix, candidate.suffix} == {".onnx"}):
         return ""
@@ -91,12 +96,13 @@ def _next_command(result: ModelComparison) -> str:
 
 
 def _show(
-    result: ModelComparison, files: Mapping[str, Sequence[Path]], depth: int | None, options: Mapping[str, Any]
+    result: ModelComparison, files: Mapping[str, Sequence[Path]], request: CompareRequest, options: Mapping[str, Any]
 ) -> None:
     """Write the files that are requested, and print the answer: each part has files of its modules."""
     from winml.modelkit.compare.table import comparison_document
     from winml.modelkit.profile.node_data import comparison_node_data
 
+    depth = request.depth
     parts = list((result.parts or {ONLY_PART: result}).values())
 
     def page(path: Path) -> str:
@@ -105,7 +111,7 @@ def _show(
         beside = {option: paths[number : number + 1] or paths for option, paths in files.items()}
         return page_text(comparison_document(parts[number], depth=depth), path, beside)
 
-    following = _next_command(result)
+    following = _next_command(request, result)
     show_answer(
         {**result.as_record(depth=depth), "next": following or None},
         files,
