@@ -65,7 +65,7 @@ def _next_command(request: CompareRequest, result: ModelComparison) -> str:
     """Return the command that acts on a comparison; empty if no error is left, or no command changes it.
 
     Without modules, the command compares them. If winml quantized the candidate, the command quantizes the reference
-    again, with the quantized module of the largest own error in float.
+    again, with the first diverging module in float, or else the quantized module of the largest own error.
     """
     fidelity = result.worst.fidelity
     is_rounding = not fidelity.problem and fidelity.sqnr_db >= _ROUNDING_DB
@@ -83,12 +83,13 @@ def _next_command(request: CompareRequest, result: ModelComparison) -> str:
     from winml.modelkit.quantize.pipeline import read_request
 
     requested, quantized = read_request(candidate)
-    errors = {tag: error for tag, error in result.arising_errors().items() if tag in quantized}
-    if not requested or not errors:
+    first, errors = result.first_divergence, result.arising_errors()
+    tags = [first.identity.tag] if first is not None else sorted(errors, key=lambda tag: -errors[tag])
+    worst = next((tag for tag in tags if tag in quantized), None)
+    if requested is None or worst is None:
         return ""
     from winml.modelkit.quantize.declared_options import QuantizeFields
 
-    worst = max(errors, key=lambda tag: errors[tag])
     options = requested.model_copy(update={"exclude": (*requested.exclude, escape(worst))})
     output = candidate.with_name(f"{candidate.stem}_mixed.onnx")
     command = ["winml", "quantize", "-m", str(reference), "-o", str(output), *command_words(options, QuantizeFields)]
