@@ -41,7 +41,7 @@ def run_printed(command: str, *more: str) -> Outcome:
 def test_comparison_leads_to_the_module_to_keep_float() -> None:
     """Without modules, the command compares them; then the module with the outlier is excluded, with equal options."""
     by_module = printed_next(run_here("compare", "chain.onnx", "int8.onnx", "--samples", "4", "--threshold", "9"))
-    assert "winml compare chain.onnx int8.onnx --by-module --samples 4" == by_module
+    assert "winml compare chain.onnx int8.onnx --samples 4 --by-module" == by_module
     mixed = printed_next(run_printed(by_module))
     assert {"--exclude", "--per-tensor"} < {*shlex.split(mixed)}
     run_printed(mixed)

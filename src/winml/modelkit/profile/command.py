@@ -125,7 +125,6 @@ def _next_step(path: Path, options: Mapping[str, Any], *, counts_nodes: bool = F
         counts_nodes: Also count the nodes that can be fused, and return ``{}`` if there are none.
     """
     from winml.modelkit.metadata_keys import EXPORT_KEY, QUANTIZATION_KEY
-    from winml.modelkit.onnx.files.placing import external_files
     from winml.modelkit.onnx.files.reading import read_structure
 
     # A checkpoint is exported into the cache, which no command names.
@@ -138,7 +137,11 @@ def _next_step(path: Path, options: Mapping[str, Any], *, counts_nodes: bool = F
         return {}
     output = path.with_name(f"{path.stem}_full.onnx")
     command = {"next": shlex.join(["winml", "optimize", "-m", str(path), "-o", str(output), "--level", "full"])}
-    if not counts_nodes or sum(file.stat().st_size for file in (path, *external_files(path))) > _MOST_BYTES:
+    if not counts_nodes:
+        return command
+    from winml.modelkit.onnx.files.placing import external_files
+
+    if sum(file.stat().st_size for file in (path, *external_files(path))) > _MOST_BYTES:
         return command
     from winml.modelkit.optimize.file_optimization import count_fusible_nodes
 
