@@ -20,6 +20,7 @@ ORDER: tuple[str, ...] = (
     "fields",
     "options",
     "records",
+    "verdicts",
     "registries",
     "progress",
     "words",

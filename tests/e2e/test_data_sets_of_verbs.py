@@ -17,6 +17,11 @@ from PIL import Image
 from checkpoints import save_checkpoint, save_image_processor
 from e2e.in_process import run_here
 from e2e.workplace import Outcome
+from winml.modelkit.arrays import Arrays
+from winml.modelkit.compare import quality_samples
+from winml.modelkit.ort.opened_model import Values
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.samples.data_sets import DataSetRequest
 
 SENTENCES = ["the dog saw a ball", "a red ball", "the ball saw the dog", "a dog", "the red dog saw a red ball"]
 
@@ -215,3 +220,60 @@ def test_foreign_card_of_a_data_set_is_refused_in_one_sentence(tmp_path: Path) -
         assert (1, "") == (done.code, done.out)
         assert str(folder) in done.err
         assert "README.md" in done.err
+
+
+@pytest.mark.parametrize("verb", ["quantize", "build", "tune"])
+def test_result_is_judged_on_the_samples_of_the_user(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quality record names the dataset; ``--samples`` selects from it. A build keeps no quality record."""
+    requests: list[DataSetRequest] = []
+
+    def read(inputs: Any, sizes: Any, request: DataSetRequest, folder: Path) -> list[Values]:
+        requests.append(request)
+        return all_values(inputs, sizes, request, folder)
+
+    all_values = quality_samples.data_set_values
+    monkeypatch.setattr(quality_samples, "data_set_values", read)
+    asked = ("--dataset", "sentences.parquet", "--samples", "3", "--format", "json")
+    if verb == "quantize":
+        output = tmp_path / "int8.onnx"
+        record = _answer(run_here("quantize", "-m", "bert/model.onnx", "-o", output, *asked))
+        samples = record["verification"]["quality"]["samples"]
+    elif verb == "build":
+        _answer(run_here("build", "-m", "bert-checkpoint", "-o", tmp_path / "built", "-p", "int8", *asked))
+        assert [("sentences.parquet", 3)] == [(request.source, request.samples) for request in requests]
+        return
+    else:
+        only = ("--target", "size", "--only", "dynamic")
+        record = _answer(run_here("tune", "-m", "bert/model.onnx", "-o", tmp_path / "tuned", *only, *asked))
+        assert (None, 0.85) == (record["limits"]["min_sqnr_db"], record["limits"]["min_agreement"])
+        samples = record["candidates"][1]["quality"]["samples"]
+        assert "dynamic-int8" == record["winner"]["name"]
+    assert ("dataset", 3) == (samples["source"], samples["count"])
+
+
+def test_dataset_that_does_not_exist_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    sources = {"quantize": "bert/model.onnx", "build": "bert-checkpoint", "tune": "bert/model.onnx"}
+    for verb, source in {**sources, "optimize": "bert/model.onnx"}.items():
+        precision = ("-p", "int8") if verb == "build" else ()
+        done = run_here(verb, "-m", source, "-o", tmp_path / verb, *precision, "--dataset", "missing.csv")
+        assert (2, True) == (done.code, "missing.csv" in done.err), done.err
+
+
+def test_optimized_file_is_compared_on_the_samples_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source runs on the texts, each in its length."""
+    lengths: list[int] = []
+
+    def run(session: Session, feeds: Arrays) -> Arrays:
+        lengths.append(feeds["input_ids"].shape[1])
+        return whole_run(session, feeds)
+
+    exported = run_here("export", "-m", "bert-checkpoint", "-o", tmp_path / "bert.onnx", "--dynamic-seq-len", "-q")
+    assert 0 == exported.code, exported.err
+    whole_run = Session.run
+    monkeypatch.setattr(Session, "run", run)
+    options = ("--level", "full", "--dataset", "sentences.parquet")
+    done = run_here("optimize", "-m", tmp_path / "bert.onnx", "-o", tmp_path / "full.onnx", *options)
+    assert 0 == done.code, done.err
+    assert sorted({len(text.split()) for text in SENTENCES}) == sorted({*lengths})

@@ -146,6 +146,18 @@ def test_missed_limits_exit_with_3(folder: Path) -> None:
     assert json.loads(missed.out)["dataset"]["samples"] == 30
 
 
+def test_data_that_cannot_resolve_a_limit_is_undecided() -> None:
+    """Predictions are equal on all 40 samples, which bounds a drop by 3/40; the measured value determines the code."""
+    asked = ("eval", MODEL, "--dataset", "texts.csv", "--baseline", MODEL, "--metric", "accuracy", "-f", "json", "-q")
+    few, enough = (run_here(*asked, "--max-drop", f"accuracy={drop}") for drop in (0.01, 0.1))
+    record = json.loads(few.out)
+    assert (few.code, enough.code) == (0, 0)
+    assert (record["verdict"]["answer"], record["is_good_enough"]) == ("undecided", True)
+    assert "about 300 samples" == record["verdict"]["decided_by"]
+    assert [-0.075, 0.075] == record["metrics"][0]["difference"]["interval"]
+    assert "yes" == json.loads(enough.out)["verdict"]["answer"]
+
+
 def test_limits_that_cannot_be_are_refused_before_a_model_is_loaded() -> None:
     """``--dry-run`` refuses them, too: the task is in the file, and a drop needs a baseline."""
     asked = ("eval", MODEL, "--dataset", "texts.csv", "--dry-run")
@@ -342,13 +354,13 @@ def test_tuning_judges_candidates_by_the_drop_of_a_metric(tmp_path: Path) -> Non
 
     assert ({"accuracy": 1.0}, {"accuracy": 0.0}) == (plain.scores, plain.drops)
     assert ({"accuracy": 0.0}, {"accuracy": 1.0}) == (lost.scores, lost.drops)
-    assert "" == judge.reason_wrong(plain)
+    assert "" == judge.reason_wrong(form, plain)
     for judged, numbers in ((lost, ["1.0000", "0.01"]), (facts, ["0.01"])):
-        reason = judge.reason_wrong(judged)
+        reason = judge.reason_wrong(form, judged)
         assert ("accuracy", numbers) == (reason.split()[0], re.findall(r"[\d.]+", reason))
     shares = QualityLimits(share, tmp_path, MODEL, Contestants(tmp_path), None)
     near = replace(lost, scores={"accuracy": 0.991}, drops={"accuracy": 0.009})
-    assert [True, False, False] == [bool(shares.reason_wrong(item)) for item in (lost, near, plain)]
+    assert [True, False, False] == [bool(shares.reason_wrong(form, item)) for item in (lost, near, plain)]
 
 
 def test_empty_data_is_refused(tmp_path: Path) -> None:

@@ -316,7 +316,9 @@ def test_different_text_of_a_quantized_model_is_a_result(built: Path, checkpoint
     assert reference["difference"] is not None
     pairs = zip(record["tokens"], reference["tokens"], strict=False)
     assert reference["equal_tokens"] == sum(one == two for one, two in pairs)
-    assert f"{reference['equal_tokens']} of " in outcome.err
+    longest = max(len(record["tokens"]), len(reference["tokens"]))
+    assert reference["equal_share"] == round(reference["equal_tokens"] / longest, 4)
+    assert f"{reference['equal_tokens']} of {longest} tokens" in outcome.err
     assert "error" not in outcome.err
 
 

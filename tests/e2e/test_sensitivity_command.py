@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -36,6 +37,10 @@ def test_ranking_is_printed_and_nothing_is_written(workplace: Workplace, model: 
     assert rows.index("a.0 (own nodes)") < rows.index("a.0.b")
     assert "nothing to quantize" in done.out
     assert [model.name] == [path.name for path in workplace.folder.iterdir()]
+    command = next(line.split(maxsplit=1)[1] for line in done.out.splitlines() if line.startswith("next "))
+    assert "-o chain_int8.onnx" in command  # all modules in int8 meet the default limit
+    following = workplace.winml(*shlex.split(command)[1:])
+    assert 0 == following.code, following.err
 
 
 def test_json_and_page_are_written_together(workplace: Workplace, model: Path) -> None:
@@ -65,6 +70,10 @@ def test_exclude_list_reaches_its_target_with_per_module(workplace: Workplace, m
     record = json.loads((workplace.folder / "r.json").read_text(encoding="utf-8"))
     assert record["exclude_list"]["is_met"]
     assert record["exclude_list"]["latency"]["p50_ms"] > 0
+    assert "yes" == record["exclude_list"]["verdict"]["answer"]
+    assert record["next"] in found.out
+    following = workplace.winml(*shlex.split(record["next"])[1:])
+    assert 0 == following.code, following.err
     quantize = ("quantize", "-m", model.name, "--per-tensor", "--min-sqnr", "12", "-o")
     with_rules = workplace.winml(*quantize, "with.onnx", "--per-module", "rules.json", "--format", "json")
     assert 0 == with_rules.code, with_rules.err

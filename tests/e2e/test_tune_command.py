@@ -153,7 +153,7 @@ def mixed(make_workplace: Callable[[], Workplace]) -> Tuned:
     place = make_workplace()
     save_chain(place.folder / "chain.onnx", outlier="w2")
     arguments = ("tune", "-m", "chain.onnx", "-o", "tuned", "--target", "size", "--only", "dynamic", "--min-sqnr", "42")
-    done = place.winml(*arguments, "--budget", "0.0001", "--format", "json")
+    done = place.winml(*arguments, "--budget", "1e-9", "--format", "json")
     assert 0 == done.code, done.err
     return Tuned(place.folder, json.loads(done.out), arguments, tune_record(place))
 
@@ -164,6 +164,9 @@ def test_exhausted_budget_keeps_measurements_and_a_larger_budget_resumes(
     """The plain file wins if nothing else was tried; later the failed whole candidate is mended by its modules."""
     assert ("plain", "not tried") == (mixed.record["winner"]["name"], rows(mixed.record)["dynamic-int8"]["status"])
     assert any("--budget" in note for note in mixed.record["notes"])
+    assert ("undecided", "more time (--budget)") == tuple(
+        mixed.record["verdict"][key] for key in ("answer", "decided_by")
+    )
     monkeypatch.chdir(mixed.folder)
     done = run_here(*mixed.arguments)
     assert 0 == done.code, done.err
@@ -174,6 +177,7 @@ def test_exhausted_budget_keeps_measurements_and_a_larger_budget_resumes(
     assert found["dynamic-int8-part"]["sqnr_db"] >= 42
     assert found["dynamic-int8"]["size_bytes"] < found["dynamic-int8-part"]["size_bytes"] < found["plain"]["size_bytes"]
     assert "winner   dynamic-int8-part: " in done.out
+    assert "yes" == record["verdict"]["answer"]
     config = json.loads((mixed.folder / "tuned" / "best" / "winml_build_config.json").read_text(encoding="utf-8"))
     assert "fp32" in config["quant"]["per_module"].values()
 

@@ -65,6 +65,7 @@ def test_faster_candidate_on_a_busy_machine_is_undecided(known: KnownTimes) -> N
     """The whole interval lies below 1, so the reason does not call the two indistinguishable."""
     result = known.answer(right={"plain": BUSY, FORM: scale(0.88, BUSY)}, variations=variations(BUSY, "plain", 1.0))
     form, winner = result.candidate(FORM), result.as_record()["winner"]
+    assert ("undecided", "an idle machine") == (result.verdict.answer, result.verdict.decided_by)
     assert ("plain", "right") == (winner["name"], form.status)
     assert form.ratio_to_winner is not None
     assert "undecided" == form.ratio_to_winner.verdict
@@ -77,7 +78,7 @@ def test_winner_over_the_plain_file_survives_the_comparison_of_variations(known:
     """The comparison of variations ran on a busy machine, and the deciding comparison did not."""
     right = {"plain": QUIET, FORM: scale(0.5, QUIET)}
     result = known.answer(right=right, variations=variations(BUSY, FORM, 0.5))
-    assert FORM == result.winner.name
+    assert (FORM, "yes") == (result.winner.name, result.verdict.answer)
     plain = result.candidate("plain")
     assert plain.ratio_to_winner is not None
     assert ("slower", "slower") == (plain.status, plain.ratio_to_winner.verdict)
@@ -115,6 +116,7 @@ def test_words_on_two_equal_candidates_follow_the_interval(known: KnownTimes, fa
     times = [factors[turn % len(factors)] * time for turn, time in enumerate(QUIET)]
     result = known.answer(right={"plain": QUIET, FORM: times}, variations=variations(QUIET, "plain", 1.0))
     assert words in result.candidate(FORM).reason
+    assert (words != "within 2 %") == result.verdict.is_undecided
 
 
 def test_group_faster_in_float_stays_float(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

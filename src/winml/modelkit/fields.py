@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -132,6 +133,32 @@ def stated_options(record: object, declaring: type | None = None) -> dict[str, s
     """
     values = ((field, getattr(record, field.name)) for field in fields_of(declaring or type(record)))
     return {field.name: spell(field.option(value)) for field, value in values if value != field.default}
+
+
+def command_words(record: object, declaring: type) -> list[str]:
+    """Return the words of a command line for the options of a record that differ from their defaults.
+
+    Positional arguments are omitted.
+
+    Args:
+        record: A request, or a record of options.
+        declaring: The dataclass that declares the options.
+    """
+    words: list[str] = []
+    for field in fields_of(declaring):
+        value = getattr(record, field.name)
+        if value == field.default or field.is_argument or not field.in_command:
+            continue
+        if field.is_switch:
+            words.append(f"--{field.option(value).replace('_', '-')}")
+        elif isinstance(value, Mapping) and field.is_repeatable:
+            words += [word for key, item in value.items() for word in (field.flag, f"{key}={item}")]
+        elif isinstance(value, Mapping):
+            words += [field.flag, json.dumps(value)]
+        else:
+            items = value if isinstance(value, (tuple, list)) else [value]
+            words += [word for item in items for word in (field.flag, str(item))]
+    return words
 
 
 def refuse_stated(

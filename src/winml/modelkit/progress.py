@@ -22,6 +22,33 @@ _LEAST_DONE = 0.02
 """Minimum completed share for an estimate. Chosen: start-up and the first item are not representative."""
 
 
+_MINUTES, _HOURS, _DAY = 100, 100 * 60, 24 * 3600
+"""Seconds from which a remaining time is stated in minutes, and in hours; from a day on, it is no estimate."""
+
+
+def remaining_words(seconds: float, done: float) -> str:
+    """Estimate the remaining time; empty if too little is done for an estimate.
+
+    Args:
+        seconds: Time since the start.
+        done: Completed share, 0 to 1.
+
+    >>> remaining_words(2.0, 0.25), remaining_words(300.0, 0.1), remaining_words(400.0, 0.02)
+    ('about 6 s left', 'about 45 min left', 'about 5 h left')
+    >>> remaining_words(9.0, 0.01)
+    ''
+    """
+    if not _LEAST_DONE <= done <= 1:
+        return ""
+    left = seconds * (1 / done - 1)
+    if left >= _DAY:
+        return "more than a day left"
+    for least, unit, words in ((_HOURS, 3600, "h"), (_MINUTES, 60, "min")):
+        if left >= least:
+            return f"about {left / unit:.0f} {words} left"
+    return f"about {left:.0f} s left"
+
+
 @dataclass(frozen=True)
 class StepTiming(Record):
     """One finished step."""
@@ -76,8 +103,7 @@ class RunningStep:
     def words(self) -> str:
         """Elapsed time, completed work, and estimated remaining time: ``12 s, layer 3 of 24, about 84 s left``."""
         seconds = time.monotonic() - self.started
-        remaining = f"about {seconds * (1 / self.done - 1):.0f} s left" if self.done >= _LEAST_DONE else ""
-        return ", ".join(filter(None, (f"{seconds:.0f} s", self.progress, remaining)))
+        return ", ".join(filter(None, (f"{seconds:.0f} s", self.progress, remaining_words(seconds, self.done))))
 
     def outward(self) -> Iterator[RunningStep]:
         """Yield the step and its enclosing steps, the outermost last."""

@@ -95,6 +95,26 @@ def decibel_words(sqnr_db: float) -> str:
     return "equal" if sqnr_db >= MOST_DB else f"{sqnr_db:.1f}"
 
 
+def sqnr_words(sqnr_db: float) -> str:
+    """Format an SQNR with its unit.
+
+    >>> sqnr_words(36.25), sqnr_words(MOST_DB)
+    ('36.2 dB', 'equal')
+    """
+    words = decibel_words(sqnr_db)
+    return words if sqnr_db >= MOST_DB else f"{words} dB"
+
+
+def rough_words(number: float) -> str:
+    """Format a positive number of low accuracy with two significant digits.
+
+    >>> rough_words(0.0864), rough_words(92.098), rough_words(1234.0)
+    ('0.086', '92', '1200')
+    """
+    digits = 1 - math.floor(math.log10(number)) if number > 0 else 0
+    return f"{round(number, digits):.{max(digits, 0)}f}"
+
+
 def percent_words(share: float) -> str:
     """Format a share in percent; only a share of exactly 1 is written as 100 %.
 

@@ -231,3 +231,23 @@ def test_compiled_file_is_judged_relative_to_its_quantized_source() -> None:
     assert "against float.onnx; quantized.onnx reaches SQNR 28." in words
     record = judged(28.0, 24.7).as_record()
     assert ("quantized.onnx", 6.0) == (record["source"]["source"], record["source"]["margin_db"])
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "is_verified"),
+    [
+        ("logits", [0.2, 0.9], True),  # equal class, 6 dB
+        ("logits", [1.0, 0.9], False),  # another class, 20 dB
+        ("scores", [0.2, 0.9], False),
+        ("scores", [1.0, 0.9], True),
+    ],
+)
+def test_predictions_decide_on_scores_and_decibels_on_other_outputs(
+    name: str, answer: list[float], is_verified: bool
+) -> None:
+    reference = [{name: np.array([[0.9, 1.0]], np.float32)}] * 4
+    answers = [{name: np.array([answer], np.float32)}] * 4
+    samples = QualitySamples("processor", 4, 0)
+    assert is_verified == measure_fidelity(reference, answers, 10.0, samples, least_agreement=0.85).is_verified
+    by_decibels = measure_fidelity(reference, answers, 10.0, samples)
+    assert by_decibels.is_verified is (by_decibels.worst.lower_db >= 10)

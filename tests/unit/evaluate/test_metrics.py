@@ -11,6 +11,7 @@ from scipy.stats import bootstrap
 from sklearn.metrics import jaccard_score
 
 from winml.modelkit.evaluate.metrics import (
+    ACCURACY,
     CHARACTER_ERROR_RATE,
     CLASS_METRICS,
     CONFIDENCE,
@@ -142,6 +143,29 @@ def test_interval_of_a_difference_excludes_common_variation() -> None:
     assert found[0][1] - found[0][0] > 0.07
     assert found[2][0] >= -0.011
     assert found[2][1] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "ends", "value", "expected"),
+    [
+        ("accuracy", (1.0, 1.0), 1.0, (0.94, 1.0)),
+        ("accuracy", (0.0, 0.0), 0.0, (0.0, 0.06)),
+        ("accuracy", (0.3, 0.7), 0.5, (0.3, 0.7)),  # wider than the resolution
+        ("accuracy", (0.94, 1.0), 0.98, (0.92, 1.0)),  # one of 50 samples is wrong
+        ("spearman", (0.97, 0.99), 0.98, (0.97, 0.99)),  # each sample has a part of it
+        ("perplexity", (20.0, 20.0), 20.0, (20.0, 20.0)),
+    ],
+)
+def test_interval_is_not_narrower_than_samples_resolve(
+    name: str, ends: tuple[float, float], value: float, expected: tuple[float, float]
+) -> None:
+    """An event that none of 50 samples shows has at most the probability 3/50, at 95 %."""
+    metric = {item.name: item for item in (ACCURACY, SPEARMAN, PERPLEXITY)}[name]
+    assert expected == pytest.approx(metric.resolved(ends, value, 50))
+
+
+def test_equal_predictions_bound_the_difference() -> None:
+    assert (-0.01, 0.01) == pytest.approx(ACCURACY.resolved((0.0, 0.0), 0.0, 300, is_difference=True))
 
 
 def test_intervals_depend_on_the_seed() -> None:

@@ -52,7 +52,7 @@ def test_option_read_by_one_mode_is_accepted(given: dict[str, Any]) -> None:
 def test_options_of_modes_are_fields() -> None:
     """A mode declares no option that is not there, and each that only some modes read."""
     declared = {name for rules in MODES.values() for name in rules.options}
-    always = {"precision", "mode", "exclude", "include", "per_module", "ep", "min_sqnr_db", "kv_cache"}
+    always = {"precision", "mode", "exclude", "include", "per_module", "ep", "dataset", "min_sqnr_db", "kv_cache"}
     assert declared == QuantizeOptions.model_fields.keys() - always
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.tune.candidates import (
     PLAIN,
     TuningMachine,
@@ -15,9 +18,11 @@ from winml.modelkit.tune.candidates import (
     plan_candidates,
     plan_variations,
 )
+from winml.modelkit.tune.contestants import Contestants
 from winml.modelkit.tune.declared_options import parse_kinds
-from winml.modelkit.tune.options import DEFAULT_MIN_SQNR_DB, TuneOptions
-from winml.modelkit.tune.records import KINDS, Candidate
+from winml.modelkit.tune.options import TuneOptions
+from winml.modelkit.tune.quality_limits import QualityLimits
+from winml.modelkit.tune.records import KINDS, Candidate, CandidateFacts
 
 MACHINE = TuningMachine(8, "x86_64 avx512f", True, ("cpu",), "1.31.1")
 
@@ -121,26 +126,54 @@ def test_this_machine_has_the_cpu_provider_and_a_core() -> None:
     ("flags", "words"),
     [
         ({"max_drop": {"accuracy": 0.01}}, "no samples"),
-        ({"dataset": "reviews.csv"}, "no quality limit"),
+        ({"dataset": "reviews.csv", "input_data": "x.npz"}, "--input-data"),
         ({"samples": 5}, "--samples .*--dataset"),
         ({"input_data": "x.npz", "sizes": {"batch": 2}}, "--shape-config"),
     ],
 )
 def test_conflicting_options_are_refused(flags: dict[str, object], words: str) -> None:
     """The message names the option."""
-    from pathlib import Path
-
     given = {name: Path(str(value)) if name == "input_data" else value for name, value in flags.items()}
     with pytest.raises(UsageError, match=words):
         TuneOptions.model_validate(given).refuse_contradictions()
 
 
-def test_limit_is_a_ratio_unless_a_metric_judges() -> None:
-    """Metrics replace the default limit in decibels; an explicit limit applies beside them."""
-    drops = {"max_drop": {"accuracy": 0.01}, "dataset": "reviews.csv"}
-    assert DEFAULT_MIN_SQNR_DB == TuneOptions().least_sqnr_db
-    assert TuneOptions.model_validate(drops).least_sqnr_db is None
-    assert 20.0 == TuneOptions.model_validate({**drops, "min_sqnr_db": 20.0}).least_sqnr_db
+INT8_FORM = Candidate("dynamic-int8", "dynamic", "", {"quant": {"precision": "int8"}})
+DROPS = {"max_drop": {"accuracy": 0.01}, "dataset": "reviews.csv"}
+
+
+@pytest.mark.parametrize(
+    ("stated", "candidate", "minimum"),
+    [
+        ({}, INT8_FORM, PRECISIONS["int8"].minimum),
+        ({}, Candidate("full", "level", ""), PRECISIONS["bf16"].minimum),  # a provider may compute in 16 bits
+        ({"dataset": "reviews.csv"}, INT8_FORM, PRECISIONS["int8"].minimum),
+        ({"min_sqnr_db": 20.0}, INT8_FORM, QualityMinimum(20.0)),
+        (DROPS, INT8_FORM, None),
+        ({**DROPS, "min_sqnr_db": 20.0}, INT8_FORM, QualityMinimum(20.0)),
+    ],
+)
+def test_default_limit_is_that_of_quantize_unless_another_is_stated(
+    tmp_path: Path, stated: dict[str, object], candidate: Candidate, minimum: QualityMinimum | None
+) -> None:
+    """Metrics replace the default limit; an explicit limit applies beside them."""
+    limits = QualityLimits(TuneOptions.model_validate(stated), tmp_path, "model.onnx", Contestants(tmp_path), None)
+    assert minimum == limits.minimum(candidate)
+
+
+def test_classifier_is_judged_by_its_predictions(tmp_path: Path) -> None:
+    """Equal predictions at 3 dB are within the default limit; disagreeing ones at 20 dB are not."""
+    limits = QualityLimits(TuneOptions(), tmp_path, "model.onnx", Contestants(tmp_path), None)
+
+    def reason(sqnr_db: float, agreement: float | None) -> str:
+        outputs = {"logits": {} if agreement is None else {"top1_agreement": agreement}}
+        facts = CandidateFacts(1, 1, 1, 1, 1, 1, sqnr_db, "logits", sqnr_db, quality={"outputs": outputs})
+        return limits.reason_wrong(INT8_FORM, facts)
+
+    assert not reason(3, 1.0)
+    assert "top-1 agreement 50.00 %" in reason(20, 0.5)
+    assert not reason(20, None)
+    assert "minimum 6" in reason(3, None)
 
 
 def test_unknown_kind_suggests_the_nearest() -> None:

@@ -66,7 +66,7 @@ def command(context: click.Context, /, **options: Any) -> None:
       winml config -m ./checkpoint -o config.json && winml build -c config.json -o built
       winml build -m model.onnx -o built --level extended --ep dml
       winml build -m ./checkpoint -o built --ep qnn --ep-options soc_model=60
-      winml build -m ./checkpoint -o built --precision int8 --exclude BertPooler
+      winml build -m ./checkpoint -o built --precision int8 --exclude BertLayer.0
       winml build -m ./checkpoint --use-cache --format json
     """
     request = _read_request(options)

@@ -222,6 +222,7 @@ def variant_evaluator(model: Path, options: EvaluationOptions, target: tuple[str
     """
     from winml.modelkit.evaluate.evaluated_models import Subject, opened_model
     from winml.modelkit.evaluate.evaluation import prepared_data
+    from winml.modelkit.evaluate.metrics import least_difference
     from winml.modelkit.evaluate.sides import CachedBatches, onnx_side
     from winml.modelkit.evaluate.tasks.table import chosen_metrics, task_definition
     from winml.modelkit.onnx.files.placing import file_digest
@@ -247,4 +248,5 @@ def variant_evaluator(model: Path, options: EvaluationOptions, target: tuple[str
         root = source.folder or Path()
         digests = {path.relative_to(root).as_posix(): file_digest(path) for path in source_files(source)}
         request = {**metric_options.model_dump(mode="json"), "content": digests, "task": task}
-        yield VariantEvaluator(MetricTarget(name, value, metrics[0].is_higher_better), measure_scores, request)
+        least = least_difference(len(prepared.data_set)) if metrics[0].resolution == "each" else None
+        yield VariantEvaluator(MetricTarget(name, value, metrics[0].is_higher_better, least), measure_scores, request)

@@ -113,7 +113,7 @@ def _handover_to_quantize(
     """
     from winml.modelkit.models.request import processor_folder
     from winml.modelkit.quantize.calibration.calibration_data import Calibration
-    from winml.modelkit.quantize.file_quantization import Quantization
+    from winml.modelkit.quantize.file_quantization import Quantization, calibration_options
     from winml.modelkit.transform.graph_file import GraphHandover, is_external
 
     quant = plan.config.quant
@@ -124,7 +124,7 @@ def _handover_to_quantize(
     goes_outside = partial(is_external, from_bytes=external)
 
     def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
-        samples = Calibration(options, processors or path.parent, {}, plan.request.seed)
+        samples = Calibration(calibration_options(options), processors or path.parent, {}, plan.request.seed)
         other_parts = [work for name, work in quantizations.items() if name != path.name]
         # Parts already within the limit may stay float, except the last one if all others did.
         all_stay = len(other_parts) + 1 == len(names) and all(work.outcome.stays_float for work in other_parts)
@@ -132,7 +132,8 @@ def _handover_to_quantize(
         quantizations[path.name] = stack.enter_context(work.equipped(samples, path, goes_outside))
         return [*_optimization_work(plan, model), quantizations[path.name]]
 
-    return GraphHandover(works, external_from_bytes=external, processors=processors)
+    data_set = options.judging_request(plan.request.seed)
+    return GraphHandover(works, external_from_bytes=external, processors=processors, data_set=data_set)
 
 
 def _handover_to_optimize(plan: BuildPlan) -> GraphHandover:

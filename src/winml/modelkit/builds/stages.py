@@ -25,7 +25,7 @@ from winml.modelkit.builds.config import (
 from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
 from winml.modelkit.builds.manifest_records import FileRecord, StageName, StageRecord
 from winml.modelkit.builds.plan import BuildPlan, idle_compilation, request_record, without_compilation
-from winml.modelkit.errors import StageError, UsageError, opt
+from winml.modelkit.errors import StageError, UsageError, opt, spell
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.models.checkpoints.adapters import named_adapter
 from winml.modelkit.onnx.specs import current_name
@@ -594,6 +594,10 @@ def built_name(part: str, *, of_several: bool, config: WinMLBuildConfig | None) 
     return layout.model_name(part, of_several, FLOAT32 if options is None else options.base.name)
 
 
+_REQUESTED_BY = {"export": "export_config", "optim": "level", "quant": "precision", "compile": "ep"}
+"""Section of the config → option that requests its stage."""
+
+
 def skip_reason(stage: Stage, plan: BuildPlan) -> str:
     """Return the reason why a stage does not run; ``""`` if it runs."""
     if stage.makes_graph and plan.onnx_path is not None:
@@ -601,7 +605,7 @@ def skip_reason(stage: Stage, plan: BuildPlan) -> str:
     if stage.section in plan.switched_off:
         return plan.switched_off[stage.section]
     if getattr(plan.config, stage.section) is None:
-        return f"{stage.section} is null in the config"
+        return f"not requested ({spell(_REQUESTED_BY[stage.section])} requests it)"
     if stage.handed_to is not None:
         return f"done by {stage.handed_to} in memory, without an intermediate file"
     return stage.idle(plan.config)

@@ -191,7 +191,9 @@ class _Pace:
         self.last_share = share
         if not self.start_share < share < 1:
             return ""
-        return f"about {(now - self.began) * (1 - share) / (share - self.start_share):.0f} s left"
+        from winml.modelkit.progress import remaining_words
+
+        return remaining_words(now - self.began, (share - self.start_share) / (1 - self.start_share))
 
 
 def _progress_printer(noun: str) -> Callable[[int, float], None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,9 @@ from winml.modelkit.cli._progress import show_wait
 from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import library_output_to_stderr, page_text, show_answer
 from winml.modelkit.compare.verb import CompareRequest, plan_comparison, run_comparison
+from winml.modelkit.fields import command_words
 from winml.modelkit.file_names import ONLY_PART
+from winml.modelkit.tags.selector import escape
 
 if TYPE_CHECKING:
     from winml.modelkit.compare.records import ModelComparison
@@ -48,18 +52,58 @@ def command(**options: Any) -> None:
     end_dry_run(plan, options)
     with library_output_to_stderr(), show_wait("comparing"):
         result = run_comparison(plan, request)
-    _show(result, plan.files, request.depth, options)
+    _show(result, plan.files, request, options)
     if not result.is_within:
         click.get_current_context().exit(NEGATIVE_RESULT)
 
 
+_ROUNDING_DB = 100.0
+"""SQNR of rounding. Chosen: float32 sums in another order have 110 dB and more."""
+
+
+def _next_command(request: CompareRequest, result: ModelComparison) -> str:
+    """Return the command that acts on a comparison; empty if no error is left, or no command changes it.
+
+    Without modules, the command compares them. If winml quantized the candidate, the command quantizes the reference
+    again, with the first diverging module in float, or else the quantized module of the largest own error.
+    """
+    fidelity = result.worst.fidelity
+    is_rounding = not fidelity.problem and fidelity.sqnr_db >= _ROUNDING_DB
+    if result.parts or result.step is not None or is_rounding:
+        return ""
+    if result.modules is None:
+        by_module = replace(
+            request, by_module=True, output=None, report=None, node_data=None, overwrite=False, threshold=None
+        )
+        words = command_words(by_module, CompareRequest)
+        return shlex.join(["winml", "compare", result.reference, result.candidate, *words])
+    reference, candidate = Path(result.reference), Path(result.candidate)
+    if not (reference.is_file() and candidate.is_file() and {reference.suffix, candidate.suffix} == {".onnx"}):
+        return ""
+    from winml.modelkit.quantize.pipeline import read_request
+
+    requested, quantized = read_request(candidate)
+    first, errors = result.first_divergence, result.arising_errors()
+    tags = [first.identity.tag] if first is not None else sorted(errors, key=lambda tag: -errors[tag])
+    worst = next((tag for tag in tags if tag in quantized), None)
+    if requested is None or worst is None:
+        return ""
+    from winml.modelkit.quantize.declared_options import QuantizeFields
+
+    options = requested.model_copy(update={"exclude": (*requested.exclude, escape(worst))})
+    output = candidate.with_name(f"{candidate.stem}_mixed.onnx")
+    command = ["winml", "quantize", "-m", str(reference), "-o", str(output), *command_words(options, QuantizeFields)]
+    return shlex.join(command)
+
+
 def _show(
-    result: ModelComparison, files: Mapping[str, Sequence[Path]], depth: int | None, options: Mapping[str, Any]
+    result: ModelComparison, files: Mapping[str, Sequence[Path]], request: CompareRequest, options: Mapping[str, Any]
 ) -> None:
     """Write the files that are requested, and print the answer: each part has files of its modules."""
     from winml.modelkit.compare.table import comparison_document
     from winml.modelkit.profile.node_data import comparison_node_data
 
+    depth = request.depth
     parts = list((result.parts or {ONLY_PART: result}).values())
 
     def page(path: Path) -> str:
@@ -68,11 +112,12 @@ def _show(
         beside = {option: paths[number : number + 1] or paths for option, paths in files.items()}
         return page_text(comparison_document(parts[number], depth=depth), path, beside)
 
+    following = _next_command(request, result)
     show_answer(
-        result.as_record(depth=depth),
+        {**result.as_record(depth=depth), "next": following or None},
         files,
         options,
-        lambda: comparison_document(result, depth=depth),
+        lambda: comparison_document(result, depth=depth).with_next(following),
         report=page,
         node_data=lambda path: comparison_node_data(parts[files["node_data"].index(path)]),
     )

@@ -16,6 +16,7 @@ import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import TEXT_KINDS, finite_values, silent_kinds, silent_words
+from winml.modelkit.compare.quality_minimum import PREDICTIONS, QualityMinimum
 from winml.modelkit.records import Record, entry, json_value, recorded
 from winml.modelkit.words import MOST_DB
 
@@ -28,6 +29,8 @@ LOWER, UPPER = 5, 95
 """Percentiles over the samples that bound the interval of an SQNR."""
 _SCORES = "logits"
 """Specified by transformers: name of outputs whose largest value along the last axis is the prediction."""
+_SCORE_RANKS = (2, 3)
+"""Numbers of dimensions of scores: samples, positions if any, classes. Scores of pixels have their classes first."""
 _STATE_PREFIXES = ("present", "past_key_values")
 """Specified by transformers, optimum and onnxruntime-genai: prefixes of KV cache outputs."""
 
@@ -90,6 +93,11 @@ class OutputFidelity(Record):
         return self.sqnr_db if self.spread is None else self.spread.p05
 
     @property
+    def prediction_agreement(self) -> float | None:
+        """Share of equal predictions of classes or tokens, which limits may apply to; ``None`` for other outputs."""
+        return self.top1_agreement if self.name == PREDICTIONS else None
+
+    @property
     def is_state(self) -> bool:
         """True for a KV cache state, which is reported but not judged next to the scores computed from it."""
         return self.name.startswith(_STATE_PREFIXES)
@@ -127,6 +135,10 @@ class FidelityInfo(Record):
     """Similarity of the output of all parts run together; ``None`` if not compared."""
     parts: int = field(default=2, metadata=entry(skip=True))
     """Number of parts run together."""
+    least_agreement: float | None = field(
+        default=None, metadata=entry("min_agreement", before="together", omit_none=True)
+    )
+    """Minimum top-1 agreement, which replaces the SQNR for outputs with scores; ``None``: the SQNR applies to all."""
     has_encoder_of_source: bool = field(default=False, metadata=entry(before="together", omit_empty=True))
     """True if the first of these parts was that of the source, since only the second was requested."""
     silent: tuple[str, ...] | None = field(default=None, metadata=entry("answers_only", omit_none=True))
@@ -143,16 +155,25 @@ class FidelityInfo(Record):
         compared = self.outputs or ((self.together,) if self.together is not None else ())
         return min(
             judged_outputs(compared),
-            key=lambda output: (not output.problem, self.judged_db(output) - self.limit_db(output)),
+            key=lambda output: (
+                not output.problem,
+                self._meets_limit(output),
+                self.judged_db(output) - self.limit_db(output),
+            ),
         )
 
     @property
     def is_verified(self) -> bool:
         """True if every judged output meets its limit and there is a signal."""
-        return self.has_signal and all(
-            not output.problem and self.judged_db(output) >= self.limit_db(output)
-            for output in judged_outputs(self.outputs)
-        )
+        return self.has_signal and all(map(self._meets_limit, judged_outputs(self.outputs)))
+
+    def is_by_agreement(self, output: OutputFidelity) -> bool:
+        """Return True if the agreement of the task decides for an output, not its SQNR."""
+        return QualityMinimum(self.least_sqnr_db, self.least_agreement).is_by_agreement(output.prediction_agreement)
+
+    def _meets_limit(self, output: OutputFidelity) -> bool:
+        minimum = QualityMinimum(self.limit_db(output), self.least_agreement)
+        return not output.problem and minimum.is_met(self.judged_db(output), output.prediction_agreement)
 
     def limit_db(self, output: OutputFidelity) -> float:
         """Limit of an output: the minimum, or less if the source of a compiled file is lower.
@@ -237,6 +258,7 @@ def measure_fidelity(
     answers: Sequence[Arrays],
     least_sqnr_db: float,
     samples: QualitySamples | None = None,
+    least_agreement: float | None = None,
 ) -> FidelityInfo:
     """Measure the similarity of outputs to reference outputs.
 
@@ -245,6 +267,7 @@ def measure_fidelity(
         answers: Outputs of the other graph by name, in the same order of samples.
         least_sqnr_db: Minimum SQNR of every output in dB.
         samples: Description of the samples.
+        least_agreement: Minimum top-1 agreement of outputs with scores; ``None``: the SQNR applies to them.
     """
     outputs = tuple(
         output_fidelity(name, [sample[name] for sample in reference], [sample[name] for sample in answers])
@@ -259,7 +282,15 @@ def measure_fidelity(
         if values.dtype.kind in "fiub"
     )
     silent = None if has_signal else silent_kinds(values for sample in reference for values in sample.values())
-    return FidelityInfo(outputs, least_sqnr_db, has_signal, len(reference), silent=silent, samples=samples)
+    return FidelityInfo(
+        outputs,
+        least_sqnr_db,
+        has_signal,
+        len(reference),
+        silent=silent,
+        samples=samples,
+        least_agreement=least_agreement,
+    )
 
 
 def output_fidelity(name: str, reference: Sequence[Array], outputs: Sequence[Array]) -> OutputFidelity:
@@ -317,7 +348,7 @@ class FidelitySum:
             self._problem = "" if np.array_equal(expected, actual) else "different texts"
         else:
             self._add_amounts(expected, actual)
-        self._has_scores = self._has_scores and expected.ndim >= 2 and expected.shape[-1] > 1
+        self._has_scores = self._has_scores and expected.ndim in _SCORE_RANKS and expected.shape[-1] > 1
         if self._has_scores and not self._problem:
             self._agreeing.append(float(np.mean(expected.argmax(-1) == actual.argmax(-1))))
 

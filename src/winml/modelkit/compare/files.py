@@ -18,6 +18,7 @@ import numpy as np
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
 from winml.modelkit.compare.outputs import ROUNDING_FACTOR, TEXT_KINDS, Rounding, VerificationInfo, compare_outputs
+from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.words import difference_words, fidelity_words, samples_words
 from winml.modelkit.errors import StageError, UsageError, VerificationError, opt
 from winml.modelkit.onnx.contexts import proto_nodes
@@ -37,6 +38,7 @@ from winml.modelkit.ort.plug_ins import missing_kernel_hint
 from winml.modelkit.ort.quantized_states import QuantizedStates
 from winml.modelkit.ort.sessions import Session, refuse_crashing_file
 from winml.modelkit.progress import counted
+from winml.modelkit.words import percent_words
 
 _DRAWS = 2
 """Number of samples on which files must be equal; dynamic dimensions have another size in each."""
@@ -59,8 +61,9 @@ def refuse_different(
     *,
     has_fixed_sizes: bool = False,
     sizes: Mapping[str, int] | None = None,
+    read_samples: ReadSamples | None = None,
 ) -> VerificationInfo:
-    """Compare the outputs of two files on two samples.
+    """Compare the outputs of two files on two random samples, or on samples of the user.
 
     Args:
         reference: The reference file.
@@ -70,6 +73,7 @@ def refuse_different(
             the candidate.
         sizes: Sizes of dynamic dimensions, by name in the reference, by ``input:axis``, or by key of
             ``--shape-config``; some sizes of other dimensions are tried.
+        read_samples: Returns the samples of the user; ``None``: random samples.
 
     Returns:
         The comparison: every output equal within the threshold of its dtype.
@@ -88,6 +92,10 @@ def refuse_different(
                 hint=f"{opt.no_verify} writes the result without comparing it.",
             ) from error
         expected = _reference_outputs(reference, draws)
+    elif read_samples is not None:
+        samples, expected, _ = reference_outputs(reference, read_samples)
+        draws = [*samples]
+        outputs = _candidate_outputs(candidate, draws)
     else:
         with _runs_of_reference(reference):
             draws, expected = _draws_and_outputs(reference, seed, sizes or {})
@@ -151,7 +159,7 @@ def _refuse_crashing(reference: Path, candidate: Path) -> None:
 
 
 def refuse_unfaithful(
-    reference: Path, candidate: Path, least_sqnr_db: float, read_samples: ReadSamples, hint: str | None = None
+    reference: Path, candidate: Path, minimum: QualityMinimum, read_samples: ReadSamples, hint: str | None = None
 ) -> FidelityInfo:
     """Compare the outputs of a lossy file with those of its source.
 
@@ -160,7 +168,7 @@ def refuse_unfaithful(
     Args:
         reference: The reference file.
         candidate: The lossy file.
-        least_sqnr_db: Minimum SQNR of every output in dB.
+        minimum: Minimum quality of every output.
         read_samples: Returns the inputs of both.
         hint: Hint for a result below the minimum; ``None``: the generic hint.
 
@@ -170,7 +178,7 @@ def refuse_unfaithful(
     """
     draws, expected, samples = reference_outputs(reference, read_samples)
     outputs = _candidate_outputs(candidate, draws, as_written=False)
-    fidelity = measure_fidelity(expected, outputs, least_sqnr_db, samples)
+    fidelity = measure_fidelity(expected, outputs, minimum.sqnr_db, samples, minimum.agreement)
     refuse_below_minimum_sqnr(fidelity, reference.name, draws[0], hint)
     return fidelity
 
@@ -254,6 +262,15 @@ def refuse_below_minimum_sqnr(
 def _below_minimum_words(fidelity: FidelityInfo, reference: str) -> str:
     """Describe the SQNR and minimum of the worst output, or all results if the SQNR is not the reason."""
     worst = fidelity.worst
+    if fidelity.outputs and not worst.problem and fidelity.is_by_agreement(worst):
+        assert worst.prediction_agreement is not None
+        assert fidelity.least_agreement is not None
+        where = "" if fidelity.samples is None else f" on {samples_words(fidelity.samples)}"
+        shares = [percent_words(share) for share in (worst.prediction_agreement, fidelity.least_agreement)]
+        return (
+            f"the largest value of {worst.name} is at the same index as in {reference} in {shares[0]} of its "
+            f"positions{where}; the minimum is {shares[1]}"
+        )
     if not fidelity.outputs or worst.problem or fidelity.judged_db(worst) >= fidelity.limit_db(worst):
         return f"the outputs of {reference} lost too much precision: {fidelity_words(fidelity)}"
     where = "" if fidelity.samples is None else f" (lower end of 90 % of {samples_words(fidelity.samples)})"

@@ -13,6 +13,7 @@ from winml.modelkit.compare.fidelity import OutputFidelity, QualitySamples, judg
 from winml.modelkit.records import Record, entry, json_value, recorded
 from winml.modelkit.tags import address
 from winml.modelkit.tags.address import ModuleIdentity
+from winml.modelkit.verdicts import Verdict
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,17 @@ class ModelComparison:
             not output.fidelity.problem and output.fidelity.relative_error <= self.threshold for output in self.outputs
         )
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """Verdict on the threshold; ``None`` without a threshold."""
+        if self.threshold is None:
+            return None
+        question = f"the relative error of every output is at most {self.threshold:g}"
+        outputs = [output.fidelity for output in self.outputs]
+        largest = max(outputs, key=lambda output: math.inf if output.problem else output.relative_error)
+        error = largest.problem or f"relative error {largest.relative_error:.1e}"
+        return Verdict.of(question, self.is_within, f"{error} of {largest.name}")
+
     def as_record(self, *, depth: int | None = None) -> dict[str, Any]:
         """Return a JSON-ready record; errors are relative to the reference, SQNR is in dB.
 
@@ -175,6 +187,7 @@ class ModelComparison:
             "step": self.step,
             "threshold": self.threshold,
             "is_within": self.is_within,
+            "verdict": json_value(self.verdict),
             "outputs": [output.as_record() for output in self.outputs],
             **({} if self.parts else {"quality": self.quality}),
             "first_divergence": None

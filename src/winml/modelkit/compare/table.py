@@ -13,7 +13,7 @@ from winml.modelkit.errors import opt
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
 from winml.modelkit.version import __version__
-from winml.modelkit.words import count_noun, decibel_words, percent_words
+from winml.modelkit.words import MOST_DB, count_noun, percent_words, sqnr_words
 
 MAX_BARS = 10
 """Number of modules in the bar chart. Chosen: it fits on a screen below the figures."""
@@ -69,7 +69,7 @@ def _comparison_figures(result: records.ModelComparison) -> Iterator[doc.Figure]
         yield doc.Figure("outputs", value, f"{where}: {fidelity.problem}", "bad")
     else:
         meaning = f"{where}: power of the signal over that of the error; 20 dB more is a tenth of the error"
-        yield doc.Figure("SQNR", f"{decibel_words(fidelity.sqnr_db)} dB".replace("equal dB", "equal"), meaning)
+        yield doc.Figure("SQNR", sqnr_words(fidelity.sqnr_db), meaning)
         meaning = "size of the error over the size of the reference"
         if result.threshold is not None:
             meaning += f"; {'within' if result.is_within else 'above'} the threshold of {result.threshold:g}"
@@ -100,8 +100,8 @@ def _comparison_fields(result: records.ModelComparison) -> Iterator[doc.Field]:
         yield "worst", output_words(result.worst)
     for output in result.outputs if not result.parts else ():
         yield "output", output_words(output)
-    if result.threshold is not None:
-        yield "threshold", _threshold_words(result, result.threshold)
+    if (verdict := result.verdict) is not None:
+        yield "threshold", f"{'met' if verdict.is_yes else 'exceeded'}: {verdict.reason}; {verdict.question}"
     if result.modules is not None or result.first_divergence is not None:
         yield "first", _first_words(result)
     if result.modules is not None:
@@ -112,17 +112,6 @@ def _comparison_fields(result: records.ModelComparison) -> Iterator[doc.Field]:
     yield from doc.note_fields(result.notes)
 
 
-def _threshold_words(result: records.ModelComparison, threshold: float) -> str:
-    """State if the relative error of every output is within the threshold, with the largest error."""
-    outputs = [output.fidelity for output in result.outputs]
-    largest = max(outputs, key=lambda output: math.inf if output.problem else output.relative_error)
-    problem, name = largest.problem, largest.name
-    error = problem or f"relative error {largest.relative_error:.1e}"
-    relation = "within" if result.is_within else "not within" if problem else "above"
-    verdict = "met" if result.is_within else "exceeded"
-    return f"{verdict}: {error} of {name} is {relation} {threshold:g}"
-
-
 def output_words(output: records.ComparedOutput) -> str:
     """Describe the similarity of one output."""
     fidelity = output.fidelity
@@ -131,6 +120,8 @@ def output_words(output: records.ComparedOutput) -> str:
         return f"{name}: {fidelity.problem}"
     if fidelity.equal_share is not None:
         return f"{name}: {nearness_words(fidelity)}, largest difference {fidelity.max_abs_diff:g}"
+    if fidelity.sqnr_db >= MOST_DB:
+        return f"{name}: equal"
     text = (
         f"{name}: relative error {fidelity.relative_error:.1e}, SQNR {fidelity.sqnr_db:.1f} dB"
         f"{interval_words(fidelity)}, cosine {fidelity.cosine:.6f}, largest difference {fidelity.max_abs_diff:.1e}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from winml.modelkit.compare.outputs import CheckedValue, VerificationInfo, silent_words
 from winml.modelkit.tags.tagging import Coverage
-from winml.modelkit.words import count_noun, count_words
+from winml.modelkit.words import MOST_DB, count_noun, count_words, percent_words
 
 if TYPE_CHECKING:
     from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity, QualitySamples, QualitySource
@@ -42,6 +42,8 @@ def fidelity_words(fidelity: FidelityInfo) -> str:
     streamed = ", of the whole model, weights streamed" if fidelity.is_streamed else ""
     alone = "; compared without the remaining parts" if fidelity.is_part_alone else ""
     least = f"(minimum {fidelity.limit_db(worst):.4g} dB{_source_words(fidelity, worst)})"
+    if fidelity.least_agreement is not None and fidelity.is_by_agreement(worst):
+        least = f"(minimum agreement {percent_words(fidelity.least_agreement)})"
     together = "" if fidelity.together is None else f"; {_together_words(fidelity)}"
     return f"{nearness_words(worst)} {where}{streamed} {least}{alone}{together}"
 
@@ -74,8 +76,8 @@ def nearness_words(output: OutputFidelity) -> str:
     """Describe the similarity of one output to the reference."""
     share = "" if output.equal_share is None else f"{100 * output.equal_share:.1f} % of its values equal, "
     top1 = "" if output.top1_agreement is None else f", top-1 agreement {100 * output.top1_agreement:.1f} %"
-    ratio = f"SQNR {output.sqnr_db:.1f} dB{interval_words(output)}"
-    return output.problem or f"{share}{ratio}, cosine {output.cosine:.4f}{top1}"
+    ratio = f"SQNR {output.sqnr_db:.1f} dB{interval_words(output)}, cosine {output.cosine:.4f}"
+    return output.problem or f"{share}{'equal' if output.sqnr_db >= MOST_DB else ratio}{top1}"
 
 
 def interval_words(output: OutputFidelity) -> str:

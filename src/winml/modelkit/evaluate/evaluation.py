@@ -14,9 +14,9 @@ from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import FidelitySum, QualitySamples, quality_record
 from winml.modelkit.errors import InputError, UsageError, opt, spell
 from winml.modelkit.evaluate.evaluated_models import EvaluatedModel, Subject, opened_baseline, opened_model
-from winml.modelkit.evaluate.metrics import Measured, Metric, intervals
+from winml.modelkit.evaluate.metrics import Interval, Measured, Metric, intervals, least_difference, ratio_of_sums
 from winml.modelkit.evaluate.options import AGREEMENT, EvaluationOptions
-from winml.modelkit.evaluate.records import EvaluatedData, EvaluatedSide, Evaluation, Limit, MetricResult
+from winml.modelkit.evaluate.records import EvaluatedData, EvaluatedSide, Evaluation, Limit, LimitKind, MetricResult
 from winml.modelkit.evaluate.sides import Side, joined_inputs
 from winml.modelkit.evaluate.tasks.table import (
     chosen_metrics,
@@ -114,25 +114,38 @@ def refuse_limits_without_baseline(options: EvaluationOptions, baseline: Side | 
 
 
 def _pair_limits(
-    options: EvaluationOptions, metrics: Sequence[MetricResult], agreement: float | None
+    options: EvaluationOptions, metrics: Sequence[MetricResult], agreements: Sequence[float]
 ) -> tuple[Limit, ...]:
     """Pair every limit with its measured value."""
-    values = {metric.name: metric.value for metric in metrics}
-    if agreement is not None:
-        values[AGREEMENT] = agreement
-    compared = {metric.name: metric for metric in metrics}
+    measured = {metric.name: metric for metric in metrics}
+    if AGREEMENT in options.min:
+        measured[AGREEMENT] = _agreement_result(agreements, options.seed)
 
-    def drop_limit(name: str, limit: Drop) -> Limit:
-        metric = compared[name]
+    def limit_on(kind: LimitKind, name: str, limit: float) -> Limit:
+        metric = measured[name]
+        return Limit(kind, name, limit, metric.value, metric.interval, metric.samples)
+
+    def drop_limit(name: str, drop: Drop) -> Limit:
+        metric = measured[name]
         assert metric.baseline is not None  # refused without a baseline
         assert metric.drop is not None
-        return Limit("max_drop", name, drop_at(limit, metric.baseline), metric.drop)
+        limit = drop_at(drop, metric.baseline)
+        return Limit("max_drop", name, limit, metric.drop, metric.drop_interval, metric.samples)
 
     return (
-        *(Limit("min", name, limit, values[name]) for name, limit in options.min.items()),
-        *(Limit("max", name, limit, values[name]) for name, limit in options.max.items()),
+        *(limit_on("min", name, limit) for name, limit in options.min.items()),
+        *(limit_on("max", name, limit) for name, limit in options.max.items()),
         *(drop_limit(name, limit) for name, limit in options.max_drop.items()),
     )
+
+
+def _agreement_result(agreements: Sequence[float], seed: int) -> MetricResult:
+    """Measure the agreement as a metric, with its interval."""
+    metric = Metric(AGREEMENT, lambda *_: share, resolution="each")
+    share = ratio_of_sums(sum(agreements) / len(agreements), [(agreement, 1.0) for agreement in agreements])
+    [ends] = intervals([(share, None)], len(agreements), seed)
+    interval = metric.resolved(ends[0], share.value, len(agreements)) if ends else None
+    return MetricResult(AGREEMENT, share.value, True, interval, samples=len(agreements))
 
 
 GROUP = 16
@@ -351,6 +364,8 @@ def _finish_samples(scores: Scores, evaluator: Evaluator, waiting: dict[int, Sam
             scores.agreements.append(evaluator.agreement(*predictions))
 
 
+_DIFFERENCE = 2
+"""Position of the difference among the intervals of a metric."""
 _MODEL, _DATA, _BASELINE, _SAMPLES, _METRICS = "model", "data set", "baseline", "samples", "metrics"
 
 
@@ -490,20 +505,27 @@ def _metric_results(metrics: Sequence[Metric], scores: Scores, seed: int) -> tup
     """Compute the metrics of all sides with their intervals."""
     measured = [scores.measured(metric) for metric in metrics]
     pairs = [(sides[0], sides[1] if len(sides) > 1 else None) for sides in measured]
-    ends = intervals(pairs, len(scores.references), seed)
+    samples = len(scores.references)
     results = []
-    for metric, (ours, theirs), bounds in zip(metrics, pairs, ends, strict=True):
-        padded = [*bounds, None, None, None]
+    for metric, (ours, theirs), ends in zip(metrics, pairs, intervals(pairs, samples, seed), strict=True):
+        values = [ours.value] if theirs is None else [ours.value, theirs.value, ours.value - theirs.value]
+        resolved: list[Interval | None] = [
+            metric.resolved(bounds, value, samples, is_difference=number == _DIFFERENCE)
+            for number, (bounds, value) in enumerate(zip(ends, values, strict=False))
+        ]
+        own, of_baseline, of_difference = [*resolved, None, None, None][:3]
         results.append(
             MetricResult(
                 metric.name,
                 ours.value,
                 metric.is_higher_better,
-                padded[0],
+                own,
                 None if theirs is None else theirs.value,
-                None if theirs is None else padded[1],
-                None if theirs is None else padded[2],
+                of_baseline,
+                of_difference,
                 metric.resamples,
+                samples,
+                least_difference(samples) if metric.resolution == "each" else None,
             )
         )
     return tuple(results)
@@ -560,7 +582,7 @@ def _make_evaluation(
         quality=None if scores.nearness is None else scores.nearness.record(len(scores.references), options.seed),
         agreement_words=prepared.task.agreement_words,
         differing=tuple(number for number, share in enumerate(agreements) if share < 1),
-        limits=_pair_limits(options, metrics, agreement),
+        limits=_pair_limits(options, metrics, agreements),
         steps=clock.timings(),
         notes=notes,
     )

@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,6 +27,8 @@ RowSums = Array
 RESAMPLES = 1000
 """Chosen: the ends of a 95 % interval then vary by less than a tenth of its width between seeds."""
 CONFIDENCE = 0.95
+_RULE_OF_THREE = 3.0
+"""Specified (Hanley and Lippman-Hand, 1983): an event that none of n samples shows has at most the probability 3/n."""
 _CHUNK = 2_000_000
 """Maximum number of resampled values in memory at a time. Chosen: 16 MB."""
 
@@ -83,6 +85,14 @@ def share(numerator: Array, denominator: Array) -> Array:
     return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
 
 
+Interval = tuple[float, float]
+"""Low and high end of the 95 % confidence interval."""
+
+Resolution = Literal["each", "equal", "none"]
+"""Effect of one sample on a metric. ``each``: it is right or wrong, so that n samples resolve no difference below 3/n;
+``equal``: it has a part of the value, so that this applies only if resamples do not vary; ``none``: it has no bound."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """A metric of predictions against references."""
@@ -99,6 +109,29 @@ class Metric:
     predictions."""
     resamples: int = RESAMPLES
     """Number of resamples."""
+    resolution: Resolution = "equal"
+
+    def resolved(self, ends: Interval, value: float, samples: int, *, is_difference: bool = False) -> Interval:
+        """Widen an interval to the resolution of the samples: an event may exist that none of them shows.
+
+        Args:
+            ends: Ends of the interval over resamples.
+            value: The value, or the difference of two values.
+            samples: Number of samples.
+            is_difference: True for a difference of two values.
+
+        >>> ACCURACY.resolved((1.0, 1.0), 1.0, 50)
+        (0.94, 1.0)
+        """
+        low, high = ends
+        is_narrow = math.isclose(low, high, abs_tol=1e-12)
+        if self.resolution == "none" or (self.resolution == "equal" and not is_narrow):
+            return ends
+        least = least_difference(samples)
+        low, high = min(low, value - least), max(high, value + least)
+        if is_difference:
+            return low, high
+        return max(low, min(value, 0.0)), min(high, max(value, 1.0)) if self.is_higher_better else high
 
     def measured(
         self, predictions: Sequence[object], references: Sequence[Any], prepared: dict[object, Any] | None = None
@@ -118,8 +151,22 @@ class Metric:
         return self.measure(shared[self.prepare], references)
 
 
-Interval = tuple[float, float]
-"""Low and high end of the 95 % confidence interval."""
+def least_difference(samples: int) -> float:
+    """Return the smallest share that so many samples resolve.
+
+    >>> least_difference(300)
+    0.01
+    """
+    return _RULE_OF_THREE / samples
+
+
+def needed_samples(difference: float) -> int:
+    """Return the number of samples that resolve a share.
+
+    >>> needed_samples(0.01)
+    300
+    """
+    return math.ceil(_RULE_OF_THREE / difference)
 
 
 def intervals(measured: Sequence[tuple[Measured, Measured | None]], samples: int, seed: int) -> list[list[Interval]]:
@@ -232,16 +279,19 @@ def _matthews(right: Array, predicted: Array, referred: Array) -> Array:
     return share(covariance, np.sqrt(spread))
 
 
-ACCURACY = Metric("accuracy", _accuracy, "sklearn")
+ACCURACY = Metric("accuracy", _accuracy, "sklearn", resolution="each")
 
 CLASS_METRICS = (
     ACCURACY,
-    Metric("f1", _count_metric(_macro_avg("f1_score"), lambda r, p, t: _macro(2 * r, p + t, (p + t) > 0)), "sklearn"),
-    Metric(
-        "precision", _count_metric(_macro_avg("precision_score"), lambda r, p, t: _macro(r, p, (p + t) > 0)), "sklearn"
+    *(
+        Metric(name, measure, "sklearn", resolution="each")
+        for name, measure in (
+            ("f1", _count_metric(_macro_avg("f1_score"), lambda r, p, t: _macro(2 * r, p + t, (p + t) > 0))),
+            ("precision", _count_metric(_macro_avg("precision_score"), lambda r, p, t: _macro(r, p, (p + t) > 0))),
+            ("recall", _count_metric(_macro_avg("recall_score"), lambda r, p, t: _macro(r, t, (p + t) > 0))),
+            ("matthews", _count_metric(_matthews_value, _matthews)),
+        )
     ),
-    Metric("recall", _count_metric(_macro_avg("recall_score"), lambda r, p, t: _macro(r, t, (p + t) > 0)), "sklearn"),
-    Metric("matthews", _count_metric(_matthews_value, _matthews), "sklearn"),
 )
 """Macro averages, for metrics per class."""
 
@@ -334,9 +384,9 @@ def _perplexity(predictions: Sequence[tuple[float, int]], _references: Sequence[
 
 WORD_ERROR_RATE = Metric("wer", _error_rate("process_words", "wer"), "jiwer", is_higher_better=False)
 CHARACTER_ERROR_RATE = Metric("cer", _error_rate("process_characters", "cer"), "jiwer", is_higher_better=False)
-EXACT_MATCH = Metric("exact_match", _squad_metric("exact_match"), "torchmetrics")
+EXACT_MATCH = Metric("exact_match", _squad_metric("exact_match"), "torchmetrics", resolution="each")
 OVERLAP_F1 = Metric("f1", _squad_metric("f1"), "torchmetrics")
-PERPLEXITY = Metric("perplexity", _perplexity, is_higher_better=False)
+PERPLEXITY = Metric("perplexity", _perplexity, is_higher_better=False, resolution="none")
 
 
 Tags = Sequence[str]

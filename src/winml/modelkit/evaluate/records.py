@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.evaluate.metrics import CONFIDENCE, RESAMPLES, Interval
+from winml.modelkit.evaluate.metrics import CONFIDENCE, RESAMPLES, Interval, least_difference, needed_samples
 from winml.modelkit.profile.statistics import DISTURBED, Summary
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.verdicts import Verdict, weakest
 from winml.modelkit.words import count_noun
 
 SCHEMA_VERSION = 1
@@ -43,6 +44,9 @@ class MetricResult(Record, digits=6):
     """Interval of model minus baseline, on the same resamples."""
     resamples: int = field(default=RESAMPLES, metadata=entry(before="is_higher_better"))
     """Number of resamples of the intervals."""
+    samples: int = field(default=0, metadata=entry(skip=True))
+    least_difference: float | None = field(default=None, metadata=entry(skip=True))
+    """Smallest difference that the samples resolve; ``None`` if each sample has a part of the value."""
 
     @property
     def drop(self) -> float | None:
@@ -50,6 +54,14 @@ class MetricResult(Record, digits=6):
         if self.baseline is None:
             return None
         return self.baseline - self.value if self.is_higher_better else self.value - self.baseline
+
+    @property
+    def drop_interval(self) -> Interval | None:
+        """Interval of the drop; ``None`` without a baseline or for too few samples."""
+        if self.difference_interval is None or not self.is_higher_better:
+            return self.difference_interval
+        low, high = self.difference_interval
+        return -high, -low
 
     @recorded(entry("baseline", omit_none=True))
     def baseline_entry(self) -> dict[str, object] | None:
@@ -73,14 +85,73 @@ class Limit(Record):
     limit: float
     value: float = field(metadata=entry(digits=6))
     """The metric or its drop; NaN if undefined, which meets no limit."""
+    interval: Interval | None = field(default=None, metadata=entry(digits=6))
+    """95 % interval of the value; ``None`` if there are too few samples for it."""
+    samples: int = field(default=0, metadata=entry(skip=True))
 
     @property
     @recorded()
     def is_met(self) -> bool:
-        """True if the limit is met; a value equal to the limit meets it."""
-        if self.kind == "min":
-            return self.value >= self.limit - SLACK
-        return self.value <= self.limit + SLACK
+        """True if the measured value meets the limit; a value equal to the limit meets it."""
+        return self._allows(self.value)
+
+    @property
+    @recorded()
+    def verdict(self) -> Verdict:
+        """Yes or no if the whole interval of the value is on one side of the limit; else undecided."""
+        if not math.isfinite(self.value):
+            return Verdict.of(self.question, self.is_met, self._value_words)
+        ends = (self.value, self.value) if self.interval is None else self.interval
+        words = f"{self._value_words}{self._interval_words}"
+        if self.interval is not None and self._allows(ends[0]) is self._allows(ends[1]):
+            return Verdict.of(self.question, self.is_met, words)
+        return Verdict.undecided(self.question, words, self._needed_words(ends))
+
+    @property
+    def words(self) -> str:
+        """The limit, its verdict, and the measured value in one sentence."""
+        verdict = self.verdict
+        answer = {"yes": "met", "no": "not met"}.get(verdict.answer, verdict.answer)
+        needs = f"; {verdict.decided_by} would decide" if verdict.is_undecided else ""
+        missed = "; these samples miss it" if verdict.is_undecided and not self.is_met else ""
+        return f"{answer}: {self.question}, it is {verdict.reason}{missed}{needs}"
+
+    @property
+    def question(self) -> str:
+        """The requirement."""
+        return f"{self.metric} {self._bound_words}"
+
+    def _allows(self, value: float) -> bool:
+        return value >= self.limit - SLACK if self.kind == "min" else value <= self.limit + SLACK
+
+    @property
+    def _bound_words(self) -> str:
+        words = {"min": "at least", "max": "at most", "max_drop": "no more than"}[self.kind]
+        return f"{words} {self.limit:g}{' worse than the baseline' if self.kind == 'max_drop' else ''}"
+
+    @property
+    def _value_words(self) -> str:
+        return _drop_words(self.value) if self.kind == "max_drop" else number_words(self.value)
+
+    @property
+    def _interval_words(self) -> str:
+        if self.interval is None or self.interval[0] == self.interval[1]:
+            return ""
+        # A drop is written as worse, like in the requirement.
+        low, high = map(number_words, self.interval)
+        return f" (95 % interval{' of the drop' if self.kind == 'max_drop' else ''} {low} to {high})"
+
+    def _needed_words(self, ends: Interval) -> str:
+        """Estimate the number of samples that decide: the interval narrows with their square root, at most to 3/n."""
+        margin = abs(self.value - self.limit)
+        if margin <= SLACK:
+            return "a limit other than the measured value"
+        reach = abs(self.value - ends[0 if self.value > self.limit else 1])
+        count = max(needed_samples(margin), math.ceil(self.samples * (reach / margin) ** 2))
+        if math.isclose(reach, least_difference(max(self.samples, 1))):
+            count = needed_samples(margin)
+        step = 10 ** max(len(str(count)) - 2, 0)
+        return f"about {-(-count // step) * step} samples"
 
 
 @dataclass(frozen=True)
@@ -159,8 +230,14 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
     @property
     @recorded(entry(before="steps"))
     def is_good_enough(self) -> bool:
-        """True if every limit is met."""
+        """True if every measured value meets its limit."""
         return all(limit.is_met for limit in self.limits)
+
+    @property
+    @recorded(entry(before="steps"))
+    def verdict(self) -> Verdict | None:
+        """Verdict on all limits; ``None`` without limits."""
+        return weakest([limit.verdict for limit in self.limits]) if self.limits else None
 
     @property
     def sides(self) -> tuple[EvaluatedSide, ...]:
@@ -231,9 +308,26 @@ def evaluation_words(result: Evaluation) -> str:
         for limit in result.limits
         if not limit.is_met
     ]
+    unresolved = [
+        f"{limit.metric} ({limit.verdict.decided_by} would decide)"
+        for limit in result.limits
+        if limit.is_met and limit.verdict.is_undecided
+    ]
     verdict = f"; limit missed: {', '.join(missed)}" if missed else ""
+    undecided = f"; limit undecided: {', '.join(unresolved)}" if unresolved else ""
     summary = f"{main.name} {number_words(main.value)}{beside}"
-    return f"{summary} on {result.data.words} of {result.data.name}{verdict}"
+    return f"{summary} on {result.data.words} of {result.data.name}{verdict}{undecided}"
+
+
+def _drop_words(drop: float) -> str:
+    """Describe the drop of a metric.
+
+    >>> _drop_words(0.5), _drop_words(-0.5), _drop_words(0.0), _drop_words(math.nan)
+    ('0.5000 worse', '0.5000 better', 'equal', 'not defined')
+    """
+    if not drop or math.isnan(drop):
+        return "not defined" if drop else "equal"
+    return f"{number_words(abs(drop))} {'worse' if drop > 0 else 'better'}"
 
 
 def number_words(value: float) -> str:

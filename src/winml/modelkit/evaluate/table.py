@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from winml.modelkit.evaluate.records import EvaluatedSide, Evaluation, Limit, MetricResult, number_words
+from winml.modelkit.evaluate.records import EvaluatedSide, Evaluation, number_words
 from winml.modelkit.report import document as doc
-from winml.modelkit.words import percent_words, time_words
+from winml.modelkit.words import percent_words, rough_words
 
 
 def evaluation_document(result: Evaluation) -> doc.Document:
@@ -35,14 +35,16 @@ def _evaluation_figures(result: Evaluation) -> Iterator[doc.Figure]:
         yield doc.Figure("difference", _signed_words(main.value - main.baseline) or "not defined", meaning)
     if result.agreement is not None:
         yield doc.Figure("agreement", percent_words(result.agreement), f"of the samples: {result.agreement_words}")
-    if result.has_times:
-        times = f"; baseline {time_words(result.baseline.latency_ms.p50)} ms" if result.baseline is not None else ""
-        yield doc.Figure("time of a sample", f"{time_words(result.model.latency_ms.p50)} ms", f"median{times}")
     if result.limits:
-        met = sum(limit.is_met for limit in result.limits)
-        missed = ", ".join(limit.metric for limit in result.limits if not limit.is_met)
-        meaning = f"not met: {missed}" if missed else "every limit is met"
-        yield doc.Figure("limits", f"{met} of {len(result.limits)} met", meaning, "bad" if missed else "good")
+        verdicts = {limit.metric: limit.verdict for limit in result.limits}
+        groups = {
+            "not met": [metric for metric, verdict in verdicts.items() if verdict.is_no],
+            "undecided": [metric for metric, verdict in verdicts.items() if verdict.is_undecided],
+        }
+        meaning = "; ".join(f"{text}: {', '.join(names)}" for text, names in groups.items() if names)
+        met = sum(limit.verdict.is_yes for limit in result.limits)
+        tone: doc.Tone = "bad" if groups["not met"] else "" if groups["undecided"] else "good"
+        yield doc.Figure("limits", f"{met} of {len(result.limits)} met", meaning or "every limit is met", tone)
 
 
 def _metric_chart(result: Evaluation) -> doc.Dots:
@@ -102,8 +104,8 @@ def _metric_table(result: Evaluation) -> doc.Table:
             ]
         rows.append(row)
     if result.has_times:
-        baseline = [] if result.baseline is None else [time_words(result.baseline.latency_ms.p50), "", ""]
-        rows.append(["ms per sample", time_words(result.model.latency_ms.p50), "", *baseline])
+        baseline = [] if result.baseline is None else [f"about {rough_words(result.baseline.latency_ms.p50)}", "", ""]
+        rows.append(["ms per sample", f"about {rough_words(result.model.latency_ms.p50)}", "", *baseline])
     return doc.Table(columns, rows, name="metrics", heading="Metrics")
 
 
@@ -111,46 +113,9 @@ def _summary_fields(result: Evaluation) -> Iterator[doc.Field]:
     if result.agreement is not None:
         differing = f"; {len(result.differing)} of {result.data.samples} samples differ" if result.differing else ""
         yield "agreement", f"{percent_words(result.agreement)} ({result.agreement_words}{differing})"
-    metrics = {metric.name: metric for metric in result.metrics}
     for limit in result.limits:
-        # The agreement, a possible metric of a limit, has no interval.
-        metric = metrics.get(limit.metric)
-        yield "limit", f"{_limit_words(limit)}{_resolution_words(limit, metric) if metric is not None else ''}"
+        yield "limit", limit.words
     yield from doc.note_fields(result.notes)
-
-
-def _limit_words(limit: Limit) -> str:
-    verdict = "met" if limit.is_met else "not met"
-    bound = {"min": "at least", "max": "at most", "max_drop": "no more than"}[limit.kind]
-    if limit.kind != "max_drop":
-        return f"{verdict}: {limit.metric} {bound} {limit.limit:g}, it is {number_words(limit.value)}"
-    return (
-        f"{verdict}: {limit.metric} {bound} {limit.limit:g} worse than the baseline, it is {_drop_words(limit.value)}"
-    )
-
-
-def _resolution_words(limit: Limit, metric: MetricResult) -> str:
-    """Interval of a metric or its drop if the limit lies inside; empty if the samples resolve the limit."""
-    ends = metric.interval
-    if limit.kind == "max_drop":
-        difference = metric.difference_interval
-        ends = difference
-        if difference is not None and metric.is_higher_better:
-            ends = (-difference[1], -difference[0])
-    if ends is None or not ends[0] <= limit.limit <= ends[1] or ends[0] == ends[1]:
-        return ""
-    return f"; too few samples to be sure (95 % interval {_interval_words(ends)})"
-
-
-def _drop_words(drop: float) -> str:
-    """Describe the drop of a metric.
-
-    >>> _drop_words(0.5), _drop_words(-0.5), _drop_words(0.0), _drop_words(math.nan)
-    ('0.5000 worse', '0.5000 better', 'equal', 'not defined')
-    """
-    if not drop or math.isnan(drop):
-        return "not defined" if drop else "equal"
-    return f"{number_words(abs(drop))} {'worse' if drop > 0 else 'better'}"
 
 
 def _signed_words(value: float) -> str:
@@ -159,8 +124,8 @@ def _signed_words(value: float) -> str:
 
 
 def _interval_words(ends: tuple[float, float] | None, *, signed: bool = False) -> str:
-    """Describe the ends of an interval; empty without an interval."""
-    if ends is None:
+    """Describe the ends of an interval; empty without an interval, or for one value."""
+    if ends is None or ends[0] == ends[1]:
         return ""
     describe = _signed_words if signed else number_words
     return f"{describe(ends[0])} to {describe(ends[1])}"

@@ -311,7 +311,7 @@ def _verify_adapters(
             f"Not verified with adapters ({names}): the comparison needs {size_words(needed)} of memory in PyTorch.",
         )
     graph = _make_written_graph(prepared.part, tagged_graph, staged)
-    minimum_db = None if tagged_graph.handed is None else tagged_graph.handed.least_sqnr_db
+    minimum_db = None if tagged_graph.handed is None else tagged_graph.handed.minimum.sqnr_db
     with temporary_folder() as folder, with_values(prepared) as weighted:
         files = write_adapters(adapters, staged, lambda name: folder / name)
         for adapter, file in zip(adapters, files, strict=True):
@@ -348,9 +348,9 @@ def _verify_part(
     graph = _make_written_graph(part, tagged_graph, staged)
     if run.handover is not None:
         assert tagged_graph.handed is not None  # applied before the file was written
-        minimum_db, piece_bytes = tagged_graph.handed.least_sqnr_db, run.handover.piece_bytes
+        minimum, piece_bytes = tagged_graph.handed.minimum, run.handover.piece_bytes
         samples = None if len(run.loaded.parts) > 1 else _make_samples(run, part)
-        fidelity = measure_written_file(graph, prepared, run.inputs(part), minimum_db, piece_bytes, samples)
+        fidelity = measure_written_file(graph, prepared, run.inputs(part), minimum, piece_bytes, samples)
         return fidelity if len(run.loaded.parts) == 1 else _measure_text(run, prepared, fidelity)
     advice = (
         (
@@ -458,10 +458,25 @@ def _make_samples(run: ExportRun, part: ModelPart) -> tuple[Sequence[Arrays], Qu
     """Return the samples on which every command measures quality, made by the processor of the checkpoint.
 
     None without a processor, or if its results do not fit the inputs of the model.
+
+    Raises:
+        UsageError: samples of a dataset are requested, and there is no processor, or they do not fit.
     """
-    folder = None if run.handover is None else run.handover.processors
+    if run.handover is None:
+        return None
+    folder, data_set = run.handover.processors, run.handover.data_set
+    if folder is None and data_set is not None:
+        raise UsageError(
+            f"{data_set.words}: samples require a tokenizer or image processor, and the model is not in a folder",
+            hint="Save the model as a checkpoint with its tokenizer or processor.",
+        )
     if folder is None:
         return None
+    if data_set is not None:
+        from winml.modelkit.compare.quality_samples import data_set_values
+
+        read = data_set_values(part.inputs, {}, data_set, folder)
+        return [values.feeds for values in read], QualitySamples("dataset", len(read), run.seed)
     # Samples can only be made for checkpoints with a processor.
     from winml.modelkit.compare.quality_samples import default_samples
     from winml.modelkit.ort.opened_model import RunOptions

@@ -144,6 +144,8 @@ class ReferenceText(Record):
     """None if all tokens are equal."""
     equal_tokens: int
     """Number of positions at which both texts have the same token."""
+    equal_share: float = field(metadata=entry(digits=4))
+    """Their share of the positions of the longer text."""
     is_of_quantized: bool
     """True if the graph was quantized by winml: different tokens are then expected."""
 

@@ -196,7 +196,7 @@ def _reference_lines(reference: ReferenceText, count: int) -> Iterator[str]:
         f"PyTorch ({reference.model}) differs at token {difference.index + 1}: "
         f"{_token_words(difference.reference_token, difference.reference_text)} instead of "
         f"{_token_words(difference.token, difference.text)}{scored}; {reference.equal_tokens} of "
-        f"{max(count, len(reference.tokens))} tokens are equal{quantized}"
+        f"{max(count, len(reference.tokens))} tokens ({100 * reference.equal_share:.0f} %) are equal{quantized}"
     )
 
 

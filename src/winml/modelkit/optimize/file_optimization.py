@@ -17,9 +17,11 @@ from typing import Any, ClassVar
 
 import onnx_ir as ir
 
-from winml.modelkit.compare.files import refuse_different
+from winml.modelkit.compare.files import ReadSamples, refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.compare.quality_samples import MOST_SAMPLES, SampleRequest
 from winml.modelkit.errors import StageError, UsageError, opt, python_function, spell
+from winml.modelkit.file_names import files_folder
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 from winml.modelkit.onnx.pinning import open_dimensions, pin_dimensions, sizes_of_dimensions
 from winml.modelkit.onnx.specs import stated_sums, summed_sizes
@@ -29,7 +31,9 @@ from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import OptimizeResult, optimize, refuse_unknown_opset
 from winml.modelkit.options import options_of, parse_options
 from winml.modelkit.ort.default_sizes import default_size
+from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.progress import StepEvent
+from winml.modelkit.samples.data_sets import DataSetRequest
 from winml.modelkit.tags.tagging import all_nodes
 from winml.modelkit.transform import graph_file
 from winml.modelkit.transform.module_functions import graph_modules, selected_nodes
@@ -44,19 +48,20 @@ AnalyzeRound = Callable[[records.OptimizationRound], Mapping[str, Any] | None]
 """Called after each round; returns the flags of the next round, or None to keep the same flags."""
 
 
-def optimization(options: OptimizeOptions, sizes: Mapping[str, int]) -> SingleOptimization:
+def optimization(options: OptimizeOptions, sizes: Mapping[str, int], dataset: str | None = None) -> SingleOptimization:
     """Create the requested optimization.
 
     Args:
         options: Options of the optimization.
         sizes: Sizes of dynamic dimensions to compare at.
+        dataset: Dataset whose samples outputs are compared on; None: random values.
 
     Raises:
         UsageError: the options contradict each other, or name an unknown opset.
     """
     refuse_unknown_opset(options.opset)
     options.refuse_whole_graph_options()
-    return SingleOptimization(options, sizes)
+    return SingleOptimization(options, sizes, dataset)
 
 
 @python_function(opset="opset")
@@ -166,11 +171,21 @@ class SingleOptimization(_Optimization):
     options: OptimizeOptions
     sizes: Mapping[str, int]
     """Sizes of dynamic dimensions to compare at; for other dimensions, several sizes are tried."""
+    dataset: str | None = None
+    """Dataset whose samples outputs are compared on; ``None``: random samples."""
 
     @property
     def requested_options(self) -> Sequence[OptimizeOptions]:
         """The options."""
         return (self.options,)
+
+    def _sample_reader(self, source: Path, seed: int) -> ReadSamples | None:
+        """Return the function that reads the samples of the dataset; ``None`` without a dataset."""
+        if self.dataset is None:
+            return None
+        data_set = DataSetRequest(self.dataset, most=MOST_SAMPLES, seed=seed)
+        run = RunOptions(str(source), sizes=self.sizes, seed=seed)
+        return SampleRequest(run, files_folder(source.absolute()), data_set).read
 
     def refuse_graph(self, model: ir.Model) -> None:
         """Refuse a graph that lacks a dimension with a requested size, or a selected module.
@@ -226,7 +241,8 @@ class SingleOptimization(_Optimization):
             VerificationError: the outputs differ.
         """
         try:
-            return refuse_different(source, written, seed, sizes=self.sizes)
+            read_samples = self._sample_reader(source, seed)
+            return refuse_different(source, written, seed, sizes=self.sizes, read_samples=read_samples)
         except StageError as error:
             error.hint = f"Set supported sizes of dynamic dimensions with {opt.shape_config}. {error.hint}"
             raise
@@ -379,6 +395,20 @@ def check_optimization(
         ),
         notes=(*notes, *read_notes, *result.notes, *blocked_notes),
     )
+
+
+def count_fusible_nodes(path: Path) -> tuple[int, int]:
+    """Return the number of nodes of a file, and the number after ``--level full``; writes and compares nothing.
+
+    Raises:
+        InputError: the file is no ONNX model, its data is missing, or it is compiled already.
+        NormalizeError: the graph could not be normalized.
+        OptimizeError: an engine could not read the graph, or failed.
+    """
+    options = OptimizeOptions(level="full")
+    plain, _ = graph_file.read_plain(path, folds_constants=options.folds_constants)
+    before = _node_count(plain)
+    return before, _node_count(optimize_within(plain, options).model)
 
 
 def _node_count(model: ir.Model) -> int:

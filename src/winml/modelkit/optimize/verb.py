@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from winml.modelkit.errors import python_function
-from winml.modelkit.fields import MODEL, OUTPUT, declare
+from winml.modelkit.errors import opt, python_function
+from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare
 from winml.modelkit.file_names import OPTIMIZED_SUFFIX, optimized_path
 from winml.modelkit.optimize.declared_options import OptimizeFields
 from winml.modelkit.verbs.file_to_file import WeightsRequest
@@ -38,6 +38,9 @@ class OptimizeRequest(WeightsRequest["OptimizeOptions", "OptimizedFile"]):
     functions: str | None = declare(None, OUTPUT, metavar="SELECTOR")
     """Write modules as ONNX functions. all: every module; classes: one function for modules of a class with equal
     graphs; or the modules of a selector."""
+    dataset: str | None = declare(None, VERIFICATION, metavar="PATH|NAME", min_length=1, default_words="random values")
+    """Dataset whose samples outputs are compared on: a file, a folder, or a name on the Hub. It requires the tokenizer
+    or image processor beside the model."""
     skip_normalization: bool = declare(False, MODEL, in_command=False)
     """Treat the graph as normalized although its metadata does not state it."""
 
@@ -55,6 +58,11 @@ class OptimizeRequest(WeightsRequest["OptimizeOptions", "OptimizedFile"]):
             UsageError: the message names the option.
         """
         list(self.options.enabled())
+        if self.dataset is not None:
+            from winml.modelkit.samples.data_sources import find_source, refuse_missing_datasets
+
+            find_source(self.dataset)
+            refuse_missing_datasets(f"{opt.dataset} {self.dataset}")
         self.options.refuse_whole_graph_options()
 
     def default_output(self, model: Path) -> Path:
@@ -73,7 +81,7 @@ class OptimizeRequest(WeightsRequest["OptimizeOptions", "OptimizedFile"]):
         """Return the optimization."""
         from winml.modelkit.optimize.file_optimization import optimization
 
-        return optimization(options, self.sizes or {})
+        return optimization(options, self.sizes or {}, self.dataset)
 
 
 @python_function(opset="opset")
@@ -88,6 +96,7 @@ def optimize_onnx(
     external_data: bool | None = None,
     seed: int = 0,
     sizes: Mapping[str, int] | None = None,
+    dataset: str | None = None,
     functions: str | None = None,
     on_step: Callable[[StepEvent], None] | None = None,
     **flags: Any,
@@ -107,6 +116,7 @@ def optimize_onnx(
             ``EXTERNAL_BYTES`` on.
         seed: Seed of the inputs that outputs are compared on.
         sizes: Sizes of dynamic dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
+        dataset: Dataset whose samples outputs are compared on; None: random values.
         functions: Modules to write as ONNX functions: ``all``, ``classes`` (modules of one class whose graphs are
             equal share one) or a selector.
         on_step: Called when a step starts and when it ends.
@@ -136,6 +146,7 @@ def optimize_onnx(
         external_data=external_data,
         seed=seed,
         sizes=sizes,
+        dataset=dataset,
         functions=functions,
     )
     return request.plan_file().run_file(on_step)

@@ -47,6 +47,7 @@ from winml.modelkit.profile.module_profile import (
 )
 from winml.modelkit.profile.module_records import MeasuredModule, ModulePerfResult, ProfiledDecoder, ProfiledModules
 from winml.modelkit.profile.records import MemoryUse, PerfResult, busy_notes, perf_result, spread_notes
+from winml.modelkit.profile.statistics import DISTURBED
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.tags import address
 from winml.modelkit.tags.carry.carrying import CarryReport, carry_tags
@@ -446,8 +447,10 @@ def _charge_to_modules(
 
 def _overhead_note(result: PerfResult, profile: ModuleProfile) -> str:
     p50 = result.latency.summary.p50
-    times = f"{time_words(profile.whole_ms)} ms each ({time_words(p50)} ms without)"
-    text = f"module times are from separate runs with profiling on, {times}"
+    text = "module times are from separate runs with profiling on"
+    if DISTURBED * profile.whole_ms < p50:
+        return f"{text}; other load slowed the runs without profiling, so that both are not compared"
+    text += f", {time_words(profile.whole_ms)} ms each ({time_words(p50)} ms without)"
     if profile.whole_ms <= p50:
         return text
     return f"{text}: profiling adds time to every kernel, so that the share of short kernels is too large"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,14 @@ from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run, named_parts, options_of_part, show_parts
 from winml.modelkit.cli._progress import live_progress, show_step
 from winml.modelkit.cli._requests import exported_path, files_read, runnable_model, stated_fields
+from winml.modelkit.errors import WinMLError
 from winml.modelkit.file_names import ENCODER, ONLY_PART
 from winml.modelkit.profile.verb import PerfRequest, PerfSubject, plan_perf
 
 if TYPE_CHECKING:
     from winml.modelkit.profile.module_records import ModulePerfResult
     from winml.modelkit.profile.records import PerfResult
+    from winml.modelkit.report.document import Document
     from winml.modelkit.verbs.answers import AnswerPlan
 
 _RUNS, _WARMUP = 20, 2
@@ -100,7 +103,55 @@ def _show_perf(plan: AnswerPlan[PerfSubject], options: Mapping[str, Any]) -> Non
             requested = PerfOptions(run, subject.latency, subject.baseline)
             path = _path(subject, part, options)
             results[part] = measure_model(path, requested, progress=progress, tell=tell_baseline)
-    _show_parts(results, plan, options, perf_document)
+    is_one = len(results) == 1
+    following = _next_step(_path(subject, next(iter(results)), options), options) if is_one else {}
+    _show_parts(results, plan, options, lambda result: _with_rows(perf_document(result), following))
+
+
+_MOST_BYTES = 256_000_000
+"""Maximum size of a file whose fusible nodes are counted. Chosen: it takes a second or two."""
+
+
+def _with_rows(document: Document, rows: Mapping[str, str]) -> Document:
+    """Add rows to the summary of a document."""
+    return replace(document, summary=replace(document.summary, rows=[*document.summary.rows, *rows.items()]))
+
+
+def _next_step(path: Path, options: Mapping[str, Any], *, counts_nodes: bool = False) -> dict[str, str]:
+    """Return the command that optimizes a plain export; ``{}`` for other files.
+
+    Args:
+        path: The measured file.
+        options: Options of the command.
+        counts_nodes: Also count the nodes that can be fused, and return ``{}`` if there are none.
+    """
+    from winml.modelkit.metadata_keys import EXPORT_KEY, QUANTIZATION_KEY
+    from winml.modelkit.onnx.files.reading import read_structure
+
+    # A checkpoint is exported into the cache, which no command names.
+    if options["quiet"] or not path.is_relative_to(Path(options["target"] or options["model"])):
+        return {}
+    model = read_structure(path)
+    keys = {entry.key for entry in model.metadata_props}
+    is_plain = EXPORT_KEY in keys and QUANTIZATION_KEY not in keys
+    if not is_plain or any(node.domain for node in model.graph.node):
+        return {}
+    output = path.with_name(f"{path.stem}_full.onnx")
+    command = {"next": shlex.join(["winml", "optimize", "-m", str(path), "-o", str(output), "--level", "full"])}
+    if not counts_nodes:
+        return command
+    from winml.modelkit.onnx.files.placing import external_files
+
+    if sum(file.stat().st_size for file in (path, *external_files(path))) > _MOST_BYTES:
+        return command
+    from winml.modelkit.optimize.file_optimization import count_fusible_nodes
+
+    try:
+        with _streams.library_output_to_stderr():
+            before, after = count_fusible_nodes(path)
+    except WinMLError:
+        return {}  # winml optimize reports it
+    return {"fusible": f"{before} nodes become {after} at --level full", **command} if after < before else {}
 
 
 def _show_parts(
@@ -179,11 +230,14 @@ def _show_by_module(request: PerfRequest, plan: AnswerPlan[PerfSubject], options
     with _streams.library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         measured = profile_model(_path(subject, part, options), run, subject.latency, progress=progress)
     by_class = request.group == "class"
+    following = _next_step(_path(subject, part, options), options, counts_nodes=True)
     _streams.show_answer(
         measured.as_record(depth=request.depth),
         plan.files,
         options,
-        lambda: profile_document(measured, depth=request.depth, top=request.top, by_class=by_class),
+        lambda: _with_rows(
+            profile_document(measured, depth=request.depth, top=request.top, by_class=by_class), following
+        ),
         report=lambda page: _streams.page_text(profile_document(measured), page, plan.files),
         node_data=lambda _path: profile_node_data(measured),
         trace=lambda _path: chrome_trace_json(measured),

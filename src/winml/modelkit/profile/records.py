@@ -19,8 +19,8 @@ from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.latency import LatencyOptions, LatencyResult
 from winml.modelkit.profile.statistics import Ratio
 from winml.modelkit.records import Record, json_value
+from winml.modelkit.verdicts import Verdict
 from winml.modelkit.version import __version__
-from winml.modelkit.words import time_words
 
 SCHEMA_VERSION = 2
 """Version of the JSON format, specified in docs/reference/formats.md."""
@@ -64,6 +64,14 @@ class BaselineResult:
     """Ratio of the model's time to the baseline's."""
     block: int
     """Number of consecutive runs of each."""
+
+    def verdict(self, model: str) -> Verdict:
+        """Answer whether a model is faster than the baseline.
+
+        Args:
+            model: Name of the model.
+        """
+        return self.ratio.answer(f"{model} is faster than {self.name}")
 
 
 @dataclass(frozen=True)
@@ -159,6 +167,7 @@ class PerfResult(Measurement):
                 "first_run_ms": round(self.baseline.latency.first_run_ms, 6),
                 "latency_ms": self.baseline.latency.summary.as_record(),
                 "ratio": self.baseline.ratio.as_record(),
+                "verdict": self.baseline.verdict(self.model).as_record(),
                 "block": self.baseline.block,
                 "raw_samples_ms": json_value(self.baseline.latency.samples_ms, 6),
             }
@@ -262,14 +271,14 @@ def spread_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
     yield from busy_notes(latencies)
     interrupted = {name: run.summary for name, run in latencies.items() if run.summary.is_interrupted}
     times = [
-        f"{name} (mean {time_words(summary.mean)} ms, p50 {time_words(summary.p50)} ms)"
+        f"{name} (mean {summary.mean / summary.p50:.1f} times p50)"
         for name, summary in interrupted.items()
         if not summary.is_disturbed
     ]
     if times:
         yield (
-            f"a few runs were interrupted, probably by other programs: {_join_times(times)}; use p50, not the mean or "
-            "the throughput"
+            f"a few runs were interrupted, probably by other programs: {_join_times(times)}; mean, std and throughput "
+            "are not shown"
         )
 
 

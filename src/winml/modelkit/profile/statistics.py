@@ -13,7 +13,10 @@ from typing import Literal
 
 import numpy as np
 
+from winml.modelkit.errors import opt
 from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.verdicts import Verdict
+from winml.modelkit.words import count_noun
 
 CONFIDENCE = 0.95
 """Probability that an interval contains the true median ratio. Chosen: the usual value."""
@@ -95,10 +98,34 @@ class Ratio(Record):
         ends = (self.low, self.high)
         return not self.is_disturbed and all(end is not None and abs(end - 1) <= NOISE for end in ends)
 
+    def answer(self, question: str) -> Verdict:
+        """Answer whether the first is faster by more than the noise.
+
+        Args:
+            question: The question.
+        """
+        if self.is_disturbed:
+            return Verdict.undecided(question, "the machine seems busy", "an idle machine")
+        value = _ratio_digits(self.value)
+        if self.low is None or self.high is None:
+            reason = f"ratio {value} from {count_noun(self.pairs, 'pair')}, too few for an interval"
+            return Verdict.undecided(question, reason, f"more runs ({opt.iterations})")
+        reason = f"ratio {value} ({_ratio_digits(self.low)}–{_ratio_digits(self.high)})"
+        if self.verdict == "faster":
+            return Verdict.of(question, True, f"{reason}, so {1 / self.value:.2f} times as fast")
+        if self.low < 1 - NOISE:
+            return Verdict.undecided(question, reason, f"an idle machine or more runs ({opt.iterations})")
+        return Verdict.of(question, False, reason)
+
     @property
     def contains_one(self) -> bool:
         """True if the interval allows equal times; also True without an interval."""
         return (self.low is None or self.low <= 1) and (self.high is None or self.high >= 1)
+
+
+def _ratio_digits(ratio: float) -> str:
+    """Format a ratio with two decimals, or with two significant digits below 0.1."""
+    return f"{ratio:.{max(2, 1 - math.floor(math.log10(ratio)))}f}"
 
 
 def summarize(samples: Sequence[float]) -> Summary:

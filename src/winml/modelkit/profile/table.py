@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from winml.modelkit.errors import opt
 from winml.modelkit.profile.latency import LatencyResult
 from winml.modelkit.profile.records import GenerationPerf, PerfResult
 from winml.modelkit.profile.statistics import Ratio
@@ -17,6 +15,8 @@ if TYPE_CHECKING:
     from winml.modelkit.profile.module_records import ModulePerfResult
 
 SUMMARY = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
+_DISTORTED = ("mean", "std")
+"""Measures that a few interrupted runs distort; they are not shown."""
 LATENCIES = tuple(doc.Column(name, "latency") for name in SUMMARY)
 
 
@@ -69,7 +69,9 @@ def runs_words(result: PerfResult) -> str:
 
 
 def throughput_words(result: PerfResult) -> str:
-    """Describe the throughput: in tokens for a decoder, in samples for other models."""
+    """Describe the throughput: in tokens for a decoder, in samples for other models; no number if load distorts it."""
+    if result.latency.summary.is_interrupted or result.latency.summary.is_disturbed:
+        return "not stated, since other load slowed the runs"
     rate, unit = result.samples_per_sec, "samples"
     if result.tokens_per_sec is not None:
         rate, unit = result.tokens_per_sec, "tokens"
@@ -89,13 +91,11 @@ def latency_table(sides: Mapping[str, LatencyResult]) -> doc.Table:
     Args:
         sides: Name of the measured model → its runs.
     """
-    rows = [[name, *(getattr(result.summary, column) for column in SUMMARY)] for name, result in sides.items()]
+    rows: list[list[doc.Cell]] = []
+    for name, result in sides.items():
+        left_out = _DISTORTED if result.summary.is_interrupted else ()
+        rows.append([name, *(None if key in left_out else getattr(result.summary, key) for key in SUMMARY)])
     return doc.Table(doc.columns("latency in ms", *LATENCIES), rows)
-
-
-def _ratio_digits(ratio: float) -> str:
-    """Format a ratio with two decimals, or with two significant digits below 0.1."""
-    return f"{ratio:.{max(2, 1 - math.floor(math.log10(ratio)))}f}"
 
 
 def ratio_words(ratio: Ratio, model: str, baseline: str) -> str:
@@ -104,20 +104,12 @@ def ratio_words(ratio: Ratio, model: str, baseline: str) -> str:
     >>> ratio_words(Ratio(0.5, 0.45, 0.55, 0.95, 30), "a.onnx", "pytorch")
     'a.onnx is faster than pytorch: ratio 0.50 (0.45–0.55), so 2.00 times as fast'
     """
-    value = _ratio_digits(ratio.value)
-    if ratio.verdict == "undecided":
-        return f"no verdict, since the machine seems busy: ratio {value}; measure again when it is quiet"
-    if ratio.low is None or ratio.high is None:
-        return (
-            f"no difference found: ratio {value} from {count_noun(ratio.pairs, 'pair')}, too few for an interval "
-            f"({opt.iterations})"
-        )
-    text = f"ratio {value} ({_ratio_digits(ratio.low)}–{_ratio_digits(ratio.high)})"
-    if ratio.verdict == "faster":
-        return f"{model} is faster than {baseline}: {text}, so {1 / ratio.value:.2f} times as fast"
+    verdict = ratio.answer(f"{model} is faster than {baseline}")
+    if verdict.is_yes:
+        return f"{verdict.question}: {verdict.reason}"
     if ratio.verdict == "slower":
-        return f"{model} is slower than {baseline}: {text}"
-    return f"no difference found: {text}"
+        return f"{model} is slower than {baseline}: {verdict.reason}"
+    return verdict.words if verdict.is_undecided else f"no difference found: {verdict.reason}"
 
 
 def generation_perf_document(result: GenerationPerf) -> doc.Document:

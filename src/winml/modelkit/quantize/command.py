@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +16,13 @@ from winml.modelkit.cli._folders import end_dry_run, run_verb
 from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._progress import live_progress, show_step
 from winml.modelkit.cli._requests import read_request
+from winml.modelkit.fields import command_words
 from winml.modelkit.quantize import verb
+from winml.modelkit.quantize.declared_options import QuantizeFields
+from winml.modelkit.quantize.precisions import FLOAT32
 
 if TYPE_CHECKING:
+    from winml.modelkit.quantize.options import QuantizeOptions
     from winml.modelkit.quantize.records import QuantizedFile
     from winml.modelkit.quantize.sensitivity_records import QuantizationSensitivity
     from winml.modelkit.report.document import Document
@@ -35,7 +41,7 @@ def command(**options: Any) -> None:
       winml quantize -m model.onnx -o int8.onnx
       winml quantize -m model.onnx -o int4.onnx --precision int4
       winml quantize -m built -o built-int8
-      winml quantize -m model.onnx -o int8.onnx --exclude BertPooler --exclude 'encoder.layer.0.**'
+      winml quantize -m model.onnx -o int8.onnx --exclude BertLayer.0 --exclude 'encoder.layer.1.output'
       winml quantize -m model.onnx -o mixed.onnx --per-module rules.json
       winml quantize -m model.onnx -o qdq.onnx --mode qdq --calibration-data samples
       winml quantize -m built -o built-int4 -p int4 --algorithm gptq --calibration-data texts.jsonl
@@ -74,24 +80,86 @@ def _measure(request: verb.QuantizeRequest, options: Mapping[str, Any]) -> None:
     end_dry_run(plan, options, verb.refuse_unrun_sensitivity)
     with _streams.library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         result = verb.run_sensitivity(plan, None if options["quiet"] else show_step, progress)
-        written = _write_files(result, options)
+        following = _next_command(request, result)
+        record = {**result.as_record(), "next": following or None}
+        written = _write_files(result, record, options)
     if plan.sensitivity.measured is not None:
         plan.sensitivity.measured.unlink(missing_ok=True)  # the answer is written
     from winml.modelkit.quantize.sensitivity_table import sensitivity_document
 
-    _streams.show_result(result.as_record(), options, lambda: sensitivity_document(result).with_files(written))
+    _streams.show_result(
+        record,
+        options,
+        lambda: sensitivity_document(result).with_files(written).with_next(following),
+    )
     if result.exclude_list is not None and not result.exclude_list.is_met:
         _streams.tell(f"--target {request.target} was not met: {result.unmet_words}")
         click.get_current_context().exit(NEGATIVE_RESULT)
 
 
-def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) -> list[Path]:
+def _next_command(request: verb.QuantizeRequest, result: QuantizationSensitivity) -> str:
+    """Return the command that acts on a sensitivity measurement; empty if no list of modules meets the target.
+
+    It quantizes with the listed modules in float, or without a target with all modules quantized if they meet the
+    default limit; else it searches the modules that have to stay in float.
+    """
+    listed, minimum = result.exclude_list, request.options.base.minimum
+    options = request.options.model_copy(update={"samples": None})
+    if listed is None:
+        worst = result.whole.worst
+        agreement = None if worst is None else worst.prediction_agreement
+        if worst is not None and result.whole.runs and minimum.is_met(worst.lower_db, agreement):
+            return _quantize_words(request, result, options, [])
+        return _quantize_words(request, result, options, ["--target", f"sqnr_db={minimum.searched_db(agreement):g}"])
+    if not listed.is_met:
+        return ""
+    if all(precision == FLOAT32 for precision in listed.rules.values()):
+        options = options.model_copy(update={"exclude": (*options.exclude, *listed.rules)})
+    else:
+        options = options.model_copy(update={"per_module": dict(listed.rules)})
+    # The file is judged on the samples of the measurement, unless these are arrays of the user.
+    is_same = listed.target.metric == "sqnr_db" and request.input_data is None
+    return _quantize_words(request, result, options, ["--min-sqnr", f"{listed.target.value:g}"] if is_same else [])
+
+
+def _quantize_words(
+    request: verb.QuantizeRequest, result: QuantizationSensitivity, options: QuantizeOptions, words: Sequence[str]
+) -> str:
+    """Return a ``winml quantize`` command for the measured model.
+
+    Args:
+        request: The request of the measurement.
+        result: The measurement.
+        options: Options of the quantization.
+        words: Further words; with ``--target``, the command measures again, and writes no model.
+    """
+    source = request.model
+    assert source is not None  # measured
+    command = ["winml", "quantize", "-m", str(source)]
+    if "--target" in words:
+        command.append("--sensitivity")
+    else:
+        suffix = "".join(source.suffixes[-1:]) if source.is_file() else ""
+        command += ["-o", str(source.with_name(f"{source.name.removesuffix(suffix)}_{result.precision}{suffix}"))]
+    command += command_words(options, QuantizeFields)
+    if request.samples is not None and request.options.dataset is None:
+        command += ["--samples", str(request.samples)]
+    if request.seed:
+        command += ["--seed", str(request.seed)]
+    if request.sizes:
+        command += ["--shape-config", json.dumps(dict(request.sizes))]
+    return shlex.join([*command, *words])
+
+
+def _write_files(
+    result: QuantizationSensitivity, record: Mapping[str, object], options: Mapping[str, Any]
+) -> list[Path]:
     """Write the files that are asked for; the list of exceptions only where it meets the target."""
     from winml.modelkit.quantize.sensitivity_table import sensitivity_document
 
     listed = result.exclude_list
     texts: dict[str, Callable[[Path], str]] = {
-        "output": lambda _path: f"{_streams.json_text(result.as_record())}\n",
+        "output": lambda _path: f"{_streams.json_text(record)}\n",
         "report": lambda page: _streams.page_text(sensitivity_document(result), page, files),
     }
     if listed is not None and listed.is_met:

@@ -141,8 +141,23 @@ class QuantizeFields:
     `--calibration-data`."""
     ep: str | None = declare(None, DEVICE, metavar="NAME", min_length=1, default_words="any", is_common=True)
     """Target execution provider. Q/DQ nodes are placed as it requires; a note reports an unsupported mode."""
+    dataset: str | None = declare(
+        None,
+        VERIFICATION,
+        metavar="PATH|NAME",
+        min_length=1,
+        default_words="samples generated for the tokenizer or processor beside the model, else random values",
+        is_common=True,
+    )
+    """Dataset that the result is judged on: a file, a folder, or a name on the Hub. Without `--calibration-data`,
+    `--split` and `--columns` belong to it. With `--sensitivity`, the dataset of `--target`, as in winml eval."""
     min_sqnr_db: float | None = declare(
-        None, VERIFICATION, spelling="--min-sqnr", metavar="DB", default_words="by precision", is_common=True
+        None,
+        VERIFICATION,
+        spelling="--min-sqnr",
+        metavar="DB",
+        default_words="a top-1 agreement of 85 %; for outputs without scores and 4 bits or fewer, an SQNR by precision",
+        is_common=True,
     )
     """Minimum SQNR (dB) of every output. SQNR: signal-to-quantization-noise ratio relative to the source model."""
 

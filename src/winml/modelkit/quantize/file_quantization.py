@@ -19,6 +19,7 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import below_minimum_hint, refuse_unfaithful
+from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.quality_samples import SampleRequest
 from winml.modelkit.errors import QuantizeError, VerificationError, opt, spell
 from winml.modelkit.file_names import files_folder
@@ -138,7 +139,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
     def acquire_resources(self, task: graph_file.GraphFileTask) -> Iterator[Quantization]:
         """Yield the recipe with what runs the source on samples."""
         folder = task.processors or files_folder(task.source.absolute())
-        samples = Calibration(self.options, folder, self.sizes, task.seed, task.source)
+        samples = Calibration(calibration_options(self.options), folder, self.sizes, task.seed, task.source)
         with self.equipped(samples, task.paths.model, task.is_external, task.statistics) as work:
             yield work
 
@@ -422,12 +423,16 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             return None
         self._refuse_missing_kernels()
         hint = self.below_minimum_hint
-        if self.calibration is not None and self.calibration.has_data:
-            return refuse_unfaithful(source, written, self.least_sqnr_db, self.calibration.samples_to_compare, hint)
+        has_data_set = self.options.dataset is not None
+        if self.calibration is not None and self.calibration.has_data and not has_data_set:
+            return refuse_unfaithful(source, written, self.minimum, self.calibration.samples_to_compare, hint)
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
         processors = None if self.tools is None else self.tools.data.model_folder
-        request = SampleRequest(run, processors, count=self.options.samples, tries_sizes=True, model=source)
-        fidelity = refuse_unfaithful(source, written, self.least_sqnr_db, request.read, hint)
+        if has_data_set and processors is None:
+            processors = files_folder(source.absolute())
+        data_set = self.options.judging_request(seed)
+        request = SampleRequest(run, processors, data_set, count=self.options.samples, tries_sizes=True, model=source)
+        fidelity = refuse_unfaithful(source, written, self.minimum, request.read, hint)
         if fidelity.samples is not None and fidelity.samples.note:
             self.outcome.notes.append(fidelity.samples.note)
         return fidelity
@@ -470,14 +475,27 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
     @property
     def least_sqnr_db(self) -> float:
         """Minimum SQNR of every output in dB."""
+        return self.minimum.sqnr_db
+
+    @property
+    def minimum(self) -> QualityMinimum:
+        """Minimum quality of every output: as requested in dB, or that of the precisions in the file."""
+        if self.options.min_sqnr_db is not None:
+            return QualityMinimum(self.options.min_sqnr_db)
         requested = [precision for precision, _ in self.resolved.requested_modes()]
-        of_cache = [LEAST_CACHE_SQNR_DB] if self.options.kv_cache is not None else []
+        of_cache = [QualityMinimum(LEAST_CACHE_SQNR_DB)] if self.options.kv_cache is not None else []
         # Rules that match no module set no minimum.
         used = [precision for precision in requested if precision.name in self.outcome.used] or requested
         if self.outcome.stays_float:
             used = [*used, *(precision for precision in PRECISIONS.values() if precision.float_type)]
-        least = min((*(precision.least_sqnr_db for precision in used), *of_cache))
-        return self.options.min_sqnr_db if self.options.min_sqnr_db is not None else least
+        return QualityMinimum.least_of((*(precision.minimum for precision in used), *of_cache))
+
+
+def calibration_options(options: QuantizeOptions) -> QuantizeOptions:
+    """Return the options of the calibration; split and columns may belong to the dataset of the comparison."""
+    if not options.has_judging_data_alone:
+        return options
+    return options.model_copy(update={"split": None, "columns": {}, "samples": None})
 
 
 def _provider_notes(options: QuantizeOptions) -> Iterator[str]:

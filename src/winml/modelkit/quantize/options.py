@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pydantic
 
@@ -20,6 +20,9 @@ from winml.modelkit.quantize import precisions
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, Algorithm, QuantizeFields
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.words import size_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.samples.data_sets import DataSetRequest
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
@@ -256,6 +259,32 @@ class QuantizeOptions(QuantizeFields, Options):
         """
         return self.needs_ranges or self.solves_weights or self.kv_cache is not None
 
+    @property
+    def has_judging_data_alone(self) -> bool:
+        """True if split and columns belong to the dataset that the result is judged on."""
+        return self.dataset is not None and self.calibration_data is None
+
+    def judging_request(self, seed: int) -> DataSetRequest | None:
+        """Return the request for the samples that the result is judged on; ``None`` without a dataset.
+
+        Args:
+            seed: Seed of the selection.
+        """
+        if self.dataset is None:
+            return None
+        from winml.modelkit.compare.quality_samples import MOST_SAMPLES
+        from winml.modelkit.samples.data_sets import DataSetRequest
+
+        own = self.has_judging_data_alone
+        return DataSetRequest(
+            self.dataset,
+            split=self.split if own else None,
+            columns=dict(self.columns) if own else {},
+            samples=self.samples if own else None,
+            most=MOST_SAMPLES,
+            seed=seed,
+        )
+
     def refuse_contradictions(self) -> None:
         """Refuse options that contradict the modes in use or each other.
 
@@ -357,6 +386,8 @@ class QuantizeOptions(QuantizeFields, Options):
         if self.needs_ranges or "dynamic" not in modes:
             return
         for name in ("calibration_data", "split", "columns", "method", "calibration_cache"):
+            if name in ("split", "columns") and self.has_judging_data_alone:
+                continue
             if value := getattr(self, name):
                 raise UsageError(
                     f"{_words_of(name, value)} does not apply to {' and '.join(modes)}",
@@ -376,7 +407,7 @@ class QuantizeOptions(QuantizeFields, Options):
             value = getattr(self, name)
             readers = [mode for mode, rules in precisions.MODES.items() if name in rules.options]
             is_read = self.solves_weights or self.kv_cache is not None or self.max_drop is not None
-            if is_read and name in _OF_SAMPLES:
+            if (is_read and name in _OF_SAMPLES) or (name in ("split", "columns") and self.has_judging_data_alone):
                 continue
             default = type(self).model_fields[name].get_default(call_default_factory=True, validated_data={})
             if value != default and not set(readers) & set(modes):

@@ -9,6 +9,7 @@ import json
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -17,9 +18,10 @@ import onnx_ir as ir
 from winml.modelkit.errors import InternalError, QuantizeError, opt
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.cutting import Cutter, GraphModules
+from winml.modelkit.onnx.files.graph_reading import load_by_reference
 from winml.modelkit.onnx.stage import StageResult
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS, give_products_own_weights
-from winml.modelkit.options import load_json
+from winml.modelkit.options import load_json, parse_options
 from winml.modelkit.quantize import planning
 from winml.modelkit.quantize.attention_masks import make_masks_finite, mask_values, narrow_masks
 from winml.modelkit.quantize.calibration.activation_statistics import MeasuredValue
@@ -396,7 +398,25 @@ def _read_earlier_record(model: ir.Model) -> _EarlierRecord | None:
         return None
 
 
-_NOT_RECORDED = {"precision", "calibration_data", "calibration_cache"}
+def read_request(path: Path) -> tuple[QuantizeOptions | None, frozenset[str]]:
+    """Read the request of a file that winml quantized, and the tags of its quantized modules.
+
+    Returns:
+        `None` instead of the request if it chose bits by module, or for a file of another quantizer.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    record = _read_earlier_record(load_by_reference(path))
+    if record is None or record.requested.get("precision") not in PRECISIONS:
+        return None, frozenset()
+    requested = {key: value for key, value in record.requested.items() if key in QuantizeOptions.model_fields}
+    options = parse_options(QuantizeOptions, requested, str(path))
+    tags = frozenset(module.tag for module in record.modules)
+    return (options if options.bit_budget is None else None), tags
+
+
+_NOT_RECORDED = {"precision", "calibration_data", "calibration_cache", "dataset"}
 
 
 def _create_record(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
+from winml.modelkit.compare.quality_minimum import LEAST_AGREEMENT, QualityMinimum
 from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.registries import Names, Registry
 
@@ -50,6 +51,14 @@ class Precision:
     no name there."""
     older_names: tuple[str, ...] = ()
     """Names in configs of earlier versions."""
+    least_agreement: float | None = LEAST_AGREEMENT
+    """Minimum top-1 agreement of an output with scores, which replaces the SQNR; ``None``: the SQNR applies, as for
+    weights of few bits, which change more predictions of small models than of large ones."""
+
+    @property
+    def minimum(self) -> QualityMinimum:
+        """Default quality limit of outputs."""
+        return QualityMinimum(self.least_sqnr_db, self.least_agreement)
 
     @property
     def range_bits(self) -> int:
@@ -178,10 +187,12 @@ _BUILT_IN = {
         ),
         Precision("w16a16", 16, ("qdq",), "16-bit weights and activations", 20.0, activation_bits=16),
         Precision(
-            INT4, 4, ("weight-only",), "4-bit weights by block", 4.0,
+            INT4, 4, ("weight-only",), "4-bit weights by block", 4.0, least_agreement=None,
             searched_blocks=(128, 32), transformers_js_suffix="_q4", older_names=("w4a16",),
         ),
-        Precision("int2", 2, ("weight-only",), "2-bit weights by block", 0.0, searched_blocks=(128, 32)),
+        Precision(
+            "int2", 2, ("weight-only",), "2-bit weights by block", 0.0, least_agreement=None, searched_blocks=(128, 32)
+        ),
         Precision(
             FLOAT16, 16, ("float",), "16-bit floating point", 40.0, float_type="FLOAT16",
             auto_device="gpu", transformers_js_suffix="_fp16",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.transform.records import TransformedFile
+from winml.modelkit.words import sqnr_words
 
 if TYPE_CHECKING:
     from winml.modelkit.quantize.planning import ModulePrecision
@@ -41,11 +42,11 @@ class BudgetChoice(Record):
     @property
     def why(self) -> str:
         """Short description of the SQNR of this module alone in each format."""
-        words = (f"{name} {db:.1f} dB" for name, db in self.alone_db.items() if db is not None)
+        words = (f"{name} {sqnr_words(db)}" for name, db in self.alone_db.items() if db is not None)
         alone = f"alone: {', '.join(words)}"
         if not self.algorithm:
             return alone
-        tried = ", ".join(f"{name} {db:.1f} dB" for name, db in self.own_db.items())
+        tried = ", ".join(f"{name} {sqnr_words(db)}" for name, db in self.own_db.items())
         return f"{alone}; {self.algorithm}, by its own outputs: {tried}"
 
 

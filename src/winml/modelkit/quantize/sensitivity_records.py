@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from winml.modelkit.compare.fidelity import OutputFidelity, QualitySamples, QualitySource, quality_record
+from winml.modelkit.evaluate.metrics import needed_samples
 from winml.modelkit.profile.statistics import Ratio
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.records import Record, entry, recorded
-from winml.modelkit.words import count_noun
+from winml.modelkit.verdicts import Verdict
+from winml.modelkit.words import count_noun, sqnr_words
 
 SCHEMA_VERSION = 1
 """Version of the JSON format, specified in docs/reference/formats.md."""
@@ -68,6 +70,8 @@ class MetricTarget(Record):
     metric: str
     value: float
     is_higher_better: bool = field(default=True, metadata=entry(skip=True))
+    least_difference: float | None = field(default=None, metadata=entry(skip=True))
+    """Smallest difference that the samples resolve; ``None`` if each sample has a part of the value."""
 
     @property
     def words(self) -> str:
@@ -76,7 +80,11 @@ class MetricTarget(Record):
 
     def is_met(self, form: MeasuredVariant) -> bool:
         """Return True if a variant meets the target."""
-        return self.quality(form) >= (self.value if self.is_higher_better else -self.value)
+        return self.margin(form) >= 0
+
+    def margin(self, form: MeasuredVariant) -> float:
+        """Difference between the metric of a variant and the target; negative if the target is missed."""
+        return self.quality(form) - (self.value if self.is_higher_better else -self.value)
 
     def quality(self, form: MeasuredVariant) -> float:
         """Metric of a variant, larger is better; ``-inf`` for a variant without scores."""
@@ -243,6 +251,23 @@ class ExcludeList(Record):
     trials: tuple[Trial, ...]
     latency: TimedVariant | None = field(default=None, metadata=entry(before="trials"))
     """Latency of the variant, if it meets the target."""
+
+    @property
+    @recorded(entry(before="rules"))
+    def verdict(self) -> Verdict:
+        """Yes or no if the measured quality answers if the target is reached; undecided for too few samples."""
+        target = self.target
+        question = f"{target.words} is reached with {count_noun(len(self.excluded), 'module')} in float"
+        values = ", ".join(f"{name} {value:.4f}" for name, value in self.form.scores.items())
+        worst = self.form.worst
+        reached = values or self.form.problem or ("" if worst is None else f"SQNR {sqnr_words(worst.lower_db)}")
+        if isinstance(target, MetricTarget) and self.is_met:
+            margin, least = target.margin(self.form), target.least_difference or 0.0
+            if margin < least:
+                reason = f"{reached}, and the samples resolve no difference below {least:.4f}"
+                needs = f"about {needed_samples(margin)} samples" if margin else "a target below the measured value"
+                return Verdict.undecided(question, reason, needs)
+        return Verdict.of(question, self.is_met, reached)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from winml.modelkit.errors import opt
 from winml.modelkit.quantize import sensitivity_records
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
-from winml.modelkit.words import size_words
+from winml.modelkit.words import size_words, sqnr_words
 
 MAX_BARS = 10
 """Number of modules in the bar chart. Chosen: it fits on a screen below the figures."""
@@ -76,21 +76,22 @@ def _sensitivity_figures(result: sensitivity_records.QuantizationSensitivity) ->
     whole = result.whole.measures()
     sqnr = whole.get("sqnr_db")
     if sqnr is not None and not result.whole.problem:
-        yield doc.Figure("all modules quantized", f"{sqnr:.1f} dB", f"SQNR of the worst output at {result.precision}")
+        yield doc.Figure("all modules quantized", sqnr_words(sqnr), f"SQNR of the worst output at {result.precision}")
     ranked = [module for module in _innermost(result.modules) if module.sqnr_db is not None]
     if ranked:
         worst = min(ranked, key=lambda module: module.sqnr_db or 0.0)
         meaning = f"SQNR with {worst.path or worst.tag} alone quantized, the most sensitive of {len(ranked)} modules"
-        yield doc.Figure("most sensitive", f"{worst.sqnr_db:.1f} dB", meaning)
+        yield doc.Figure("most sensitive", sqnr_words(worst.sqnr_db or 0.0), meaning)
     small = result.whole.weight_bytes
     if small:
         meaning = f"of the weights with all modules quantized, {size_words(result.float_bytes)} before"
         yield doc.Figure("size", size_words(small), meaning)
     listed = result.exclude_list
     if listed is not None:
-        verdict = "met" if listed.is_met else "not met"
+        value = {"yes": "met", "no": "not met"}.get(listed.verdict.answer, listed.verdict.answer)
         meaning = f"{listed.target.words}, with {len(listed.excluded)} modules in float"
-        yield doc.Figure("target", verdict, meaning, "good" if listed.is_met else "bad")
+        tone: doc.Tone = "" if listed.verdict.is_undecided else "good" if listed.is_met else "bad"
+        yield doc.Figure("target", value, meaning, tone)
 
 
 def _innermost(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> list[sensitivity_records.ModuleSensitivity]:
@@ -113,7 +114,9 @@ def _error_bars(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> doc
                 module.path or module.tag,
                 error,
                 f"{error:.1e}",
-                f"{module.class_name}, {module.sqnr_db:.1f} dB" if module.sqnr_db is not None else module.class_name,
+                f"{module.class_name}, {sqnr_words(module.sqnr_db)}"
+                if module.sqnr_db is not None
+                else module.class_name,
             )
             for module, error in sorted(measured, key=lambda entry: -entry[1])[:MAX_BARS]
         ],
@@ -141,7 +144,9 @@ def _sensitivity_fields(result: sensitivity_records.QuantizationSensitivity) -> 
 
 
 def _exclude_list_blocks(listed: sensitivity_records.ExcludeList) -> Iterator[doc.Block]:
-    verdict = "met" if listed.is_met else "not met; this is the best that was reached"
+    verdict = {"yes": "met", "no": "not met; this is the best that was reached"}.get(
+        listed.verdict.answer, listed.verdict.words
+    )
     fields: list[doc.Field] = [
         ("target", f"{listed.target.words}: {verdict}"),
         ("reached", _form_words(listed.form)),
@@ -223,7 +228,7 @@ def _boxes(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> Iterator
         if parents[module.tag]:
             own[parents[module.tag]] -= module.parameters
     for module in modules:
-        words = f"{module.sqnr_db:.1f} dB" if module.sqnr_db is not None else doc.MISSING
+        words = sqnr_words(module.sqnr_db) if module.sqnr_db is not None else doc.MISSING
         yield doc.Box(
             key=module.tag,
             parent=parents[module.tag],

@@ -13,7 +13,7 @@ from winml.modelkit.quantize.records import BudgetSearch, QuantizedFile
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
 from winml.modelkit.transform.table import written_fields
-from winml.modelkit.words import size_words
+from winml.modelkit.words import size_words, sqnr_words
 
 MAX_MODULE_ROWS = 12
 """Default number of rows of the module table, modules with unquantized nodes first. Chosen: the summary fits on a
@@ -90,7 +90,7 @@ def _budget_figures(search: BudgetSearch) -> Iterator[doc.Figure]:
     chosen = next((trial for trial in search.frontier if trial.is_chosen), None)
     if chosen is not None and chosen.sqnr_db is not None:
         meaning = f"of the worst output on {search.samples} samples that the formats were chosen by; higher is better"
-        yield doc.Figure("SQNR", f"{chosen.sqnr_db:.1f} dB", meaning)
+        yield doc.Figure("SQNR", sqnr_words(chosen.sqnr_db), meaning)
     if search.perplexity is not None and search.float_perplexity is not None:
         meaning = f"on held-out samples, {search.float_perplexity:.4g} before; lower is better"
         yield doc.Figure("perplexity", f"{search.perplexity:.4g}", meaning)
@@ -128,7 +128,7 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
                 size=3.0 if trial.is_chosen else 1.0,
                 bar=trial.size_bytes,
                 bar_words=size_words(trial.size_bytes),
-                value_words=f"{trial.sqnr_db:.1f} dB",
+                value_words=sqnr_words(trial.sqnr_db),
             )
             for trial in search.frontier
             if trial.sqnr_db is not None

@@ -48,12 +48,10 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
     section: ClassVar[str] = "quant"
     declaring: ClassVar[type] = QuantizeFields
 
-    dataset: str | None = declare(None, SENSITIVITY, metavar="PATH|NAME")
-    """Dataset for `--target`, as in winml eval: a file, a folder, or a name on the Hub."""
     split: str | None = declare(None, SENSITIVITY, in_command=False)
-    """Split of `dataset`."""
+    """Split of the dataset of `target`."""
     columns: Mapping[str, str] = declare({}, SENSITIVITY, in_command=False)
-    """Column of `dataset` by role."""
+    """Column of the dataset of `target` by role."""
     exclude_list: Path | None = declare(None, SENSITIVITY)
     """Write the modules to exclude to a file for `--per-module`."""
     report: Path | None = declare(None, SENSITIVITY, is_common=True)
@@ -84,7 +82,7 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
         evaluation dataset unless calibration data is set.
         """
         names = ["samples"] if fields.get("sensitivity") else []
-        if names and fields.get("dataset") is not None and options.get("calibration_data") is None:
+        if names and options.get("dataset") is not None and options.get("calibration_data") is None:
             names += ["split", "columns"]
         stated = {name: options[name] for name in names if name in options}
         left = {name: value for name, value in options.items() if name not in stated}
@@ -140,8 +138,9 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
         """
         options = self.options
         _refuse_nothing_to_do(plan, options.bit_budget)
-        if options.calibration_data is not None and (data := Path(options.calibration_data)).exists():
-            plan = replace(plan, reads=(*plan.reads, data))
+        for name in (options.calibration_data, options.dataset):
+            if name is not None and (data := Path(name)).exists():
+                plan = replace(plan, reads=(*plan.reads, data))
         if options.calibration_cache is None:
             return plan
         cache = Path(options.calibration_cache)
@@ -315,7 +314,7 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
     _refuse_graph(request, model, outputs)
     measured = measured_path(outputs[0]) if outputs else None
     stated = {field.name: getattr(request, field.name) for field in fields_of(SensitivityFields)}
-    if request.dataset is not None:
+    if request.options.dataset is not None:
         stated |= {"samples": None, "target": None}  # they belong to the dataset
     sensitivity = SensitivityOptions(
         **stated,
@@ -411,16 +410,16 @@ def _refuse_target(request: QuantizeRequest) -> None:
     Raises:
         UsageError: names the option.
     """
-    if request.dataset is not None:
+    if request.options.dataset is not None:
         from winml.modelkit.evaluate.options import parse_limits
         from winml.modelkit.samples.columns import refuse_unknown_roles
         from winml.modelkit.samples.data_sources import find_source as find_dataset
 
-        find_dataset(request.dataset)
+        find_dataset(request.options.dataset)
         refuse_unknown_roles(request.columns)
         if request.target is None:
             raise UsageError(
-                f"{opt.dataset} {request.dataset} requires {opt.target}",
+                f"{opt.dataset} {request.options.dataset} requires {opt.target}",
                 hint=f"Add {opt.target} with a metric of the task, such as accuracy=0.9.",
             )
         parse_limits([request.target], "target")
@@ -435,7 +434,7 @@ def _dataset_files(request: QuantizeRequest) -> list[Path]:
     from winml.modelkit.samples.data_sources import find_source as find_dataset
     from winml.modelkit.samples.data_sources import source_files
 
-    return [] if request.dataset is None else list(source_files(find_dataset(request.dataset)))
+    return [] if request.options.dataset is None else list(source_files(find_dataset(request.options.dataset)))
 
 
 def refuse_unrun_sensitivity(plan: SensitivityPlan) -> None:
@@ -479,7 +478,7 @@ def run_sensitivity(
 def _variant_evaluator(plan: SensitivityPlan) -> Iterator[VariantEvaluator | None]:
     """Open the evaluator of variants on ``--dataset``; ``None`` without a dataset."""
     request = plan.request
-    if request.dataset is None:
+    if request.options.dataset is None:
         yield None
         return
     assert request.target is not None
@@ -487,7 +486,7 @@ def _variant_evaluator(plan: SensitivityPlan) -> Iterator[VariantEvaluator | Non
     from winml.modelkit.evaluate.options import EvaluationOptions, parse_limits
 
     requested = EvaluationOptions(
-        dataset=request.dataset, split=request.split, columns=dict(request.columns), samples=request.samples
+        dataset=request.options.dataset, split=request.split, columns=dict(request.columns), samples=request.samples
     )
     [target] = parse_limits([request.target], "target").items()
     with variant_evaluator(plan.model, requested, target) as evaluator:

@@ -437,6 +437,11 @@ class Document:
             return [Fields([*first.rows, *self.summary.rows]), *blocks[:-1]]
         return [self.summary, *self.blocks]
 
+    def with_next(self, command: str) -> Document:
+        """Return the document with the command that acts on the result in the summary; empty: none."""
+        rows = [*self.summary.rows, ("next", command)] if command else self.summary.rows
+        return replace(self, summary=Fields(rows))
+
     def with_files(self, paths: Iterable[Path]) -> Document:
         """Return the document with the paths of additionally written files in the summary."""
         rows = [*self.summary.rows, *(("wrote", str(path)) for path in paths)]

@@ -14,13 +14,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import onnx
 import onnx_ir as ir
 
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
+from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.words import comparison_words
 from winml.modelkit.errors import InputError, StageError, VerificationError
 from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, FLOAT_SOURCE_KEY, NORMALIZED_KEY, QUANTIZATION_KEY
@@ -44,6 +45,9 @@ from winml.modelkit.tags.tagging import Coverage, all_nodes, measure_coverage, o
 from winml.modelkit.transform.module_functions import find_function_targets, functions_of_modules
 from winml.modelkit.transform.records import GraphSummary, ModuleFunctions, RecordT, TransformedFile, WrittenFile
 from winml.modelkit.words import count_noun
+
+if TYPE_CHECKING:
+    from winml.modelkit.samples.data_sets import DataSetRequest
 
 EXTERNAL_BYTES = 32_000_000
 """Smallest total size of weights that are written to an external data file. ONNX Runtime maps the file instead of
@@ -180,6 +184,11 @@ class GraphWork(ABC, Generic[ResultT]):
     def least_sqnr_db(self) -> float | None:
         """Minimum SQNR in decibels of every output, relative to the source; `None` if outputs must be equal."""
         return None
+
+    @property
+    def minimum(self) -> QualityMinimum | None:
+        """Minimum quality of every output, relative to the source; `None` if outputs must be equal."""
+        return None if self.least_sqnr_db is None else QualityMinimum(self.least_sqnr_db)
 
     @property
     def below_minimum_hint(self) -> str | None:
@@ -728,9 +737,9 @@ class HandedGraph:
     notes: tuple[str, ...]
 
     @property
-    def least_sqnr_db(self) -> float:
-        """Minimum SQNR in decibels of every output, relative to PyTorch."""
-        return min(minimum_db for work in self.works if (minimum_db := work.least_sqnr_db) is not None)
+    def minimum(self) -> QualityMinimum:
+        """Minimum quality of every output, relative to PyTorch."""
+        return QualityMinimum.least_of(minimum for work in self.works if (minimum := work.minimum) is not None)
 
     @property
     def below_minimum_hint(self) -> str | None:
@@ -761,6 +770,8 @@ class GraphHandover:
     """Smallest total size of weights stored in an external data file."""
     processors: Path | None = None
     """Folder of the tokenizer or processor for the samples of the comparison, if any."""
+    data_set: DataSetRequest | None = None
+    """Dataset of the samples of the comparison; `None`: samples generated for the processor."""
     piece_bytes: int = PIECE_BYTES
     """Bytes of weights of the written file in memory at a time during the comparison with the exported model, whose
     weights are not in memory."""

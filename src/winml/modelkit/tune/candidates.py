@@ -76,7 +76,7 @@ def plan_candidates(options: TuneOptions, machine: TuningMachine) -> tuple[Candi
     forms = [form for form in _list_forms(options, machine) if form.kind == PLAIN or is_requested(form.kind, options)]
     if options.ep not in (None, _RUN_BY_CPU):
         forms = [replace(form, ep=options.ep, ep_options={**options.ep_options, **form.ep_options}) for form in forms]
-    return tuple(replace(form, callers=callers) for form in forms)
+    return tuple(replace(_judged_on_data_set(form, options), callers=callers) for form in forms)
 
 
 def plan_variations(best: Candidate, options: TuneOptions, machine: TuningMachine) -> tuple[Candidate, ...]:
@@ -161,6 +161,17 @@ def _list_forms_for_provider(options: TuneOptions, ep: str) -> Iterator[Candidat
         yield Candidate(FLOAT16, "float", "16-bit floats", {"quant": {"precision": FLOAT16}})
     for name, (text, ep_options) in _PROVIDER_OPTIONS.get(ep, {}).items():
         yield Candidate(name, "provider", f"the export, run {text}", {}, "", ep, ep_options)
+
+
+def _judged_on_data_set(form: Candidate, options: TuneOptions) -> Candidate:
+    """Return a candidate whose build is judged on the dataset of the tuning, if any."""
+    if options.dataset is None or "quant" not in form.sections:
+        return form
+    # With calibration data, split and columns belong to the data.
+    of_data = {} if options.calibration_data is not None else {"split": options.split, "columns": dict(options.columns)}
+    stated = {key: value for key, value in of_data.items() if value}
+    quant = {**form.sections["quant"], "dataset": options.dataset, **stated}
+    return replace(form, sections={**form.sections, "quant": quant})
 
 
 def _mixed_variant(form: Candidate) -> Candidate:

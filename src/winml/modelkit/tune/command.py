@@ -32,7 +32,7 @@ def command(**options: Any) -> None:
     Candidates differ in optimization level, precision, execution provider and threads. They are made from one export
     and timed in alternation. An interrupted tuning resumes with the same command.
 
-    Exit codes: 0 success, 1 failure, 2 usage error.
+    Exit codes: 0 success, also if the verdict is no or undecided, 1 failure, 2 usage error.
 
     Examples:
       winml tune -m ./checkpoint -o tuned

@@ -84,7 +84,8 @@ class Contest:
     progress: Callable[[int, float], None] | None = None
     placements: tuple[Candidate, ...] = ()
     variations: tuple[Candidate, ...] = ()
-    _started: float = field(default_factory=time.monotonic)
+    _started: float | None = None
+    """Time of the first candidate after the plain file; None before."""
     _skipped: dict[str, Failure] = field(default_factory=dict)
     """Reasons for candidates that were not tried, by name; another run may try them."""
 
@@ -133,6 +134,8 @@ class Contest:
         with self.clock.step("plain file") as step:
             self._measure_plain()
             step.summary = size_words(self._plain_facts.size_bytes)
+        # The export of a large model takes longer than many candidates.
+        self._started = time.monotonic() if self._started is None else self._started
         with self.clock.step("forms") as step:
             forms = [
                 self.plan[0],
@@ -177,12 +180,14 @@ class Contest:
 
     def _is_time_up(self) -> bool:
         minutes = self.options.budget_minutes
-        return minutes is not None and time.monotonic() - self._started > 60 * minutes
+        if minutes is None or self._started is None:
+            return False
+        return time.monotonic() - self._started > 60 * minutes
 
     def _meets_limits(self, candidate: Candidate) -> bool:
         """Return True if a candidate was measured within the quality limits; the plain file always meets them."""
         facts = self.state.facts(candidate.name)
-        return candidate.name == PLAIN or (facts is not None and not self._limits.reason_wrong(facts))
+        return candidate.name == PLAIN or (facts is not None and not self._limits.reason_wrong(candidate, facts))
 
     def _measure_plain(self) -> None:
         """Build the plain file, draw the values, and measure the file; any error ends the tuning."""

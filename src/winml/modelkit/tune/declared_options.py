@@ -51,7 +51,7 @@ class TuneFields(DataSetFields):
         LIMITS,
         spelling="--min-sqnr",
         metavar="DB",
-        default_words="30 dB, or none with `max_drop`",
+        default_words="that of `winml quantize`: top-1 agreement of 85 %, else by precision; none with `max_drop`",
         is_common=True,
     )
     """Minimum SQNR (dB) of every output. SQNR: signal-to-quantization-noise ratio to the unoptimized model."""
@@ -59,7 +59,8 @@ class TuneFields(DataSetFields):
     """Maximum drop of a task metric on `dataset` from the unoptimized model, such as accuracy=0.01 (absolute) or
     accuracy=1% (relative)."""
     dataset: str | None = declare(None, DATASET, metavar="PATH|NAME", min_length=1, is_common=True)
-    """Dataset for `max_drop`. A file, a folder, or a name on the Hub."""
+    """Dataset that candidates are judged on: outputs, or with `max_drop` a metric. A file, a folder, or a name on the
+    Hub."""
     ep: str | None = declare(
         None, DEVICE, metavar="NAME", min_length=1, default_words="all installed ones", is_common=True
     )

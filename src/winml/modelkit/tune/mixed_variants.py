@@ -47,7 +47,7 @@ class MixedVariants:
         if whole is None or self.state.failure(whole.name) is not None:
             return Failure("not needed", f"{candidate.part_of} failed")
         assert facts is not None  # parts of a skipped candidate are skipped
-        if not self.limits.reason_wrong(facts):
+        if not self.limits.reason_wrong(whole, facts):
             return Failure("not needed", f"{whole.name} is within the quality limit")
         if not self._is_better_than_acceptable(whole, facts):
             return Failure("not needed", f"{whole.name} is not better than the candidates within the quality limit")
@@ -66,7 +66,9 @@ class MixedVariants:
         if self._copy_equal_search(candidate):
             return True
         facts, values = self.state.facts(PLAIN), self.state.values
+        form_facts = self.state.facts(candidate.part_of)
         assert facts is not None  # the plain file is measured first
+        assert form_facts is not None  # parts of a candidate without measurements are skipped
         assert values is not None  # values are drawn with the plain file
         measurements = measured_path(self.folder / candidate.name)
 
@@ -76,7 +78,13 @@ class MixedVariants:
 
         try:
             sensitivity = self.limits.find_rules(
-                candidate, plain_model, measurements, end_in_time, plain_facts=facts, is_as_drawn=values.is_as_drawn
+                candidate,
+                plain_model,
+                measurements,
+                end_in_time,
+                plain_facts=facts,
+                candidate_facts=form_facts,
+                is_as_drawn=values.is_as_drawn,
             )
         except (InternalError, WriteError):
             raise
@@ -96,7 +104,7 @@ class MixedVariants:
     def _is_better_than_acceptable(self, candidate: Candidate, facts: CandidateFacts) -> bool:
         """Return True if a form outside the quality limit is better by the target than every form within the limit."""
         pairs = [(rival, measures) for rival in self.plan if (measures := self.state.facts(rival.name)) is not None]
-        acceptable = [(rival, measures) for rival, measures in pairs if not self.limits.reason_wrong(measures)]
+        acceptable = [pair for pair in pairs if not self.limits.reason_wrong(*pair)]
         if self.limits.options.target == "size":
             return all(facts.size_bytes < measures.size_bytes for _, measures in acceptable)
         times = times_of_runs(self.state.turns(FORMATS), self.plan)

@@ -16,9 +16,6 @@ from winml.modelkit.ort.devices import choose_provider
 from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
 from winml.modelkit.tune.declared_options import TuneFields
 
-DEFAULT_MIN_SQNR_DB = 30.0
-"""Chosen: noise power of a thousandth of the signal; classifiers and embeddings are hardly affected."""
-
 
 class TuneOptions(TuneFields, Options):  # type: ignore[misc]  # Options is frozen by its config
     """Options of a tuning: candidates, limits and measurement."""
@@ -35,9 +32,9 @@ class TuneOptions(TuneFields, Options):  # type: ignore[misc]  # Options is froz
     """Samples that outputs are compared on. Null: 16, fewer for large models."""
 
     @property
-    def least_sqnr_db(self) -> float | None:
-        """The requested minimum SQNR; None: no minimum."""
-        return DEFAULT_MIN_SQNR_DB if self.min_sqnr_db is None and not self.max_drop else self.min_sqnr_db
+    def uses_default_limit(self) -> bool:
+        """True if no quality limit is requested, so that the minimum of each precision applies."""
+        return self.min_sqnr_db is None and not self.max_drop
 
     @pydantic.field_validator("ep")
     @classmethod
@@ -62,8 +59,8 @@ class TuneOptions(TuneFields, Options):  # type: ignore[misc]  # Options is froz
 
     @property
     def evaluation(self) -> EvaluationOptions | None:
-        """Options of the evaluation of a candidate on the dataset; None without a dataset."""
-        if self.dataset is None:
+        """Options of the evaluation of a candidate on the dataset; None without a limit on a metric."""
+        if self.dataset is None or not self.max_drop:
             return None
         return EvaluationOptions(
             dataset=self.dataset,
@@ -78,19 +75,14 @@ class TuneOptions(TuneFields, Options):  # type: ignore[misc]  # Options is froz
         """Refuse contradictory options.
 
         Raises:
-            UsageError: a maximum drop without a dataset, or a dataset without a maximum drop; two sources of sizes; a
-                missing file; a provider that is not installed.
+            UsageError: a maximum drop without a dataset; a dataset and other inputs; two sources of sizes; a missing
+                file; a provider that is not installed.
         """
         if self.max_drop and self.dataset is None:
             name = next(iter(self.max_drop))
             raise UsageError(
                 f"{opt.max_drop} {name}={drop_words(self.max_drop[name])}: no samples to measure {name} on",
                 hint=f"Add {opt.dataset} with a file, a folder or a name on the Hub.",
-            )
-        if self.dataset is not None and not self.max_drop:
-            raise UsageError(
-                f"{opt.dataset} {self.dataset}: no quality limit for it",
-                hint=f"Add {opt.max_drop} with a metric of the task, such as accuracy=0.01.",
             )
         if self.dataset is None:
             refuse_stated(
@@ -99,6 +91,11 @@ class TuneOptions(TuneFields, Options):  # type: ignore[misc]  # Options is froz
                 f"{{}} requires {opt.dataset}",
                 "Omit it, or pass a dataset.",
                 declaring=TuneFields,
+            )
+        if self.dataset is not None and not self.max_drop and self.input_data is not None:
+            raise UsageError(
+                f"{opt.dataset} {self.dataset}: {opt.input_data} {self.input_data} already determines the samples",
+                hint=f"Use one of the two, or add {opt.max_drop} with a metric of the task.",
             )
         if self.input_data is not None and (self.sizes or self.batch_size is not None):
             option = spell("shape_config" if self.sizes else "batch_size")

@@ -13,18 +13,24 @@ from typing import Any
 
 from winml.modelkit.builds.evaluated_models import evaluate_model, variant_evaluator
 from winml.modelkit.compare.fidelity import QualitySamples
+from winml.modelkit.compare.quality_minimum import QualityMinimum
+from winml.modelkit.compare.quality_samples import MOST_SAMPLES
+from winml.modelkit.errors import UsageError, opt
+from winml.modelkit.evaluate.metrics import needed_samples
 from winml.modelkit.evaluate.options import NO_BASELINE
 from winml.modelkit.evaluate.records import SLACK
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.options import drop_at, drop_words, parse_options
 from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.precisions import BFLOAT16, PRECISIONS
 from winml.modelkit.quantize.sensitivity import quantization_sensitivity
 from winml.modelkit.quantize.sensitivity_options import SensitivityOptions
-from winml.modelkit.quantize.sensitivity_records import ExcludeList, QuantizationSensitivity
+from winml.modelkit.quantize.sensitivity_records import ExcludeList, FidelityTarget, QuantizationSensitivity
 from winml.modelkit.tune.contestants import Contestant, Contestants
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.records import Candidate, CandidateFacts
 from winml.modelkit.tune.worker import sample_path
+from winml.modelkit.words import percent_words
 
 _MARGIN_DB = 0.1
 """Margin on the minimum SQNR in the search for modules in float. Chosen: other kernels change the SQNR of the
@@ -60,6 +66,7 @@ class QualityLimits:
         with closing(Contestant(self.model_name)) as process:
             return process.ask(
                 "record",
+                data_set=self._data_set(),
                 path=str(plain_model),
                 model_name=self.model_name,
                 processors=None if self.processors is None else str(self.processors),
@@ -67,6 +74,30 @@ class QualityLimits:
                 samples=options.draws,
                 input_options=input_options,
             )
+
+    def _data_set(self) -> dict[str, Any] | None:
+        """Return the fields of the request for samples of the dataset; None if it is for a metric, or missing.
+
+        Raises:
+            UsageError: no processor converts the samples.
+        """
+        options = self.options
+        if options.dataset is None or options.max_drop:
+            return None
+        if self.processors is None:
+            raise UsageError(
+                f"{opt.dataset} {options.dataset}: samples require a tokenizer or image processor, and {self.model_name} "
+                "is not in a folder",
+                hint="Put the tokenizer or processor files of the model beside it.",
+            )
+        return {
+            "source": options.dataset,
+            "split": options.split,
+            "columns": dict(options.columns),
+            "samples": options.samples,
+            "most": MOST_SAMPLES,
+            "seed": options.seed,
+        }
 
     def measure(self, candidate: Candidate, model: Path, samples: QualitySamples) -> tuple[CandidateFacts, float]:
         """Measure a candidate; return its measurements and the time of one run in milliseconds.
@@ -111,23 +142,44 @@ class QualityLimits:
             model, options=options.model_copy(update=changes), ep=candidate.ep, ep_options=dict(candidate.ep_options)
         )
         scores = {metric.name: metric.value for metric in evaluation.metrics}
+        resolved = {metric.name: metric.least_difference for metric in evaluation.metrics if metric.least_difference}
         is_higher_better = {metric.name: metric.is_higher_better for metric in evaluation.metrics}
         plain_scores = scores if plain_facts is None else plain_facts.scores
         drops = {
             name: plain_scores[name] - value if is_higher_better[name] else value - plain_scores[name]
             for name, value in scores.items()
         }
-        return replace(facts, scores=scores, drops=drops, is_higher_better=is_higher_better)
+        return replace(facts, scores=scores, drops=drops, is_higher_better=is_higher_better, least_drops=resolved)
 
-    def reason_wrong(self, facts: CandidateFacts) -> str:
+    def minimum(self, candidate: Candidate) -> QualityMinimum | None:
+        """Return the minimum of a candidate's outputs: the requested SQNR, or the default of its precision.
+
+        Returns:
+            ``None`` if only a metric on the dataset is limited.
+        """
+        if self.options.min_sqnr_db is not None:
+            return QualityMinimum(self.options.min_sqnr_db)
+        if not self.options.uses_default_limit:
+            return None
+        # A float candidate may run in 16 bits, as on a provider.
+        name = str(candidate.sections.get("quant", {}).get("precision", BFLOAT16))
+        return PRECISIONS[name].minimum
+
+    def reason_wrong(self, candidate: Candidate, facts: CandidateFacts) -> str:
         """Return why a candidate is outside the quality limits; empty if within."""
         if facts.problem or facts.sqnr_db is None:
             return f"{facts.output} {facts.problem}"
-        minimum = self.options.least_sqnr_db
+        minimum = self.minimum(candidate)
         lower = facts.sqnr_db if facts.lower_sqnr_db is None else facts.lower_sqnr_db
-        if minimum is not None and lower < minimum:
+        agreement = facts.prediction_agreement
+        if minimum is not None and not minimum.is_met(lower, agreement):
+            if minimum.is_by_agreement(agreement):
+                assert agreement is not None
+                assert minimum.agreement is not None
+                shares = f"{percent_words(agreement)} for {facts.output}, minimum {percent_words(minimum.agreement)}"
+                return f"top-1 agreement {shares}"
             interval = "" if lower == facts.sqnr_db else f" (lower bound {lower:.1f} dB)"
-            return f"SQNR {facts.sqnr_db:.1f} dB{interval} for {facts.output}, minimum {minimum:g}"
+            return f"SQNR {facts.sqnr_db:.1f} dB{interval} for {facts.output}, minimum {minimum.sqnr_db:g}"
         for metric, limit in self.options.max_drop.items():
             drop = facts.drops.get(metric)
             if drop is None:
@@ -137,6 +189,20 @@ class QualityLimits:
                 return f"{metric} drops by {drop:.4f}, maximum {drop_words(limit)}"
         return ""
 
+    def unresolved_words(self, facts: CandidateFacts) -> tuple[str, str]:
+        """Return why the samples do not resolve a limit that a candidate meets, and what would; empty if they do."""
+        for metric, limit in self.options.max_drop.items():
+            drop, least = facts.drops.get(metric), facts.least_drops.get(metric)
+            if drop is None or least is None:
+                continue
+            value = facts.scores[metric]
+            allowed = drop_at(limit, value + (drop if facts.is_higher_better[metric] else -drop))
+            if drop + least > allowed + SLACK:
+                bound = f"the samples bound the drop of {metric} by {max(drop, 0.0) + least:.4f} only"
+                needed = f"about {needed_samples(allowed - drop)} samples" if allowed > drop else "a higher limit"
+                return f"{bound}, maximum {drop_words(limit)}", needed
+        return "", ""
+
     def find_rules(
         self,
         candidate: Candidate,
@@ -145,6 +211,7 @@ class QualityLimits:
         before_each: Callable[[], None],
         *,
         plain_facts: CandidateFacts,
+        candidate_facts: CandidateFacts,
         is_as_drawn: bool,
     ) -> QuantizationSensitivity:
         """Find the modules of a candidate that must stay in float; measurements are stored until the search ends.
@@ -155,25 +222,27 @@ class QualityLimits:
             measured: File of the measurements.
             before_each: Called before each measurement; an exception ends the search.
             plain_facts: Measurements of the plain file.
+            candidate_facts: Measurements of the candidate with all modules quantized.
             is_as_drawn: True if the values of this tuning are those drawn by the seed.
 
         Raises:
             WinMLError: as :func:`~winml.modelkit.quantization_sensitivity`.
         """
         options = parse_options(QuantizeOptions, dict(candidate.sections["quant"]), candidate.name)
-        minimum = self.options.least_sqnr_db
+        minimum = self.minimum(candidate)
+        target_db = None if minimum is None else minimum.searched_db(candidate_facts.prediction_agreement)
         sensitivity = SensitivityOptions(
             samples=self.options.draws,
             sizes=dict(self.options.sizes) if is_as_drawn else {},
             seed=self.options.seed,
             input_data=None if is_as_drawn else sample_path(self.folder, 0),
-            target=None if minimum is None else f"sqnr_db={minimum + _MARGIN_DB:g}",
+            target=None if target_db is None else f"sqnr_db={target_db + _MARGIN_DB:g}",
             processors=self.processors,
             iterations=1,  # times are measured in the race
             measured=measured,
             overwrite=True,
         )
-        if minimum is not None:
+        if target_db is not None:
             return quantization_sensitivity(model, options=options, sensitivity=sensitivity, before_each=before_each)
         evaluation = self.options.evaluation
         assert evaluation is not None  # a maximum drop requires a dataset
@@ -193,8 +262,9 @@ class QualityLimits:
 
     def unmet_words(self, exclude_list: ExcludeList) -> str:
         """Describe the best result if no list of modules reaches the target."""
-        variant, minimum = exclude_list.form, self.options.least_sqnr_db
-        target = exclude_list.target.words if minimum is None else f"{minimum:g} dB"
+        variant, target = exclude_list.form, exclude_list.target.words
+        if isinstance(exclude_list.target, FidelityTarget):
+            target = f"{exclude_list.target.value - _MARGIN_DB:g} dB"
         if variant.worst is None:
             return f"no choice of float modules reaches {target}"
         best = f"{variant.worst.lower_db:.1f} dB (lower bound) with {len(exclude_list.excluded)} modules in float"

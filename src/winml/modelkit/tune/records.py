@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from winml.modelkit.compare.quality_minimum import PREDICTIONS
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.records import Record, entry, json_value, recorded
+from winml.modelkit.verdicts import Verdict
 
 if TYPE_CHECKING:
     from winml.modelkit.profile.statistics import Ratio
@@ -77,6 +79,15 @@ class CandidateFacts(Record):
     """Metric → True if higher is better."""
     drops: Mapping[str, float] = field(default_factory=dict)
     """Metric → its drop from the plain export, on the same samples."""
+    least_drops: Mapping[str, float] = field(default_factory=dict)
+    """Metric → smallest drop that the samples resolve; without metrics of which each sample has a part."""
+
+    @property
+    def prediction_agreement(self) -> float | None:
+        """Share of equal predictions of the worst output; None for an output without scores of classes or tokens."""
+        outputs = self.quality.get("outputs", {})
+        value: float | None = outputs.get(self.output, {}).get("top1_agreement")
+        return value if self.output == PREDICTIONS else None
 
     @property
     def memory_bytes(self) -> int:
@@ -187,7 +198,10 @@ class TuneResult(Record, schema_version=SCHEMA_VERSION):
     batch_size: int
     block: int
     """Consecutive runs of a candidate in one turn."""
+    verdict: Verdict
+    """Whether a candidate within the quality limit is better than the plain file; undecided: no candidate won."""
     winner: Winner
+    """The best candidate so far if the verdict is undecided."""
     candidates: tuple[TunedCandidate, ...]
     """All candidates, in the order of the plan."""
     resumed: int

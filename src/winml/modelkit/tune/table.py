@@ -10,7 +10,7 @@ from winml.modelkit.file_names import TUNE_RESULT_NAME
 from winml.modelkit.options import drop_words
 from winml.modelkit.report import document as doc
 from winml.modelkit.tune.records import TunedCandidate, TuneResult
-from winml.modelkit.words import count_noun, decibel_words, size_words
+from winml.modelkit.words import count_noun, decibel_words, percent_words, size_words, sqnr_words
 
 _GRADES: Mapping[str, doc.Grade] = {"won": "best", "right": "good", "slower": "fair"}
 _MAX_BAR_DB = 80.0
@@ -46,7 +46,7 @@ def tuning_document(result: TuneResult) -> doc.Document:
                     "outcome",
                     doc.Column("what it is", detail=doc.Detail.PAGE),
                 ),
-                [_table_row(tuned, metrics) for tuned in candidates],
+                [_table_row(tuned, metrics, result) for tuned in candidates],
                 name="candidates",
                 heading="Candidates",
                 is_searched=True,
@@ -63,7 +63,10 @@ def tuning_document(result: TuneResult) -> doc.Document:
 
 def _list_figures(result: TuneResult) -> Iterator[doc.Figure]:
     winner, tuned = result.winner, result.won
-    yield doc.Figure("winner", winner.name, tuned.candidate.words)
+    if result.verdict.is_undecided:
+        yield doc.Figure("verdict", "undecided", result.verdict.words.removeprefix("undecided: "))
+    else:
+        yield doc.Figure("winner", winner.name, tuned.candidate.words)
     if tuned.latency is not None:
         ends = _interval_text(tuned.latency.p50_ms, tuned.latency.low_ms, tuned.latency.high_ms).partition(" ")[2]
         interval = f"median, 95 % interval {ends}" if ends else "median"
@@ -77,9 +80,9 @@ def _list_figures(result: TuneResult) -> Iterator[doc.Figure]:
         plain_words = f"; the plain file: {size_words(plain_facts.size_bytes)}" if plain_facts is not None else ""
         yield doc.Figure("size", size_words(winner.size_bytes), f"model and data{plain_words}")
     if winner.sqnr_db is not None:
-        decibels, minimum = decibel_words(winner.sqnr_db), result.limits["min_sqnr_db"]
-        meaning = f"of the worst output; {'no limit' if minimum is None else f'the minimum is {minimum:g} dB'}"
-        yield doc.Figure("SQNR", decibels if decibels == "equal" else f"{decibels} dB", meaning)
+        minimum = result.limits["min_sqnr_db"]
+        meaning = "of the worst output" if minimum is None else f"of the worst output; the minimum is {minimum:g} dB"
+        yield doc.Figure("SQNR", sqnr_words(winner.sqnr_db), meaning)
     statuses = Counter(tuned.status for tuned in result.candidates)
     status_words = ", ".join(f"{count} {status}" for status, count in statuses.items())
     yield doc.Figure("candidates", str(len(result.candidates)), status_words)
@@ -87,8 +90,9 @@ def _list_figures(result: TuneResult) -> Iterator[doc.Figure]:
 
 def _list_fields(result: TuneResult) -> Iterator[doc.Field]:
     winner = result.winner
-    yield "winner", f"{winner.name}: {result.won.candidate.words}"
-    yield "why", winner.words
+    question = f" ({result.verdict.question})" if result.verdict.is_no else ""
+    yield "verdict", f"{result.verdict.words}{question}"
+    yield "best so far" if result.verdict.is_undecided else "winner", f"{winner.name}: {result.won.candidate.words}"
     yield "folder", winner.folder
     yield "again", winner.build_command
     if winner.perf_command is not None:
@@ -105,6 +109,14 @@ def _list_fields(result: TuneResult) -> Iterator[doc.Field]:
 def _limit_words(result: TuneResult) -> str:
     minimum, drops = result.limits["min_sqnr_db"], result.limits["max_drop"]
     limits = [] if minimum is None else [f"an SQNR of at least {minimum:g} dB relative to the plain file"]
+    agreement = result.limits["min_agreement"]
+    if agreement is not None:
+        on_samples = "" if result.limits["dataset"] is None else f" on {result.limits['dataset']}"
+        share = percent_words(agreement)
+        limits.append(
+            f"top-1 agreement of at least {share}{on_samples}; for outputs without scores, the minimum SQNR of the "
+            "precision"
+        )
     limits += [
         f"{name} drops by at most {drop_words(drop)} on {result.limits['dataset']}" for name, drop in drops.items()
     ]
@@ -129,7 +141,7 @@ def _table_order(result: TuneResult) -> list[TunedCandidate]:
     )
 
 
-def _table_row(tuned: TunedCandidate, metrics: Sequence[str]) -> list[doc.Cell]:
+def _table_row(tuned: TunedCandidate, metrics: Sequence[str], result: TuneResult) -> list[doc.Cell]:
     """Return the cells of a candidate, in the order of the columns; ``metrics``: names of the last score columns."""
     facts, latency = tuned.facts, tuned.latency
     return [
@@ -149,9 +161,16 @@ def _table_row(tuned: TunedCandidate, metrics: Sequence[str]) -> list[doc.Cell]:
         ),
         *(None if facts is None else facts.scores.get(name) for name in metrics),
         "yes" if tuned.is_on_front else "",
-        tuned.status if tuned.status == "won" or not tuned.reason else f"{tuned.status}: {tuned.reason}",
+        _outcome_words(tuned, result),
         tuned.candidate.words,
     ]
+
+
+def _outcome_words(item: TunedCandidate, result: TuneResult) -> str:
+    """Describe the outcome of a candidate; an undecided tuning has no winner."""
+    if item.status == "won":
+        return "best so far" if result.verdict.is_undecided else "won"
+    return f"{item.status}: {item.reason}" if item.reason else item.status
 
 
 def _interval_text(value: float, low: float | None, high: float | None) -> str:

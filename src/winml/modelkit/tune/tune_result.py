@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from winml.modelkit.builds.manifest_records import BuildResult
+from winml.modelkit.compare.quality_minimum import LEAST_AGREEMENT
 from winml.modelkit.errors import opt, spell_flag
 from winml.modelkit.file_names import BUILD_CONFIG_NAME
 from winml.modelkit.ort.sessions import onnxruntime_version
@@ -21,13 +22,18 @@ from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.quality_limits import QualityLimits
 from winml.modelkit.tune.racing import times_of_runs
 from winml.modelkit.tune.state import Failure, TuneState
+from winml.modelkit.verdicts import Verdict
 from winml.modelkit.version import __version__
-from winml.modelkit.words import decibel_words
+from winml.modelkit.words import count_noun, first_words, sqnr_words
 
 _RACES = ("variations", "placed", "placement", "right", "forms")
 """Races, the last first: the latency of a candidate is from its last race."""
 _DECIDING = ("placed", "placement", "right", "variations", "forms")
 """Between two forms, the race of forms within the limit decides, even if both take part in the race of variations."""
+_GAINS = {"latency": "faster", "throughput": "faster", "size": "smaller"}
+"""Target → comparative of a better candidate."""
+_DISPLAYED_NAMES = 3
+"""Maximum number of candidates in a reason. Chosen: they fit on a line."""
 _OF_WRONG = -1.0
 """SQNR of a candidate with incomparable outputs, for the Pareto front."""
 
@@ -55,12 +61,14 @@ class Answer:
             model=self.model_name,
             target=options.target,
             limits={
-                "min_sqnr_db": options.least_sqnr_db,
+                "min_sqnr_db": options.min_sqnr_db,
+                "min_agreement": LEAST_AGREEMENT if options.uses_default_limit else None,
                 "max_drop": dict(options.max_drop),
                 "dataset": options.dataset,
             },
             machine=self.machine.as_record(),
             candidates=tuple(_mark_front(rows)),
+            verdict=self._candidate_verdict(choice, rows),
             winner=self._winner_record(choice, built),
             measured_shapes=values.shapes,
             block=values.block,
@@ -75,7 +83,7 @@ class Answer:
     def _make_candidate_record(self, candidate: records.Candidate, choice: Choice) -> records.TunedCandidate:
         """Return a candidate with its measurements, latency and outcome; the Pareto mark is set later."""
         facts, latency = self.state.facts(candidate.name), self._find_latency(candidate)
-        status, reason = self._candidate_verdict(candidate, choice, facts)
+        status, reason = self._outcome(candidate, choice, facts)
         ratio = None if candidate.name == choice.winner else self._deciding_ratio(candidate.name, choice.winner)
         samples = None
         if latency is not None and self.state.values is not None:
@@ -107,7 +115,46 @@ class Answer:
             (ratio for race in _DECIDING if (ratio := self._race_ratio(race, name, baseline)) is not None), None
         )
 
-    def _candidate_verdict(
+    def _candidate_verdict(self, choice: Choice, rows: Sequence[records.TunedCandidate]) -> Verdict:
+        """Answer whether a candidate within the quality limit is better than the plain file.
+
+        Args:
+            choice: The choice of the last race.
+            rows: All candidates.
+        """
+        gain = "smaller" if self.options.decides_by_size else _GAINS[self.options.target]
+        question = f"a variant within the quality limit is {gain} than the plain file"
+        words = self._gain_words(choice)
+        out_of_time = any(row.status == "not tried" for row in rows)
+        more_time = f"more time ({opt.budget})"
+        won = next(row for row in rows if row.candidate.name == choice.winner)
+        if won.candidate.name != PLAIN:
+            assert won.facts is not None  # a candidate without measurements cannot win
+            reason, needs = self.limits.unresolved_words(won.facts)
+            if reason:
+                return Verdict.undecided(question, f"{choice.winner} is {gain} ({words}), but {reason}", needs)
+            return Verdict.of(question, True, words)
+        measured = [row for row in rows if row.facts is not None and row.candidate.name != PLAIN]
+        if not measured and out_of_time:
+            return Verdict.undecided(question, "only the plain file was measured", more_time)
+        if not measured and all(row.status != "failed" and row.status != "wrong" for row in rows):
+            return Verdict.undecided(question, "only the plain file was measured", f"other candidates ({opt.only})")
+        if unclear := [row.candidate.name for row in measured if self._may_be_faster(row)]:
+            reason = f"the times do not tell {first_words(unclear, _DISPLAYED_NAMES)} from the plain file"
+            return Verdict.undecided(question, reason, "an idle machine")
+        if out_of_time:
+            tried = f"{count_noun(len(measured), 'candidate')} measured, none {gain}"
+            return Verdict.undecided(question, tried, more_time)
+        return Verdict.of(question, False, words)
+
+    def _may_be_faster(self, row: records.TunedCandidate) -> bool:
+        """Return True if the times leave open that a candidate is faster than the winner by more than the noise."""
+        ratio = row.ratio_to_winner
+        if self.options.decides_by_size or row.status != "right" or ratio is None or ratio.is_within_noise:
+            return False
+        return ratio.is_disturbed or ratio.low is None or ratio.low < 1 - NOISE
+
+    def _outcome(
         self, candidate: records.Candidate, choice: Choice, facts: records.CandidateFacts | None
     ) -> tuple[records.CandidateStatus, str]:
         """Return the status of a candidate, and its reason."""
@@ -118,28 +165,28 @@ class Answer:
             return failure.status, failure.reason
         if facts is None:
             return "not tried", f"time limit reached ({opt.budget})"
-        if candidate.name != PLAIN and (reason := self.limits.reason_wrong(facts)):
+        if candidate.name != PLAIN and (reason := self.limits.reason_wrong(candidate, facts)):
             return "wrong", reason
         if self.options.decides_by_size:
             winner = self.state.facts(choice.winner)
             is_as_small = winner is not None and facts.size_bytes <= winner.size_bytes
             return "right", f"{'no' if is_as_small else 'not'} smaller than {choice.winner}"
-        return self._loss_verdict(candidate, choice)
+        return self._loss_outcome(candidate, choice)
 
-    def _loss_verdict(self, candidate: records.Candidate, choice: Choice) -> tuple[records.CandidateStatus, str]:
+    def _loss_outcome(self, candidate: records.Candidate, choice: Choice) -> tuple[records.CandidateStatus, str]:
         """Return status and reason of a candidate within the quality limits that did not win."""
         ratio = self._deciding_ratio(candidate.name, choice.winner)
         if ratio is not None:
-            comparison = _ratio_words(ratio, choice.winner)
+            words = _ratio_words(ratio, choice.winner)
             if ratio.verdict == "slower":
-                return "slower", comparison
-            return "right", f"{comparison}: {_difference_words(ratio)}; {choice.winner} is preferred"
+                return "slower", words
+            return "right", f"{words}: {_difference_words(ratio)}; {choice.winner} is preferred"
         # The form of which the winner is a variation.
-        base_name = choice.winner.partition("+")[0]
-        ratio = self._race_ratio("right", candidate.name, base_name)
+        form = choice.winner.partition("+")[0]
+        ratio = self._race_ratio("right", candidate.name, form)
         if ratio is None:
             return "slower", "not in the last race"
-        return "slower", f"{_ratio_words(ratio, base_name)}, but {choice.winner} is faster"
+        return "slower", f"{_ratio_words(ratio, form)}, but {choice.winner} is faster"
 
     def _winner_record(self, choice: Choice, built: BuildResult) -> records.Winner:
         candidate = next(candidate for candidate in self.candidates if candidate.name == choice.winner)
@@ -182,8 +229,8 @@ class Answer:
         if latency is not None and latency.ratio is not None and not self.options.is_simulated:
             reasons.append(f"{latency.ratio.value:.2f} of the time of the plain file{_ratio_ends(latency.ratio)}")
         if facts is not None and facts.sqnr_db is not None and choice.winner != PLAIN:
-            decibels = decibel_words(facts.sqnr_db)
-            reasons.append("equal outputs" if decibels == "equal" else f"SQNR {decibels} dB")
+            quality = sqnr_words(facts.sqnr_db)
+            reasons.append("equal outputs" if quality == "equal" else f"SQNR {quality}")
         if choice.is_within_noise:
             reasons += _preference_words(choice)
         if candidate.fixed_sizes:
@@ -192,7 +239,7 @@ class Answer:
         if candidate.callers > 1:
             reasons.append(f"with {candidate.callers} parallel runs, which winml perf does not measure")
         if sum(self.state.facts(candidate.name) is not None for candidate in self.candidates) == 1:
-            reasons.append("the only variant that was measured: it was compared with no other")
+            reasons.append("the only file that was measured")
         elif choice.winner == PLAIN and not choice.is_within_noise:
             reasons.append("no candidate within the quality limit is better than the plain file")
         return "; ".join(reasons)

@@ -105,6 +105,7 @@ class _Runner:
         folder: str,
         samples: int | None,
         input_options: Mapping[str, Any],
+        data_set: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Write the values for timing, and the samples for comparison with the outputs of the plain file.
 
@@ -115,10 +116,12 @@ class _Runner:
             folder: Folder of the written values.
             samples: Number of samples for comparison; None: the default for the file size, as in other verbs.
             input_options: Fields of ``RunOptions`` for the inputs.
+            data_set: Fields of ``DataSetRequest`` for the samples of the comparison; None: generated samples.
         """
         # Imported late: only the first process needs these modules.
         from winml.modelkit.compare.quality_samples import SampleRequest, quality_values
         from winml.modelkit.ort.decoding.inputs import decoder_run, inputs_of_file
+        from winml.modelkit.samples.data_sets import DataSetRequest
 
         input_data = input_options["input_data"]
         options = opened_model.RunOptions(
@@ -126,7 +129,10 @@ class _Runner:
         )
         model = opened_model.open_model(Path(path), options, options.choose_provider())
         processor_dir = None if processors is None else Path(processors)
-        quality = quality_values(model.session, SampleRequest(options, processor_dir, count=samples, model=Path(path)))
+        request = None if data_set is None else DataSetRequest(**data_set)
+        quality = quality_values(
+            model.session, SampleRequest(options, processor_dir, request, count=samples, model=Path(path))
+        )
         for number, values in enumerate(quality.values):
             with opened_model.refusals_explained(values):
                 outputs = model.session.run(values.feeds)

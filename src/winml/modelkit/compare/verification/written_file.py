@@ -18,6 +18,7 @@ from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
 from winml.modelkit.compare.files import refuse_below_minimum_sqnr
 from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs, constant_outputs
+from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.verification import input_values
 from winml.modelkit.compare.verification.file_run import WrittenFile
 from winml.modelkit.compare.verification.generated_text import GeneratedText, generate_reference, generates_alone
@@ -171,7 +172,7 @@ def measure_written_file(
     written: WrittenGraph,
     prepared: PreparedPart,
     inputs: InputDraws,
-    least_sqnr_db: float,
+    minimum: QualityMinimum,
     piece_bytes: int,
     samples: tuple[Sequence[Arrays], QualitySamples] | None,
 ) -> FidelityInfo:
@@ -183,7 +184,7 @@ def measure_written_file(
         written: The file, and the traced sample; its dynamic dimensions are tested at other sizes.
         prepared: The exported part.
         inputs: Generator of further inputs.
-        least_sqnr_db: Minimum SQNR of every output in dB.
+        minimum: Minimum quality of every output.
         piece_bytes: Weight size per piece when the file is run in pieces.
         samples: Samples for the quality in addition to those of the export, with their description; ``None``: only
             those of the export.
@@ -203,18 +204,24 @@ def measure_written_file(
 
     def judge(compared: slice, about: QualitySamples | None) -> FidelityInfo:
         references = [draw.reference for draw in answered[compared]]
-        fidelity = measure_fidelity(references, outputs[compared], least_sqnr_db, about)
+        # A few random inputs give no share of equal predictions.
+        agreement = None if about is None else minimum.agreement
+        fidelity = measure_fidelity(references, outputs[compared], minimum.sqnr_db, about, agreement)
         fidelity = replace(fidelity, is_streamed=is_streamed)
         refuse_below_minimum_sqnr(fidelity, "the model in PyTorch", answered[compared][0].inputs)
         return fidelity
 
+    has_samples = bool(judged) and about is not None
     try:
         fidelity = judge(slice(count), None)
     except VerificationError as error:
-        if _differs_at_other_sizes(draws, outputs, least_sqnr_db):
+        if _differs_at_other_sizes(draws, outputs, minimum.sqnr_db):
             error.is_graph_wrong, error.is_quality = True, False
-        raise
-    return judge(slice(count, None), about) if judged and about is not None else fidelity
+            raise
+        if not error.is_quality or not has_samples:
+            raise
+        # Samples of the model's processor decide, not random values.
+    return judge(slice(count, None), about) if has_samples else fidelity
 
 
 def _differs_at_other_sizes(draws: Sequence[Draw], outputs: Sequence[Arrays], least_sqnr_db: float) -> bool:

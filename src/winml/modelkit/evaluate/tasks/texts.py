@@ -150,8 +150,8 @@ FILL_MASK = task.TaskDefinition(
     "fill-mask",
     ("text", "label"),
     (
-        metrics.Metric("accuracy", _first_accuracy, "sklearn"),
-        metrics.Metric("top_5_accuracy", _top_accuracy, "sklearn"),
+        metrics.Metric("accuracy", _first_accuracy, "sklearn", resolution="each"),
+        metrics.Metric("top_5_accuracy", _top_accuracy, "sklearn", resolution="each"),
     ),
     _masked_word_evaluator,
     "equal likeliest tokens",

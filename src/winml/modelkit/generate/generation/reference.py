@@ -50,7 +50,8 @@ def compare_with_pytorch(
         difference = _find_first_difference(result.tokens, tokens, scores, prompt)
         text = "".join(prompt.tokenizer.pieces(tokens, after=prompt.before))
         equal = sum(token == expected for token, expected in zip(result.tokens, tokens, strict=False))
-        reference = ReferenceText(request.model, tuple(tokens), text, difference, equal, is_quantized)
+        share = equal / max(len(result.tokens), len(tokens), 1)
+        reference = ReferenceText(request.model, tuple(tokens), text, difference, equal, share, is_quantized)
         compared.append(replace(result, reference=reference))
     return compared
 

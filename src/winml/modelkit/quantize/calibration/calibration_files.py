@@ -74,7 +74,10 @@ def refuse_missing_files(options: QuantizeOptions) -> None:
     passed = (
         f"{opt.split} {options.split}" if options.split is not None else spell("columns" if options.columns else "")
     )
-    if passed and kind in (None, "arrays"):
+    if options.dataset is not None:
+        find_source(options.dataset)
+        refuse_missing_datasets(f"{opt.dataset} {options.dataset}")
+    if passed and kind in (None, "arrays") and not options.has_judging_data_alone:
         what = "random values" if kind is None else f"{opt.calibration_data} {data}, which contains arrays by input"
         raise UsageError(f"{passed} does not apply to {what}", hint="Omit it, or pass a dataset.")
     refuse_unknown_roles(options.columns)

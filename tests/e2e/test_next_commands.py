@@ -1,0 +1,77 @@
+"""Commands that a result ends with: each of them runs as it is printed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from checkpoints import save_checkpoint
+from e2e.in_process import run_here
+from e2e.workplace import Outcome
+from module_chains import save_chain
+
+
+@pytest.fixture(autouse=True)
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save a file of nested modules with an outlier in one of its weights, and its int8 file."""
+    monkeypatch.chdir(tmp_path)
+    save_chain(tmp_path / "chain.onnx", outlier="w2")
+    done = run_here("quantize", "-m", "chain.onnx", "-o", "int8.onnx", "--per-tensor", "--no-verify", "-q")
+    assert 0 == done.code, done.err
+
+
+def printed_next(done: Outcome) -> str:
+    """Return the command of the line ``next``."""
+    assert 0 == done.code, done.err
+    return next(line.split(maxsplit=1)[1] for line in done.out.splitlines() if line.startswith("next "))
+
+
+def run_printed(command: str, *more: str) -> Outcome:
+    """Run a printed command."""
+    program, *words = shlex.split(command)
+    assert "winml" == program
+    done = run_here(*words, *more)
+    assert 0 == done.code, done.err
+    return done
+
+
+def test_comparison_leads_to_the_module_to_keep_float() -> None:
+    """Without modules, the command compares them; then the module with the outlier is excluded, with equal options."""
+    by_module = printed_next(run_here("compare", "chain.onnx", "int8.onnx", "--samples", "4", "--threshold", "9"))
+    assert "winml compare chain.onnx int8.onnx --samples 4 --by-module" == by_module
+    mixed = printed_next(run_printed(by_module))
+    assert {"--exclude", "--per-tensor"} < {*shlex.split(mixed)}
+    run_printed(mixed)
+    before, after = (
+        json.loads(run_here("compare", "chain.onnx", name, "--format", "json").out)["outputs"][0]["sqnr_db"]
+        for name in ("int8.onnx", "int8_mixed.onnx")
+    )
+    assert after > before
+
+
+def test_comparison_of_equal_files_ends_with_no_command() -> None:
+    assert json.loads(run_here("compare", "chain.onnx", "chain.onnx", "--format", "json").out)["next"] is None
+
+
+def test_threshold_has_a_verdict() -> None:
+    asked = ("compare", "chain.onnx", "int8.onnx", "--format", "json", "--threshold")
+    met, exceeded = run_here(*asked, "2"), run_here(*asked, "1e-6")
+    assert [(0, "yes"), (3, "no")] == [
+        (done.code, json.loads(done.out)["verdict"]["answer"]) for done in (met, exceeded)
+    ]
+
+
+def test_measurement_of_a_plain_export_leads_to_its_fusions(tmp_path: Path) -> None:
+    """An optimized file ends with no command."""
+    checkpoint = save_checkpoint("bert", tmp_path / "checkpoint", num_hidden_layers=1)
+    exported = run_here("export", "-m", checkpoint, "-o", "model.onnx", "--no-verify", "-q")
+    assert 0 == exported.code, exported.err
+    command = printed_next(run_here("perf", "model.onnx", "--iterations", "2"))
+    by_module = run_here("perf", "model.onnx", "--by-module", "--iterations", "2")
+    assert command == printed_next(by_module)
+    assert "at --level full" in by_module.out
+    run_printed(command, "--no-verify")
+    assert "\nnext " not in run_here("perf", "model_full.onnx", "--iterations", "2").out
