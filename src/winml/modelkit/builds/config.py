@@ -259,6 +259,17 @@ def requested_quantization(config: WinMLBuildConfig) -> QuantizeOptions | None:
     return None if config.quant is None or idle_quantization(config.quant) else quantize_options(config.quant)
 
 
+def planned_optimization(config: WinMLBuildConfig) -> OptimizeOptions | None:
+    """Return the options of the optimize stage, without fusions that the quantize stage does not support.
+
+    ``None`` if the stage is left out.
+    """
+    if config.optim is None:
+        return None
+    quantization = requested_quantization(config)
+    return config.optim if quantization is None else config.optim.with_plain_layers(quantization.quantized_operators())
+
+
 def idle_quantization(section: QuantSection) -> str:
     """Return the reason why a build with this section quantizes nothing; ``""`` if it quantizes."""
     options = quantize_options(section)

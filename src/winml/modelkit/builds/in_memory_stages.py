@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from winml.modelkit.builds.config import quantize_options, requested_quantization
+from winml.modelkit.builds.config import planned_optimization, quantize_options, requested_quantization
 from winml.modelkit.builds.manifest_records import StageName
 from winml.modelkit.builds.plan import BuildPlan, has_coded_weights
 from winml.modelkit.builds.stages import Stage, StageOutcome, StageTask, external_from_bytes, run_export
@@ -155,9 +155,10 @@ def _optimization_work(plan: BuildPlan, model: ir.Model) -> list[GraphWork[Any]]
     from winml.modelkit.builds.decoder_fusions import optimization_of
     from winml.modelkit.optimize.file_optimization import SingleOptimization
 
-    if plan.config.optim is None:
+    planned = planned_optimization(plan.config)
+    if planned is None:
         return []
-    options = optimization_of(plan.config.optim, model, plan)
+    options = optimization_of(planned, model, plan)
     return [] if options.is_empty else [SingleOptimization(options, {})]
 
 

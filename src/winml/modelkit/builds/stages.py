@@ -19,6 +19,7 @@ from winml.modelkit.builds.config import (
     OptimSection,
     auto_words,
     idle_quantization,
+    planned_optimization,
     quantize_options,
     requested_quantization,
 )
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.config import WinMLBuildConfig
     from winml.modelkit.export.records import ExportedPart, ExportResult
     from winml.modelkit.models.resolution import ResolvedModel
-    from winml.modelkit.optimize.options import OptimizeOptions
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.quantize.records import QuantizedFile
     from winml.modelkit.transform.graph_file import GraphFileTask, GraphHandover
@@ -292,9 +292,10 @@ def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, objec
 
 
 def _optimize_options(plan: BuildPlan) -> dict[str, object]:
-    assert plan.config.optim is not None  # skipped otherwise
-    flags = plan.config.optim.model_dump(mode="json", exclude_none=True)
-    plug_in_record = {"plug_ins": plug_ins} if (plug_ins := plan.config.optim.plug_ins()) else {}
+    options = planned_optimization(plan.config)
+    assert options is not None  # skipped otherwise
+    flags = options.model_dump(mode="json", exclude_none=True)
+    plug_in_record = {"plug_ins": plug_ins} if (plug_ins := options.plug_ins()) else {}
     fusion_record = {"fuses_decoders": True} if plan.layout.for_onnxruntime else {}
     record = {"optim": flags, "skip_pre_normalization": plan.skip_pre_normalization, "verify": plan.verify}
     return {**record, **fusion_record, **plug_in_record}
@@ -328,14 +329,13 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
     from winml.modelkit.optimize.file_optimization import optimization
     from winml.modelkit.transform.graph_file import make_file
 
-    section, file_task = task.plan.config.optim, _file_task(task, "optimize")
-    assert section is not None  # skipped otherwise
-    options: OptimizeOptions = section
+    options, file_task = planned_optimization(task.plan.config), _file_task(task, "optimize")
+    assert options is not None  # skipped otherwise
     if task.plan.onnx_path is None or task.plan.layout.for_onnxruntime:
         from winml.modelkit.builds.decoder_fusions import optimization_of
         from winml.modelkit.onnx.files.graph_reading import load_by_reference
 
-        options = optimization_of(section, load_by_reference(file_task.source), task.plan)
+        options = optimization_of(options, load_by_reference(file_task.source), task.plan)
     # Files of this build may share data files; the user's source file must stay independent.
     is_ours = task.source != task.plan.onnx_path
     skips = task.plan.skip_pre_normalization
@@ -388,7 +388,8 @@ def _quantize_options(plan: BuildPlan) -> dict[str, object]:
     assert plan.config.quant is not None  # skipped otherwise
     options = quantize_options(plan.config.quant)
     data = options.calibration_data
-    is_drawn = options.needs_samples and (data is None or calibration_kind(data) == "data set")
+    may_draw = options.needs_samples or options.has_open_mode
+    is_drawn = may_draw and (data is None or calibration_kind(data) == "data set")
     seed = {"seed": plan.request.seed} if is_drawn else {}  # determines the samples of the calibration
     return {"quant": _quantization_record(plan, options), "verify": plan.verify, **seed}
 
