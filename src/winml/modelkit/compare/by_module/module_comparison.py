@@ -172,7 +172,14 @@ def compare_modules(
         compared.append((len(modules), errors))
         is_unchanged = None if unchanged is None else item.identity.tag in unchanged
         modules.append(
-            ComparedModule(item.identity, worst, errors.inputs, own_error(errors), is_unchanged=is_unchanged)
+            ComparedModule(
+                item.identity,
+                worst,
+                errors.inputs,
+                own_error(errors),
+                is_unchanged=is_unchanged,
+                fused_with=item.fused_with,
+            )
         )
     is_rounded = pair.candidate.is_rounded or pair.reference.is_rounded
     return ModuleComparison(tuple(modules), tuple(compared), is_rounded)

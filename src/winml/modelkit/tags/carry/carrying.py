@@ -141,7 +141,7 @@ def _write_matched(node: ir.Node, match: Match, tag_metadata: Callable[[Place, S
         return
     metadata.update(tag_metadata(match.place, _tag_source(match)))
     _add_missing(metadata, dict(match.place.foreign))
-    modules = sorted({replaced.module for replaced in match.replaced.places})
+    modules = sorted({path for replaced in match.replaced.places for path in replaced.modules})
     if len(modules) > 1:
         metadata[MODULES_KEY] = json.dumps(modules, ensure_ascii=False)
 

@@ -588,27 +588,34 @@ def _match_by_readers(matching: _Matching) -> None:
         region = replaced = _needed_by_readers(matching, node)
         fused_original = _original_in_name(matching.names, node.name or "")
         named_place = original.place_of.get(fused_original) if fused_original is not None else None
-        if owners := _find_weight_owners(original, node, region):
+        upstream = region if region.nodes > 1 else NOTHING
+        if readers := _find_weight_readers(original, node, region):
+            owners = original.places_among(readers)
             replaced = Replaced(owners, max(len(owners), region.nodes), owners=region.owners & owners)
+            # New nodes before this one replace nodes before the readers of its weight.
+            upstream = _union_of(
+                [matching.replaced_by_maker_of(value) for reader in readers for value in reader.inputs]
+            )
         elif named_place is not None and {named_place.tag} != {place.tag for place in region.places}:
             replaced = Replaced(frozenset({named_place}), 1)
         if replaced.places:
             way: Way = "fused" if named_place in replaced.places else "replaced"
             place = original.owner(replaced)
-            matching.matches[node] = Match(way, place, None, replaced, region if region.nodes > 1 else NOTHING)
+            matching.matches[node] = Match(way, place, None, replaced, upstream)
 
 
-def _find_weight_owners(original: OriginalModel, node: ir.Node, region: Replaced) -> frozenset[Place]:
-    """Return the positions of the readers of a node's weights in the original, restricted to the replaced region."""
-    owners: frozenset[Place] = frozenset()
+def _find_weight_readers(original: OriginalModel, node: ir.Node, region: Replaced) -> list[ir.Node]:
+    """Return the nodes that read a node's weights in the original, restricted to the replaced region.
+
+    Without a region, the nodes are returned if they have one tag.
+    """
+    readers: dict[ir.Node, None] = {}
     for value in node.inputs:
         if value is not None and value.name and value.is_initializer():
-            owners |= original.readers_of_weight(value.name)
-    if not owners:
-        return owners
+            readers |= dict.fromkeys(original.readers_of_weight(value.name))
     if region.places:
-        return owners & region.places
-    return owners if len({place.tag for place in owners}) == 1 else frozenset()
+        return [reader for reader in readers if original.place_of.get(reader) in region.places]
+    return list(readers) if len(tags_of(original.places_among(readers))) == 1 else []
 
 
 def _needed_by_readers(matching: _Matching, node: ir.Node) -> Replaced:
