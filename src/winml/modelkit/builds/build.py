@@ -47,7 +47,7 @@ from winml.modelkit.builds.stages import (
     relevant_options,
     skip_reason,
 )
-from winml.modelkit.errors import WinMLError, opt, spell_options
+from winml.modelkit.errors import WinMLError, spell_options
 from winml.modelkit.evaluate.records import evaluation_words
 from winml.modelkit.export.sidecar import DescribedFile, adapted_sidecar_json
 from winml.modelkit.onnx.files.graph_reading import graph_of
@@ -55,7 +55,6 @@ from winml.modelkit.onnx.files.named_paths import drop_read
 from winml.modelkit.onnx.files.output_files import OutputFiles
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.files.reading import read_structure
-from winml.modelkit.optimize.capabilities import LEVELS
 from winml.modelkit.options import read_json_file
 from winml.modelkit.ort.host import PeakMemory
 from winml.modelkit.progress import StepClock, StepEvent
@@ -174,7 +173,7 @@ class _Build(StageWalk):
             raise
         manifest = self._make_manifest("done", self._place_models())
         # Before files of stages are removed: the notes read their graphs.
-        notes = [*self._stage_notes(), *self.companions.placed.notes, *self._unoptimized_notes()]
+        notes = [*self._stage_notes(), *self.companions.placed.notes, *self._half_precision_notes()]
         if self.plan.deploy_only:
             manifest = _without_stage_files(manifest)
         folder.remove_all_but(manifest.files)
@@ -322,22 +321,15 @@ class _Build(StageWalk):
         reported = (note if note in common else f"{name}: {note}" for name, texts in notes.items() for note in texts)
         return list(dict.fromkeys(reported))
 
-    def _unoptimized_notes(self) -> tuple[str, ...]:
-        """Note that no optimization level was requested."""
-        section = self.plan.config.optim
-        if section is None or not section.is_empty or "level" in section.model_fields_set:
+    def _half_precision_notes(self) -> tuple[str, ...]:
+        """Note decoders that were fused without a request, and whose inputs of 16-bit floats prevent fusions."""
+        if not self.plan.has_default_level:
             return ()
         from winml.modelkit.builds.decoder_fusions import is_fused, note_on_half_precision  # imports onnx
 
         models = [part.current for part in self.parts if part.current is not None]
-        if fused_models := [model for model in models if is_fused(model, self.plan)]:
-            return tuple(dict.fromkeys(filter(None, map(note_on_half_precision, fused_models))))
-        *levels, last = (level for level in LEVELS if level != "none")
-        note = (
-            f"Nothing was optimized: no level was requested. Pass {opt.level} {', '.join(levels)} or {last} "
-            "(optim.level in the config); winml optimize --list describes them, winml tune finds the fastest."
-        )
-        return (note,)
+        fused_models = [model for model in models if is_fused(model, self.plan)]
+        return tuple(dict.fromkeys(filter(None, map(note_on_half_precision, fused_models))))
 
     def _part_record(self, part: BuiltPart, status: str, placed: PlacedModel) -> PartRecord:
         finished_stages = {record.name for record in part.records}

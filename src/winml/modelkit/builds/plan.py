@@ -17,6 +17,7 @@ from winml.modelkit.builds.config import (
     loader_section,
     quantize_options,
     requested_quantization,
+    with_default_level,
     with_values,
 )
 from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, refuse_unfit_limits
@@ -71,6 +72,8 @@ class BuildPlan:
     deploy_only: bool = False
     """Leave only the files to deploy and the manifest in the folder: no files of stages, no sidecar, no build
     config."""
+    has_default_level: bool = False
+    """True if the optimization level is the default, so that a lower one is used if the result is not exact."""
 
     @property
     def layout(self) -> Layout:
@@ -114,6 +117,9 @@ def plan_build(
     sections_off = dict(switched_off or {})
     config = _apply_provider(config)
     config = config.model_copy(update={"loader": loader_section(request), **dict.fromkeys(sections_off)})
+    has_default_level = config.optim is not None and not (skip_pre_normalization or config.optim.states_optimization)
+    if config.optim is not None and has_default_level:
+        config = config.model_copy(update={"optim": with_default_level(config.optim)})
     if config.optim is not None:
         _refuse_optimization(config.optim, None if is_onnx_path(request.model) else config.export)
     if config.quant is not None:
@@ -131,6 +137,7 @@ def plan_build(
         skip_pre_normalization=skip_pre_normalization,
         verify=verify,
         deploy_only=deploy_only,
+        has_default_level=has_default_level,
     )
     if is_onnx_path(request.model):
         path = named_path(request.model.strip())

@@ -26,10 +26,11 @@ from winml.modelkit.builds.config import (
 from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
 from winml.modelkit.builds.manifest_records import FileRecord, StageName, StageRecord
 from winml.modelkit.builds.plan import BuildPlan, idle_compilation, request_record, without_compilation
-from winml.modelkit.errors import StageError, UsageError, opt
+from winml.modelkit.errors import StageError, UsageError, VerificationError, opt
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.models.checkpoints.adapters import named_adapter
 from winml.modelkit.onnx.specs import current_name
+from winml.modelkit.optimize.capabilities import LEVELS
 from winml.modelkit.options import Options
 from winml.modelkit.quantize.calibration.calibration_files import calibration_files, calibration_kind
 from winml.modelkit.quantize.options import QuantizeOptions
@@ -341,22 +342,27 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
     skips = task.plan.skip_pre_normalization
     is_skipped = skips and options.is_empty
     file_task = replace(file_task, skip_normalization=is_skipped, shares_files=is_ours, copies_any_form=skips)
-    result = make_file(file_task, optimization(options, {}))
+    levels = LEVELS[: LEVELS.index(options.level) + 1] if task.plan.has_default_level else (options.level,)
+    notes: list[str] = []
+    for level in reversed(levels):
+        try:
+            result = make_file(file_task, optimization(options.model_copy(update={"level": level}), {}))
+            break
+        except (StageError, VerificationError) as error:
+            if level == levels[0]:
+                raise
+            notes.append(f"{opt.level} {level} was not used: {error.message}.")
     if result.is_copy:
         from winml.modelkit.onnx.files.placing import external_files
 
         files = (result.model_path, *external_files(result.model_path))
         summary = "already normalized" if result.is_plain else f"not normalized ({opt.skip_pre_normalization})"
-        return (StageOutcome(files, normalizations=0, summary=summary),)
+        return (StageOutcome(files, normalizations=0, summary=summary, notes=tuple(notes)),)
     fired = ", ".join(f"{name} {count}" for name, count in result.fired.items() if count)
     summary = f"from {result.before.nodes}{f': {fired}' if fired else ''}"
-    return _make_outcomes(
-        result,
-        summary,
-        (f"{opt.skip_pre_normalization} is ignored: the requested optimizations need the plain form.",)
-        if skips
-        else (),
-    )
+    if skips:
+        notes.append(f"{opt.skip_pre_normalization} is ignored: the requested optimizations need the plain form.")
+    return _make_outcomes(result, summary, notes)
 
 
 def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str, object]:
