@@ -47,7 +47,7 @@ from winml.modelkit.builds.stages import (
     relevant_options,
     skip_reason,
 )
-from winml.modelkit.errors import WinMLError, spell_options
+from winml.modelkit.errors import WinMLError, opt, spell_options
 from winml.modelkit.evaluate.records import evaluation_words
 from winml.modelkit.export.sidecar import DescribedFile, adapted_sidecar_json
 from winml.modelkit.onnx.files.graph_reading import graph_of
@@ -173,7 +173,7 @@ class _Build(StageWalk):
             raise
         manifest = self._make_manifest("done", self._place_models())
         # Before files of stages are removed: the notes read their graphs.
-        notes = [*self._stage_notes(), *self.companions.placed.notes, *self._half_precision_notes()]
+        notes = [*self._stage_notes(), *self.companions.placed.notes, *self._optimization_notes()]
         if self.plan.deploy_only:
             manifest = _without_stage_files(manifest)
         folder.remove_all_but(manifest.files)
@@ -321,15 +321,25 @@ class _Build(StageWalk):
         reported = (note if note in common else f"{name}: {note}" for name, texts in notes.items() for note in texts)
         return list(dict.fromkeys(reported))
 
-    def _half_precision_notes(self) -> tuple[str, ...]:
-        """Note decoders that were fused without a request, and whose inputs of 16-bit floats prevent fusions."""
-        if not self.plan.has_default_level:
+    def _optimization_notes(self) -> tuple[str, ...]:
+        """Note a build without an optimization, and decoders whose inputs of 16-bit floats prevent fusions."""
+        section = self.plan.config.optim
+        if section is None or self.plan.skip_pre_normalization:
+            return ()
+        if section.states_optimization and not self.plan.has_default_level:
             return ()
         from winml.modelkit.builds.decoder_fusions import is_fused, note_on_half_precision  # imports onnx
 
         models = [part.current for part in self.parts if part.current is not None]
-        fused_models = [model for model in models if is_fused(model, self.plan)]
-        return tuple(dict.fromkeys(filter(None, map(note_on_half_precision, fused_models))))
+        if fused_models := [model for model in models if is_fused(model, self.plan)]:
+            return tuple(dict.fromkeys(filter(None, map(note_on_half_precision, fused_models))))
+        if self.plan.has_default_level:
+            return ()
+        note = (
+            "Nothing was optimized: the weights were converted in memory, and ONNX Runtime would read them in float "
+            f"from a temporary file. Pass {opt.level} full (optim.level in the config) to optimize."
+        )
+        return (note,)
 
     def _part_record(self, part: BuiltPart, status: str, placed: PlacedModel) -> PartRecord:
         finished_stages = {record.name for record in part.records}

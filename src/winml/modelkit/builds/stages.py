@@ -293,11 +293,15 @@ def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, objec
 
 
 def _optimize_options(plan: BuildPlan) -> dict[str, object]:
-    options = planned_optimization(plan.config)
-    assert options is not None  # skipped otherwise
-    flags = options.model_dump(mode="json", exclude_none=True)
+    stated, options = plan.config.optim, planned_optimization(plan.config)
+    assert stated is not None  # skipped otherwise
+    assert options is not None
+    flags = stated.model_dump(mode="json", exclude_none=True)
+    unfused = sorted(entry.name for entry in {*stated.enabled()}.difference(options.enabled()))
     plug_in_record = {"plug_ins": plug_ins} if (plug_ins := options.plug_ins()) else {}
-    fusion_record = {"fuses_decoders": True} if plan.layout.for_onnxruntime else {}
+    fusion_record: dict[str, object] = {"fuses_decoders": True} if plan.layout.for_onnxruntime else {}
+    if unfused:
+        fusion_record["unfused_for_quantization"] = unfused
     record = {"optim": flags, "skip_pre_normalization": plan.skip_pre_normalization, "verify": plan.verify}
     return {**record, **fusion_record, **plug_in_record}
 
