@@ -92,9 +92,9 @@ def test_dry_run_refuses_the_same_requests_as_the_run(checkpoints: Path, verb: s
 
 ONNX_REQUESTS = {
     "batch norm in a convolution": ("quantize", "--mode", "qdq", "--exclude", "norm"),
-    "linear layer of a convolutional network": ("quantize", "--precision", "int8"),
+    "linear layer of a convolutional network": ("quantize", "--precision", "int8", "--mode", "dynamic"),
     "module without nodes to quantize": ("quantize", "--mode", "qdq", "--exclude", "probabilities"),
-    "sensitivity of a convolution only": ("quantize", "--sensitivity", "--include", "conv"),
+    "sensitivity of a convolution only": ("quantize", "--sensitivity", "--mode", "dynamic", "--include", "conv"),
     "nothing left": ("quantize", "--mode", "qdq", "--exclude", "conv", "--exclude", "head"),
     "module without nodes to optimize": ("optimize", "--level", "basic", "--module", "norm", "--exclude", "Net"),
 }

@@ -92,7 +92,7 @@ def test_quiet_prints_nothing() -> None:
         (["-o", "out.onnx", "--per-tensor", "--precision", "int4"], 2, "--per-tensor"),
         (["-o", "out.onnx", "--min-sqnr", "120"], 3, "120 dB"),
         (["-m", "missing.onnx", "-o", "out.onnx"], 2, "missing.onnx"),
-        (["-m", "convolution.onnx", "-o", "out.onnx"], 2, "Conv (--mode qdq"),
+        (["-m", "convolution.onnx", "-o", "out.onnx", "--mode", "dynamic"], 2, "Conv (--mode qdq"),
         (["-m", "integer.onnx", "-o", "out.onnx"], 1, "already quantized"),
         (["-m", "text.onnx", "-o", "out.onnx"], 1, "text.onnx"),
     ],

@@ -13,6 +13,8 @@ import pytest
 
 from checkpoints import save_checkpoint
 from e2e.in_process import run_here
+from winml.modelkit import build_onnx_model
+from winml.modelkit.errors import StageError
 from winml.modelkit.file_names import is_data_of
 from winml.modelkit.ort.sessions import Session
 
@@ -146,13 +148,30 @@ def test_deploy_only_is_refused_for_the_cache(source: Path, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
-    ("options", "has_note"),
-    [((), True), (("--level", "none"), False), (("--no-optimize",), False), (("--level", "full"), False)],
+    ("options", "level"),
+    [
+        ((), "full"),
+        (("--level", "basic"), "basic"),
+        (("-c", '{"optim": {"gelu_fusion": true}}'), "none"),
+        (("--skip-pre-normalization",), "none"),
+    ],
 )
-def test_build_without_a_level_notes_the_missing_optimization(
-    source: Path, tmp_path: Path, options: tuple[str, ...], has_note: bool
+def test_build_optimizes_unless_the_request_states_otherwise(
+    source: Path, tmp_path: Path, options: tuple[str, ...], level: str
 ) -> None:
-    """The note lists the available levels."""
-    outcome = run_here("build", "-m", source, "-o", tmp_path / "out", "--no-verify", *options)
-    notes = [line for line in outcome.out.splitlines() if "optim.level" in line]
-    assert has_note == any(all(level in note for level in ("basic", "extended", "full")) for note in notes)
+    """The level is full by default; a stated level or capability, or a file to leave as it is, replaces it."""
+    assert 0 == run_here("build", "-m", source, "-o", tmp_path / "out", "--no-verify", *options).code
+    config = json.loads((tmp_path / "out" / "winml_build_config.json").read_text(encoding="utf-8"))
+    assert level == config["optim"]["level"]
+
+
+def test_graph_that_no_level_supports_is_built_without_optimization(tmp_path: Path) -> None:
+    """The default level is replaced by a lower one if it fails, with a note; a requested level fails."""
+    body = "g (float[2] x) => (float[2] y) { z = own.Op (x) y = Neg (z) }"
+    text = f'<ir_version: 8, opset_import: ["": 17, "own": 1]> {body}'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    result = build_onnx_model(tmp_path / "model.onnx", tmp_path / "out", verify=False)
+    assert any("level full" in note and "own" in note for note in result.notes)
+    assert {"Op", "Neg"} == {node.op_type for node in onnx.load(tmp_path / "out" / "model.onnx").graph.node}
+    with pytest.raises(StageError, match="own"):
+        build_onnx_model(tmp_path / "model.onnx", tmp_path / "o", verify=False, config={"optim": {"level": "full"}})

@@ -9,10 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from winml.modelkit import HTPExporter, WinMLExportConfig, optimize_onnx
+from winml.modelkit import (
+    HTPExporter,
+    WinMLExportConfig,
+    build_onnx_model,
+    optimize_onnx,
+    quantization_sensitivity,
+)
 from winml.modelkit.errors import QuantizeError, UsageError
+from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.records import QuantizedFile
-from winml.modelkit.quantize.verb import quantize_onnx
+from winml.modelkit.quantize.verb import QuantizeRequest, quantize_onnx
 
 
 class Classifier(nn.Module):
@@ -75,10 +82,10 @@ def quantized_modules(result: QuantizedFile) -> set[str]:
 def test_int8_that_leaves_the_convolutions_float_fails_and_names_the_mode(
     folder: Path, tmp_path: Path, labels: int
 ) -> None:
-    """The default mode quantizes products only, so the file hardly shrinks; the named mode quantizes convolutions."""
+    """The mode dynamic quantizes products only, so the file hardly shrinks; the named mode quantizes convolutions."""
     source, target = exported(folder, labels), tmp_path / "q.onnx"
     with pytest.raises(QuantizeError) as raised:
-        quantize_onnx(source, target, precision="int8")
+        quantize_onnx(source, target, precision="int8", mode="dynamic")
     assert 1 == raised.value.exit_code
     assert "mode qdq" in raised.value.hint
     assert "100%" in raised.value.hint
@@ -89,9 +96,48 @@ def test_int8_that_leaves_the_convolutions_float_fails_and_names_the_mode(
     assert target.stat().st_size < source.stat().st_size / 3
 
 
+@pytest.mark.parametrize("level", ["none", "full"])
+def test_mode_without_a_request_is_that_of_the_convolutions(folder: Path, tmp_path: Path, level: str) -> None:
+    """A convolutional network is quantized with qdq, also after fusions; a note states the reason and the option."""
+    source, target = exported(folder, 100), tmp_path / "q.onnx"
+    if level != "none":
+        source = optimize_onnx(source, tmp_path / "optimized.onnx", level=level).model_path
+    result = quantize_onnx(source, target, precision="int8")
+    assert (("qdq",), 5, {}) == (result.modes, result.quantized, result.left)
+    [note] = [note for note in result.notes if "mode qdq" in note]
+    assert "Conv" in note
+    assert "mode dynamic" in note
+    assert target.stat().st_size < source.stat().st_size / 3
+
+
+def test_sensitivity_takes_the_mode_of_the_convolutions(source: Path) -> None:
+    """The measured variants are those that quantize would write."""
+    result = quantization_sensitivity(source, precision="int8", samples=2)
+    assert ("qdq",) == result.modes
+    assert 4 == sum(module.form is not None for module in result.modules if module.tag.endswith("/Conv2d"))
+
+
+def test_dry_run_states_the_mode_of_the_run(source: Path, tmp_path: Path) -> None:
+    """The plan reads the graph, and names the mode that the run takes."""
+    plan = QuantizeRequest(options=QuantizeOptions(), model=source, output=tmp_path / "q.onnx").plan()
+    assert "int8 (qdq)" in [step.words for step in plan.steps]
+
+
+def test_build_fuses_nothing_that_quantization_does_not_take(source: Path, tmp_path: Path) -> None:
+    """Convolutions stay apart from their activations before qdq; a fusion that is enabled by name stays."""
+    config = {"optim": {"level": "full"}, "quant": {"precision": "int8"}}
+    build_onnx_model(source, tmp_path / "built", config=config)
+    operators = {node.op_type for node in onnx.load(tmp_path / "built" / "optimized.onnx").graph.node}
+    assert {"Conv", "Relu"} <= operators
+    assert not {"FusedConv", "BatchNormalization"} & operators
+    layers = [node for node in onnx.load(tmp_path / "built" / "model.onnx").graph.node if node.op_type == "Conv"]
+    assert [True] * 4 == ["winml.quantization" in {entry.key for entry in node.metadata_props} for node in layers]
+
+
 def test_selected_linear_layer_of_a_convolutional_network_is_quantized(folder: Path, tmp_path: Path) -> None:
-    """The selected layer is quantized; a note says that the file hardly shrinks."""
+    """The selected layer is quantized with the default mode; a note says that the file hardly shrinks."""
     result = quantize_onnx(exported(folder, 100), tmp_path / "q.onnx", precision="int8", include=("head",))
+    assert ("dynamic",) == result.modes
     assert {"/Classifier/Linear"} == quantized_modules(result)
     assert result.after.size_bytes > 0.9 * result.before.size_bytes
 

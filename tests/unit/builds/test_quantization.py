@@ -16,6 +16,7 @@ from winml.modelkit.builds.config import (
     WinMLBuildConfig,
     idle_quantization,
     parse_build_config,
+    planned_optimization,
     quantize_options,
     with_precision,
 )
@@ -26,6 +27,7 @@ from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.builds.stages import STAGES
 from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.optimize.capabilities import CAPABILITIES
 from winml.modelkit.quantize.options import QuantizeOptions
 
 
@@ -39,6 +41,28 @@ def section(**values: Any) -> QuantSection:
 def plan_for(**quant: Any) -> BuildPlan:
     """Return the plan of a build of a checkpoint."""
     return plan_build(WinMLBuildConfig(quant=section(**quant)), ModelRequest("checkpoint"))
+
+
+@pytest.mark.parametrize(
+    ("quant", "off"),
+    [
+        ({}, set()),
+        ({"precision": "fp16"}, set()),
+        ({"precision": "int4"}, {"matmul_transpose_fusion"}),
+        ({"precision": "int8"}, {"conv_activation_fusion", "matmul_transpose_fusion"}),
+        ({"precision": "int8", "mode": "dynamic"}, {"matmul_transpose_fusion"}),
+    ],
+)
+def test_fusions_that_quantization_does_not_take_are_off(quant: dict[str, Any], off: set[str]) -> None:
+    """The mode decides, or every mode that the graph may select; a fusion that is enabled by name stays on."""
+    values = {"quant": quant, "optim": {"level": "full"}}
+    options = planned_optimization(parse_build_config(values, "test")[0])
+    assert options is not None
+    assert off == {entry.name for entry in CAPABILITIES.values() if getattr(options, entry.name) is False}
+    values["optim"] = {"level": "full", "conv_activation_fusion": True}
+    named = planned_optimization(parse_build_config(values, "test")[0])
+    assert named is not None
+    assert named.conv_activation_fusion
 
 
 def test_limit_alone_requests_no_quantization() -> None:
@@ -190,7 +214,7 @@ def test_data_set_is_identified_by_its_files_and_seed(tmp_path: Path) -> None:
 
 
 def test_seed_counts_if_it_determines_the_ranges() -> None:
-    """The seed draws the random values that decide the ranges; weight-only quantization has no ranges."""
+    """The seed draws the random values that decide the ranges; without ranges it does not count."""
     quantize = next(stage for stage in STAGES if stage.name == "quantize")
 
     def options(precision: str, seed: int) -> dict[str, Any]:
@@ -198,7 +222,8 @@ def test_seed_counts_if_it_determines_the_ranges() -> None:
         return quantize.options(plan_build(config, ModelRequest("checkpoint", seed=seed)))
 
     assert options("w8a8", 1) != options("w8a8", 2)
-    assert options("int8", 1) == options("int8", 2)
+    assert options("int8", 1) != options("int8", 2)  # the graph decides the mode
+    assert options("int4", 1) == options("int4", 2)
 
 
 def test_bits_of_earlier_configs_are_read_under_their_present_name() -> None:

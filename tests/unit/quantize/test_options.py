@@ -49,6 +49,41 @@ def test_option_read_by_one_mode_is_accepted(given: dict[str, Any]) -> None:
     QuantizeOptions(**given).refuse_contradictions()
 
 
+@pytest.mark.parametrize(
+    ("given", "modes"),
+    [
+        ({"calibration_data": "samples"}, ("qdq",)),
+        ({"precision": "uint8", "method": "entropy"}, ("qdq",)),
+        ({"mode": "qdq"}, ("qdq",)),
+        ({"smooth_quant": 0.5, "calibration_data": "samples"}, ("dynamic",)),
+        ({"precision": "int4", "algorithm": "gptq", "calibration_data": "samples"}, ("weight-only",)),
+        ({"precision": "fp32", "per_module": {"a": "int8"}, "calibration_data": "samples"}, ("qdq",)),
+    ],
+)
+def test_calibration_without_a_mode_selects_the_mode_that_reads_it(given: dict[str, Any], modes: tuple[str]) -> None:
+    """Options of ranges select qdq, unless another option reads the samples."""
+    options = QuantizeOptions(**given)
+    options.refuse_contradictions()
+    assert modes == options.modes()
+
+
+@pytest.mark.parametrize(
+    ("given", "is_open"),
+    [
+        ({}, True),
+        ({"precision": "fp32", "per_module": {"a": "int8"}}, True),
+        ({"precision": "int4", "per_module": {"a": "int8"}}, False),
+        ({"mode": "dynamic"}, False),
+        ({"calibration_data": "samples"}, False),
+        ({"precision": "w8a8"}, False),
+        ({"budget": "4bits"}, False),
+    ],
+)
+def test_graph_decides_a_mode_that_no_option_states(given: dict[str, Any], is_open: bool) -> None:
+    """A precision of several modes without a mode, a budget or calibration options."""
+    assert is_open == QuantizeOptions(**given).has_open_mode
+
+
 def test_options_of_modes_are_fields() -> None:
     """A mode declares no option that is not there, and each that only some modes read."""
     declared = {name for rules in MODES.values() for name in rules.options}

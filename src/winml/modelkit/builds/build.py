@@ -55,7 +55,6 @@ from winml.modelkit.onnx.files.named_paths import drop_read
 from winml.modelkit.onnx.files.output_files import OutputFiles
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.files.reading import read_structure
-from winml.modelkit.optimize.capabilities import LEVELS
 from winml.modelkit.options import read_json_file
 from winml.modelkit.ort.host import PeakMemory
 from winml.modelkit.progress import StepClock, StepEvent
@@ -174,7 +173,7 @@ class _Build(StageWalk):
             raise
         manifest = self._make_manifest("done", self._place_models())
         # Before files of stages are removed: the notes read their graphs.
-        notes = [*self._stage_notes(), *self.companions.placed.notes, *self._unoptimized_notes()]
+        notes = [*self._stage_notes(), *self.companions.placed.notes, *self._optimization_notes()]
         if self.plan.deploy_only:
             manifest = _without_stage_files(manifest)
         folder.remove_all_but(manifest.files)
@@ -322,20 +321,23 @@ class _Build(StageWalk):
         reported = (note if note in common else f"{name}: {note}" for name, texts in notes.items() for note in texts)
         return list(dict.fromkeys(reported))
 
-    def _unoptimized_notes(self) -> tuple[str, ...]:
-        """Note that no optimization level was requested."""
+    def _optimization_notes(self) -> tuple[str, ...]:
+        """Note a build without an optimization, and decoders whose inputs of 16-bit floats prevent fusions."""
         section = self.plan.config.optim
-        if section is None or not section.is_empty or "level" in section.model_fields_set:
+        if section is None or self.plan.skip_pre_normalization:
+            return ()
+        if section.states_optimization and not self.plan.has_default_level:
             return ()
         from winml.modelkit.builds.decoder_fusions import is_fused, note_on_bfloat16  # imports onnx
 
         models = [part.current for part in self.parts if part.current is not None]
         if fused_models := [model for model in models if is_fused(model, self.plan)]:
             return tuple(dict.fromkeys(filter(None, map(note_on_bfloat16, fused_models))))
-        *levels, last = (level for level in LEVELS if level != "none")
+        if self.plan.has_default_level:
+            return ()
         note = (
-            f"Nothing was optimized: no level was requested. Pass {opt.level} {', '.join(levels)} or {last} "
-            "(optim.level in the config); winml optimize --list describes them, winml tune finds the fastest."
+            "Nothing was optimized: the weights were converted in memory, and ONNX Runtime would read them in float "
+            f"from a temporary file. Pass {opt.level} full (optim.level in the config) to optimize."
         )
         return (note,)
 

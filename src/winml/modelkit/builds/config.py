@@ -20,6 +20,7 @@ from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.models.load_options import LoadOptions, declared_options
 from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.optimize.capabilities import CAPABILITIES
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.options import Options, parse_options, unknown_key_message
 from winml.modelkit.ort.execution_providers import Device, find_execution_provider
@@ -78,9 +79,17 @@ def check_load_keywords(load: Mapping[str, object], function: str) -> None:
 
 
 class OptimSection(OptimizeOptions):
-    """Options of the optimize stage. A capability that is null is enabled by the level."""
+    """Options of the optimize stage. A capability that is null is enabled by the level. A build without a level and
+    without capabilities uses the level `full`.
+    """
 
     section: ClassVar[str] = "optim"
+
+    @property
+    def states_optimization(self) -> bool:
+        """True if a level or a capability is stated."""
+        stated = self.model_dump(exclude_none=True, exclude_unset=True)
+        return "level" in stated or any(name in stated for name in CAPABILITIES)
 
 
 class QuantSection(QuantizeOptions):
@@ -261,6 +270,26 @@ def quantize_options(section: QuantSection) -> QuantizeOptions:
 def requested_quantization(config: WinMLBuildConfig) -> QuantizeOptions | None:
     """Return the options of the quantize stage; ``None`` if nothing is quantized."""
     return None if config.quant is None or idle_quantization(config.quant) else quantize_options(config.quant)
+
+
+DEFAULT_LEVEL: Final = "full"
+"""Optimization level of builds. Chosen: the fastest on the CPU; capabilities that the provider lacks stay off."""
+
+
+def with_default_level(section: OptimSection) -> OptimSection:
+    """Return a section with the default level, unless it states a level or a capability."""
+    return section if section.states_optimization else section.model_copy(update={"level": DEFAULT_LEVEL})
+
+
+def planned_optimization(config: WinMLBuildConfig) -> OptimizeOptions | None:
+    """Return the options of the optimize stage, without fusions that the quantize stage does not support.
+
+    ``None`` if the stage is left out.
+    """
+    if config.optim is None:
+        return None
+    quantization = requested_quantization(config)
+    return config.optim if quantization is None else config.optim.with_plain_layers(quantization.quantized_operators())
 
 
 def idle_quantization(section: QuantSection) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from winml.modelkit.builds.config import WinMLBuildConfig, loader_section
+from winml.modelkit.builds.config import WinMLBuildConfig, loader_section, with_default_level
 from winml.modelkit.builds.stages import without_idle_stages
 from winml.modelkit.errors import opt
 from winml.modelkit.export.config import first_choice
@@ -57,7 +57,8 @@ def resolve_build_config(
         f"{origin}: {name} is not an input; axes of outputs are not written to the config"
         for name, origin in origins.items()
     ]
-    config, idle = without_idle_stages(config.model_copy(update={"loader": loader, "export": export}))
+    optim = config.optim and with_default_level(config.optim)
+    config, idle = without_idle_stages(config.model_copy(update={"loader": loader, "export": export, "optim": optim}))
     return config, (*notes, *idle)
 
 

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from winml.modelkit.builds.config import quantize_options, requested_quantization
-from winml.modelkit.builds.manifest_records import StageName
-from winml.modelkit.builds.plan import BuildPlan, has_coded_weights
+from winml.modelkit.builds.config import planned_optimization, quantize_options
+from winml.modelkit.builds.plan import BuildPlan, has_coded_weights, stage_in_memory
 from winml.modelkit.builds.stages import Stage, StageOutcome, StageTask, external_from_bytes, run_export
-from winml.modelkit.quantize.precisions import MODES
 
 if TYPE_CHECKING:
     from winml.modelkit.export.records import ExportedPart
@@ -35,7 +33,7 @@ def handed_over_stages(stages: Sequence[Stage], plan: BuildPlan) -> tuple[Stage,
         plan: The build.
     """
     by_name = {stage.name: stage for stage in stages}
-    name = _fused_stage_name(plan)
+    name = stage_in_memory(plan)
     if name is None or not {"export", name} <= by_name.keys():
         return tuple(stages)
     before = [stage for stage in stages[: list(by_name).index(name)] if getattr(plan.config, stage.section) is not None]
@@ -53,25 +51,6 @@ def handed_over_stages(stages: Sequence[Stage], plan: BuildPlan) -> tuple[Stage,
         makes_graph=True,
     )
     return tuple(by_stage.get(stage.name, stage) for stage in stages)
-
-
-def _fused_stage_name(plan: BuildPlan) -> StageName | None:
-    """Return the stage that changes the exported graph in memory; ``None`` if the export writes a file."""
-    if plan.onnx_path is not None:
-        return None
-    options = requested_quantization(plan.config)
-    # Activation ranges and cache scales are measured on a file.
-    if (
-        options is not None
-        and not options.needs_ranges
-        and options.kv_cache is None
-        and all(MODES[mode].is_by_tensor for _, mode in options.requested_modes())
-    ):
-        return "quantize"
-    if plan.config.optim is not None:
-        is_fused = plan.layout.for_onnxruntime and not plan.verify
-        return "optimize" if is_fused or has_coded_weights(plan.request) else None
-    return None
 
 
 def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
@@ -158,9 +137,10 @@ def _optimization_work(plan: BuildPlan, model: ir.Model) -> list[GraphWork[Any]]
     from winml.modelkit.builds.decoder_fusions import optimization_of
     from winml.modelkit.optimize.file_optimization import SingleOptimization
 
-    if plan.config.optim is None:
+    planned = planned_optimization(plan.config)
+    if planned is None:
         return []
-    options = optimization_of(plan.config.optim, model, plan)
+    options = optimization_of(planned, model, plan)
     return [] if options.is_empty else [SingleOptimization(options, {})]
 
 

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from winml.modelkit.builds.config import (
     AUTO_PRECISION,
@@ -17,6 +17,7 @@ from winml.modelkit.builds.config import (
     loader_section,
     quantize_options,
     requested_quantization,
+    with_default_level,
     with_values,
 )
 from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, refuse_unfit_limits
@@ -40,6 +41,7 @@ from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.ort.execution_providers import find_execution_provider, refuse_dynamic, short_name
 from winml.modelkit.quantize.calibration.calibration_files import refuse_missing_files
 from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.precisions import MODES
 
 
 def without_compilation() -> str:
@@ -71,6 +73,8 @@ class BuildPlan:
     deploy_only: bool = False
     """Leave only the files to deploy and the manifest in the folder: no files of stages, no sidecar, no build
     config."""
+    has_default_level: bool = False
+    """True if the optimization level is the default, so that a lower one is used if the result is not exact."""
 
     @property
     def layout(self) -> Layout:
@@ -138,7 +142,7 @@ def plan_build(
             problem = "is not a regular file" if path.exists() else "no such file"
             raise ModelPathError(f"{path}: {problem}", hint="Pass the path of an ONNX file.")
         _refuse_torch_options(request)
-        return replace(plan, config=config.model_copy(update={"export": None}), onnx_path=path)
+        return _with_default_level(replace(plan, config=config.model_copy(update={"export": None}), onnx_path=path))
     if config.export is None:
         raise ConfigError(
             f"export: null skips the export, but {request.model} is not an ONNX file",
@@ -154,7 +158,38 @@ def plan_build(
     request = replace(request, cross_keys=find_layout(config.layout).cross_keys)
     if not verify:
         config = with_values(config, {"export": {"verify": False}})
-    return replace(plan, config=config, request=request, with_companions=with_companions)
+    return _with_default_level(replace(plan, config=config, request=request, with_companions=with_companions))
+
+
+def _with_default_level(plan: BuildPlan) -> BuildPlan:
+    """Return a plan with the default optimization level, unless the request states an optimization.
+
+    Weights that are quantized in memory have no level: ONNX Runtime would read them in float from a temporary file.
+    """
+    section = plan.config.optim
+    if section is None or section.states_optimization or plan.skip_pre_normalization or stage_in_memory(plan):
+        return plan
+    config = plan.config.model_copy(update={"optim": with_default_level(section)})
+    return replace(plan, config=config, has_default_level=True)
+
+
+def stage_in_memory(plan: BuildPlan) -> Literal["quantize", "optimize"] | None:
+    """Return the stage that changes the exported graph in memory; ``None`` if the export writes a file."""
+    if plan.onnx_path is not None:
+        return None
+    options = requested_quantization(plan.config)
+    # Activation ranges and cache scales are measured on a file.
+    if (
+        options is not None
+        and not options.needs_ranges
+        and options.kv_cache is None
+        and all(MODES[mode].is_by_tensor for _, mode in options.requested_modes())
+    ):
+        return "quantize"
+    if plan.config.optim is not None:
+        is_fused = plan.layout.for_onnxruntime and not plan.verify
+        return "optimize" if is_fused or has_coded_weights(plan.request) else None
+    return None
 
 
 def has_coded_weights(request: ModelRequest) -> bool:

@@ -19,16 +19,18 @@ from winml.modelkit.builds.config import (
     OptimSection,
     auto_words,
     idle_quantization,
+    planned_optimization,
     quantize_options,
     requested_quantization,
 )
 from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
 from winml.modelkit.builds.manifest_records import FileRecord, StageName, StageRecord
 from winml.modelkit.builds.plan import BuildPlan, idle_compilation, request_record, without_compilation
-from winml.modelkit.errors import StageError, UsageError, opt, spell
+from winml.modelkit.errors import StageError, UsageError, VerificationError, opt, spell
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.models.checkpoints.adapters import named_adapter
 from winml.modelkit.onnx.specs import current_name
+from winml.modelkit.optimize.capabilities import LEVELS
 from winml.modelkit.options import Options
 from winml.modelkit.quantize.calibration.calibration_files import calibration_files, calibration_kind
 from winml.modelkit.quantize.options import QuantizeOptions
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.config import WinMLBuildConfig
     from winml.modelkit.export.records import ExportedPart, ExportResult
     from winml.modelkit.models.resolution import ResolvedModel
-    from winml.modelkit.optimize.options import OptimizeOptions
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.quantize.records import QuantizedFile
     from winml.modelkit.transform.graph_file import GraphFileTask, GraphHandover
@@ -293,11 +294,15 @@ def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, objec
 
 
 def _optimize_options(plan: BuildPlan) -> dict[str, object]:
-    """Return the values of the plan that affect an optimized graph, with versions of plug-ins."""
-    assert plan.config.optim is not None  # skipped otherwise
-    flags = plan.config.optim.model_dump(mode="json", exclude_none=True)
-    plug_in_record = {"plug_ins": plug_ins} if (plug_ins := plan.config.optim.plug_ins()) else {}
-    fusion_record = {"fuses_decoders": True} if plan.layout.for_onnxruntime else {}
+    stated, options = plan.config.optim, planned_optimization(plan.config)
+    assert stated is not None  # skipped otherwise
+    assert options is not None
+    flags = stated.model_dump(mode="json", exclude_none=True)
+    unfused = sorted(entry.name for entry in {*stated.enabled()}.difference(options.enabled()))
+    plug_in_record = {"plug_ins": plug_ins} if (plug_ins := options.plug_ins()) else {}
+    fusion_record: dict[str, object] = {"fuses_decoders": True} if plan.layout.for_onnxruntime else {}
+    if unfused:
+        fusion_record["unfused_for_quantization"] = unfused
     record = {"optim": flags, "skip_pre_normalization": plan.skip_pre_normalization, "verify": plan.verify}
     return {**record, **fusion_record, **plug_in_record}
 
@@ -332,35 +337,39 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
     from winml.modelkit.optimize.file_optimization import optimization
     from winml.modelkit.transform.graph_file import make_file
 
-    section, file_task = task.plan.config.optim, _file_task(task, "optimize")
-    assert section is not None  # skipped otherwise
-    options: OptimizeOptions = section
+    options, file_task = planned_optimization(task.plan.config), _file_task(task, "optimize")
+    assert options is not None  # skipped otherwise
     if task.plan.onnx_path is None or task.plan.layout.for_onnxruntime:
         from winml.modelkit.builds.decoder_fusions import optimization_of
         from winml.modelkit.onnx.files.graph_reading import load_by_reference
 
-        options = optimization_of(section, load_by_reference(file_task.source), task.plan)
+        options = optimization_of(options, load_by_reference(file_task.source), task.plan)
     # Files of this build may share data files; the user's source file must stay independent.
     is_ours = task.source != task.plan.onnx_path
     skips = task.plan.skip_pre_normalization
     is_skipped = skips and options.is_empty
     file_task = replace(file_task, skip_normalization=is_skipped, shares_files=is_ours, copies_any_form=skips)
-    result = make_file(file_task, optimization(options, {}))
+    levels = LEVELS[: LEVELS.index(options.level) + 1] if task.plan.has_default_level else (options.level,)
+    notes: list[str] = []
+    for level in reversed(levels):
+        try:
+            result = make_file(file_task, optimization(options.model_copy(update={"level": level}), {}))
+            break
+        except (StageError, VerificationError) as error:
+            if level == levels[0]:
+                raise
+            notes.append(f"{opt.level} {level} was not used: {error.message}.")
     if result.is_copy:
         from winml.modelkit.onnx.files.placing import external_files
 
         files = (result.model_path, *external_files(result.model_path))
         summary = "already normalized" if result.is_plain else f"not normalized ({opt.skip_pre_normalization})"
-        return (StageOutcome(files, normalizations=0, summary=summary),)
+        return (StageOutcome(files, normalizations=0, summary=summary, notes=tuple(notes)),)
     fired = ", ".join(f"{name} {count}" for name, count in result.fired.items() if count)
     summary = f"from {result.before.nodes}{f': {fired}' if fired else ''}"
-    return _make_outcomes(
-        result,
-        summary,
-        (f"{opt.skip_pre_normalization} is ignored: the requested optimizations need the plain form.",)
-        if skips
-        else (),
-    )
+    if skips:
+        notes.append(f"{opt.skip_pre_normalization} is ignored: the requested optimizations need the plain form.")
+    return _make_outcomes(result, summary, notes)
 
 
 def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str, object]:
@@ -393,7 +402,8 @@ def _quantize_options(plan: BuildPlan) -> dict[str, object]:
     assert plan.config.quant is not None  # skipped otherwise
     options = quantize_options(plan.config.quant)
     data = options.calibration_data
-    is_drawn = options.needs_samples and (data is None or calibration_kind(data) == "data set")
+    may_draw = options.needs_samples or options.has_open_mode
+    is_drawn = may_draw and (data is None or calibration_kind(data) == "data set")
     seed = {"seed": plan.request.seed} if is_drawn else {}  # determines the samples of the calibration
     return {"quant": _quantization_record(plan, options), "verify": plan.verify, **seed}
 

@@ -57,7 +57,7 @@ class BuildRequest:
     """Run the quantization stage, if a precision is requested."""
     compile: bool | None = declare(None, STAGES, default_words="if --ep or compile.ep names an execution provider")
     """Run the compilation stage."""
-    level: str | None = declare(None, STAGES, only=LEVELS, default_words="none", is_common=True)
+    level: str | None = declare(None, STAGES, only=LEVELS, default_words="full", is_common=True)
     """Optimization level. winml optimize --list shows the optimizations of each level."""
     exporter: ExporterChoice = declare(**EXPORTER, group=STAGES)
     skip_pre_normalization: bool = declare(False, STAGES)

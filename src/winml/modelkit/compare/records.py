@@ -48,6 +48,8 @@ class ComparedModule(Record):
     """Reason why none of its outputs can be compared."""
     is_unchanged: bool | None = field(default=None, metadata=entry("unchanged"))
     """True if its own nodes are equal on both sides: operators, inputs and weights. ``None`` if unknown."""
+    fused_with: tuple[str, ...] = field(default=(), metadata=entry(omit_empty=True))
+    """Tags of the other modules fused into its nodes; its errors include their work."""
 
     @property
     @recorded(entry(before="input_error", inline=True))

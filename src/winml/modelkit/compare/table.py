@@ -221,7 +221,13 @@ def _error_cells(fidelity: OutputFidelity | None) -> tuple[float | None, ...]:
 def _module_remark(module: records.ComparedModule, *, is_first: bool) -> str:
     """Join the remarks on a module: first to diverge, unchanged, problem."""
     problem = module.fidelity.problem if module.fidelity is not None else module.reason
-    marks = ("first to diverge" if is_first else "", "own nodes unchanged" if module.is_unchanged else "", problem)
+    fused = ", ".join(map(address.last_segment, module.fused_with))
+    marks = (
+        "first to diverge" if is_first else "",
+        "own nodes unchanged" if module.is_unchanged else "",
+        f"with {fused}" if fused else "",
+        problem,
+    )
     return ", ".join(filter(None, marks))
 
 

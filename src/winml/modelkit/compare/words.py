@@ -131,11 +131,19 @@ def coverage_words(coverage: Coverage, *, is_tagged: bool = True) -> str:
 
     >>> coverage_words(Coverage(8, 8, {"direct": 8}, at_root=2))
     '8 of 8 nodes tagged (100 %), 2 at the root (25 %)'
+    >>> coverage_words(Coverage(8, 8, {"root": 8}, at_root=8))
+    'every node belongs to the root only; 8 of 8 nodes tagged (100 %)'
     """
     if not is_tagged:
         return "unknown: the source has no module tags"
     tagged = f"{coverage.tagged} of {coverage.nodes} nodes tagged ({coverage.percent:.0f} %)"
+    if coverage.is_root_only:
+        return f"{ONLY_ROOT}; {tagged}"
     return f"{tagged}, {at_root_words(coverage)}"
+
+
+ONLY_ROOT = "every node belongs to the root only"
+"""First words about a file whose tags name no module."""
 
 
 def at_root_words(coverage: Coverage) -> str:

@@ -134,7 +134,8 @@ def _part_fields(part: ExportedPart) -> Iterator[doc.Field]:
     if part.dimensions:
         yield "dynamic", ", ".join(_dimension_words(size, checked.get(size.name, ())) for size in part.dimensions)
     yield "exporter", part.exporter_words
-    yield "hierarchy", f"{len(part.tree)} modules ({part.tree.registered} registered, with torch.nn layers) · {tagged}"
+    modules = f"{len(part.tree)} modules ({part.tree.registered} registered, with torch.nn layers)"
+    yield "hierarchy", " · ".join((tagged, modules) if coverage.is_root_only else (modules, tagged))
     if coverage.tagged:
         yield "sources", ", ".join(f"{name} {count}" for name, count in sorted(coverage.sources.items()))
     if part.functions:

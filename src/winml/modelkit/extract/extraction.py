@@ -27,7 +27,7 @@ from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME
 from winml.modelkit.metadata_keys import CUT_KEY, EXPORT_KEY, INPUTS_KEY, MODEL_KEY, OUTPUTS_KEY, TREE_KEY
 from winml.modelkit.onnx.contents import read_contents
 from winml.modelkit.onnx.contexts import refuse_compiled_modules
-from winml.modelkit.onnx.cutting import Cut, ModuleParts, Refusal, cut_model
+from winml.modelkit.onnx.cutting import Cut, ModuleParts, Refusal, cut_model, fused_error
 from winml.modelkit.onnx.files.graph_reading import load_foreign
 from winml.modelkit.onnx.files.output_files import OutputFiles, files_of_model, recover, refuse_existing, refuse_inputs
 from winml.modelkit.onnx.files.reading import read_structure, reading_graph
@@ -43,6 +43,7 @@ from winml.modelkit.tags import address
 from winml.modelkit.tags.address import ModuleIdentity
 from winml.modelkit.tags.selector import ModuleAddress, select
 from winml.modelkit.tags.tagging import read_tag
+from winml.modelkit.transform.module_functions import graph_modules
 from winml.modelkit.version import __version__
 
 _LONGEST_STEM = 150
@@ -322,7 +323,7 @@ def cut_modules(path: Path, selector: str) -> ModuleCuts:
         selector: Selector as in :func:`~winml.modelkit.tags.selector.select`. Nested modules are each cut out.
 
     Raises:
-        UsageError: the selector matches nothing.
+        UsageError: the selector matches nothing, or only modules that are fused into others.
         InputError: the file is no ONNX file, or has no tags.
     """
     addresses, node_names = _tagged_modules(path)
@@ -343,6 +344,9 @@ def cut_modules(path: Path, selector: str) -> ModuleCuts:
                 refused.append(RefusedModule(identity, cut_call.result.reason))
             else:
                 calls.append(CutCall(identity, cut_call.result))
+    tags = {identity.tag for identity in without_nodes}
+    if not (calls or refused) and (owners := graph_modules(model, path.stem).owners_of_fused(tags)):
+        raise fused_error(f"{opt.module} {selector}", owners)
     return ModuleCuts(path, model, tuple(calls), tuple(refused), tuple(without_nodes))
 
 

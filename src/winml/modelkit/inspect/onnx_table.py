@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.compare.words import at_root_words
+from winml.modelkit.compare.words import ONLY_ROOT, at_root_words
 from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.module_costs import Cost, ModuleCost
@@ -139,8 +139,11 @@ def _hierarchy_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
     if inspection.tree_source == "none":
         yield "hierarchy", "none: no node says which module it came from"
         return
-    tag_words = f"{coverage.tagged} of {coverage.nodes} nodes ({coverage.percent:.0f} %), {at_root_words(coverage)}"
-    yield "hierarchy", f"from {inspection.tree_source} · {tag_words}"
+    tag_words = f"{coverage.tagged} of {coverage.nodes} nodes ({coverage.percent:.0f} %)"
+    if coverage.is_root_only:
+        yield "hierarchy", f"{ONLY_ROOT} · from {inspection.tree_source} · {tag_words}"
+    else:
+        yield "hierarchy", f"from {inspection.tree_source} · {tag_words}, {at_root_words(coverage)}"
     yield "sources", ", ".join(f"{name} {count}" for name, count in sorted(coverage.sources.items()))
 
 

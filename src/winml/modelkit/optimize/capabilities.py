@@ -57,6 +57,9 @@ class Capability:
     """Short names of the execution providers that run the operators it creates; empty: any."""
     makes: tuple[str, ...] = ()
     """Operators created only by this capability; their number gives how often it fired."""
+    layer: str = ""
+    """ONNX operator that it replaces by one of ONNX Runtime, weight included; such a weight cannot be quantized. Empty:
+    none."""
     marks: tuple[str, ...] = ()
     """Text in the names of new nodes and weights, if operators do not show how often it fired. Without either, as for
     capabilities that only remove nodes, the number is unknown.
@@ -189,10 +192,12 @@ _ENTRIES = (
     Capability(
         "matmul_transpose_fusion", "fuse MatMul with the Transpose nodes before it", "extended", _ORT,
         contrib_transformers=("MatmulTransposeFusion",), providers=_CPU_CUDA_DML, marks=("MatmulTransposeFusion",),
+        layer="MatMul",
     ),
     Capability(
         "conv_activation_fusion", "fuse Conv with the activation after it", "extended", _ORT,
         contrib_transformers=("ConvActivationFusion",), providers=_CPU_WEBGPU, makes=("com.microsoft:FusedConv",),
+        layer="Conv",
     ),
     Capability(
         "gather_fusion", "replace several Gather or Slice nodes of one tensor by Split", "extended", _ORT,
@@ -244,6 +249,7 @@ _ENTRIES = (
     Capability(
         "gemm_activation_fusion", "fuse Gemm with the activation after it", None, _ORT,
         contrib_transformers=("GemmActivationFusion",), providers=_CPU, makes=("com.microsoft:FusedGemm",),
+        layer="Gemm",
     ),
     Capability(
         "gelu_approximation", "approximate GELU by FastGelu; changes the outputs slightly", None, _ORT,
@@ -266,7 +272,7 @@ RESERVED = frozenset(
     {
         "declared", "enabled", "ep", "exclude", "folds_constants", "is_empty", "is_enabled", "is_limited", "level",
         "module", "named", "opset", "plug_ins", "refuse_older_opset", "refuse_whole_graph_options", "section",
-        "spelled", "uses_contrib", "ways_out", "with_decoder_fusions", "with_token_windows",
+        "spelled", "uses_contrib", "ways_out", "with_decoder_fusions", "with_plain_layers", "with_token_windows",
     }
 )  # fmt: skip
 """Reserved names: options that are no capabilities, and other attributes of ``OptimizeOptions``."""

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pydantic
 
@@ -106,6 +106,14 @@ class OptimizeOptions(OptimizeFields, Options):
         entries = [CAPABILITIES[name] for name in DECODER_FUSIONS if not (self.is_limited and name in WHOLE_GRAPH)]
         flags = {entry.name: True for entry in entries if self._flag_of(entry) is None and self._suits_provider(entry)}
         return self.model_copy(update=flags)
+
+    def with_plain_layers(self, operators: Collection[str]) -> OptimizeOptions:
+        """Return the options without fusions that put one of these operators into an operator of ONNX Runtime.
+
+        A fusion that is enabled by name stays on.
+        """
+        entries = [entry for entry in CAPABILITIES.values() if entry.layer in operators and self._is_default(entry)]
+        return self.model_copy(update={entry.name: False for entry in entries if self._flag_of(entry) is None})
 
     def with_token_windows(self) -> OptimizeOptions:
         """Return the options with sliding windows counted in tokens, if attention over a cache is fused.

@@ -7,10 +7,9 @@ prompt, and with a following step. Works on ONNX files only.
 
 from __future__ import annotations
 
-import math
-import re
+import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,14 +19,10 @@ import onnx_ir as ir
 from winml.modelkit.compare.outputs import CUT_MODULE_THRESHOLD
 from winml.modelkit.errors import MeasureError, StageError, UsageError, WriteError, opt
 from winml.modelkit.extract import extraction
-from winml.modelkit.metadata_keys import MODULE_KEY, MODULES_KEY
-from winml.modelkit.onnx.contents import ShapeTable, read_contents
 from winml.modelkit.onnx.contexts import refuse_compiled_modules
 from winml.modelkit.onnx.files.graph_reading import flat_file, graph_of
 from winml.modelkit.onnx.files.reading import read_structure, reading_graph
 from winml.modelkit.onnx.files.recovery import temporary_folder
-from winml.modelkit.onnx.macs import count_macs
-from winml.modelkit.onnx.module_costs import read_shapes
 from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
 from winml.modelkit.onnx.validity import refuse_cycles
 from winml.modelkit.ort import opened_model
@@ -40,10 +35,8 @@ from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.latency import LatencyOptions, LatencyResult, Progress, measure_latency
 from winml.modelkit.profile.module_profile import (
     ModuleProfile,
-    NodeWork,
     charge_modules,
     kernel_times_ms,
-    working_module,
 )
 from winml.modelkit.profile.module_records import MeasuredModule, ModulePerfResult, ProfiledDecoder, ProfiledModules
 from winml.modelkit.profile.records import MemoryUse, PerfResult, busy_notes, perf_result, spread_notes
@@ -52,141 +45,28 @@ from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.tags import address
 from winml.modelkit.tags.carry.carrying import CarryReport, carry_tags
 from winml.modelkit.tags.carry.matching import Way
-from winml.modelkit.tags.tagging import NodeTag, all_nodes, clear_tag, listed_modules, read_tag, write_tag
+from winml.modelkit.tags.tagging import NodeTag, all_nodes, listed_modules, read_tag, write_tag
 from winml.modelkit.version import __version__
 from winml.modelkit.words import count_noun, time_words
 
-_LABEL = "#"
-"""Prefix of node positions used in place of module paths, which never begin with it."""
 
+def _fused_modules(executed: ir.Model, modules: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    """Return name of a node → tags of the other modules fused into it.
 
-def _charge_fused_kernels(
-    measured_file: onnx.ModelProto,
-    original: ir.Model,
-    executed_file: onnx.ModelProto,
-    executed: ir.Model,
-    *,
-    modules: Mapping[str, str],
-    sizes: Mapping[str, Sequence[int]],
-) -> dict[str, frozenset[str]]:
-    """Assign each fused node to the module that does most of the work, in place.
-
-    ONNX Runtime fuses across modules: a convolution absorbs the following batch norm and activation. The tag of the
-    fused node is their common ancestor; here it becomes the tag of the convolution. No file contains these tags.
+    ONNX Runtime fuses across modules: a convolution absorbs the following batch norm and activation. The transfer of
+    tags decides the module of the fused node, as it does for a file.
 
     Args:
-        measured_file: The file that was run.
-        original: The same graph, with a module tag on every node.
-        executed_file: The graph as ONNX Runtime executed it.
-        executed: The same graph, with transferred tags; changed in place.
+        executed: The graph as ONNX Runtime executed it, with transferred tags.
         modules: Module path → tag.
-        sizes: Input name → measured shape.
-
-    Returns:
-        Node name → tags of the other modules fused into it.
     """
-    original_nodes = list(all_nodes(original))
-    if not any(MODULES_KEY in node.metadata_props for node in (*original_nodes, *all_nodes(executed))):
-        return {}
-    works = _node_works(original_nodes, modules, _measured_shapes(measured_file, sizes))
-    sources = _source_positions(original_nodes, measured_file, executed_file)
-    fused_tags: dict[str, frozenset[str]] = {}
+    fused: dict[str, frozenset[str]] = {}
     for node in all_nodes(executed):
-        node_tag = read_tag(node)
-        positions = sources.get(node.name or "", ())
-        paths = [path for holder in (node, *(original_nodes[p] for p in positions)) for path in _listed_modules(holder)]
-        if node_tag is None or not paths or not node.name:
-            continue
-        fused = [work for position in positions if (work := works[position]) is not None]
-        tag = working_module(fused) or node_tag.tag
-        fused_tags[node.name] = frozenset(modules[path] for path in paths if path in modules) - {tag}
-        path = next((path for path, module_tag in modules.items() if module_tag == tag), node_tag.module)
-        write_tag(node, NodeTag(tag, path, "merged"))
-    return fused_tags
-
-
-def _listed_modules(node: ir.Node) -> list[str]:
-    """Paths of the modules of a fused node; ``[]`` for one module or damaged metadata."""
-    try:
-        return listed_modules(node)
-    except ValueError:
-        return []
-
-
-def _measured_shapes(file: onnx.ModelProto, sizes: Mapping[str, Sequence[int]]) -> ShapeTable:
-    """Value name → shape, with measured sizes of dynamic dimensions."""
-    shapes, _ = read_shapes(file, read_contents(file).nodes)
-    measured: dict[str, int] = {}
-    for name, actual in sizes.items():
-        measured.update({str(size): length for size, length in zip(shapes.get(name, ()), actual, strict=False)})
-    return {
-        name: tuple(measured.get(size, size) if isinstance(size, str) else size for size in shape)
-        for name, shape in shapes.items()
-    }
-
-
-def _node_works(nodes: Iterable[ir.Node], modules: Mapping[str, str], shapes: ShapeTable) -> list[NodeWork | None]:
-    """Work of each node of the original graph; ``None`` for a node without a module."""
-    works: list[NodeWork | None] = []
-    for node in nodes:
         tag = read_tag(node)
-        if tag is None:
-            works.append(None)
-            continue
-        macs = count_macs(ir.serde.serialize_node(node), shapes)
-        owner = _weight_owner(node, modules) if macs != 0 else None
-        works.append(NodeWork(owner or tag.tag, macs, _count_elements(node, shapes)))
-    return works
-
-
-def _count_elements(node: ir.Node, shapes: ShapeTable) -> int | None:
-    """Number of output elements of a node; ``None`` if unknown."""
-    total = 0
-    for value in node.outputs:
-        sizes = shapes.get(value.name or "", (None,)) if value.name else ()
-        if not all(isinstance(size, int) for size in sizes):
-            return None
-        total += math.prod(size for size in sizes if isinstance(size, int)) if value.name else 0
-    return total
-
-
-def _weight_owner(node: ir.Node, modules: Mapping[str, str]) -> str | None:
-    """Module of the first weight of a fused node, found by name; ``None`` for other nodes.
-
-    Tools prepend words to the name of a changed weight: ``ConvBnFusion_W_conv1.weight``.
-    """
-    listed = sorted((path for path in _listed_modules(node) if path and path in modules), key=len, reverse=True)
-    weights = [value.name or "" for value in node.inputs if value is not None and value.is_initializer()]
-    owners = (path for name in weights for path in listed if re.search(rf"(^|_){re.escape(path)}\.", name))
-    owner = next(owners, None)
-    return None if owner is None else modules[owner]
-
-
-def _source_positions(
-    original_nodes: Iterable[ir.Node], measured_file: onnx.ModelProto, executed_file: onnx.ModelProto
-) -> dict[str, tuple[int, ...]]:
-    """Name of an executed node → positions of its original nodes.
-
-    The transfer of tags finds the modules of a node. Here every node of a copy of the original is a separate module.
-    """
-    labelled, executed = ir.serde.deserialize_model(measured_file), ir.serde.deserialize_model(executed_file)
-    for position, (node, original_node) in enumerate(zip(all_nodes(labelled), original_nodes, strict=True)):
-        tag = read_tag(original_node)
-        clear_tag(node)
-        if tag is not None:
-            write_tag(node, NodeTag(f"{tag.tag}/{position}", f"{_LABEL}{position}", "direct"))
-    for node in all_nodes(executed):
-        clear_tag(node)
-    carry_tags(labelled, executed)
-    return {node.name: _read_labels(node) for node in all_nodes(executed) if node.name}
-
-
-def _read_labels(node: ir.Node) -> tuple[int, ...]:
-    """Return the positions in the labels of a node; ``()`` if another path is listed."""
-    labels = _listed_modules(node) or [node.metadata_props.get(MODULE_KEY, "")]
-    if not all(label.startswith(_LABEL) for label in labels):
-        return ()
-    return tuple(int(label.removeprefix(_LABEL)) for label in labels)
+        with contextlib.suppress(ValueError):  # a damaged list: the tag alone counts
+            if tag is not None and node.name and (paths := listed_modules(node)):
+                fused[node.name] = frozenset(modules[path] for path in paths if path in modules) - {tag.tag}
+    return fused
 
 
 def profile_model(
@@ -426,13 +306,11 @@ def _charge_to_modules(
     _write_tree_tags(original, tree)
     report = carry_tags(original, executed)
     modules = {module.path: module.tag for module in reversed(tree.modules)}
-    sizes = result.measured_shapes
-    fused = _charge_fused_kernels(before, original, executed_proto, executed, modules=modules, sizes=sizes)
     profile = charge_modules(
         measured,
         _tags_by_name(executed, report),
         [(module.tag, module.path, module.class_name) for module in tree.modules],
-        fused,
+        _fused_modules(executed, modules),
     )
     notes = (*result.notes, _overhead_note(result, profile), *tree.notes, *_source_notes(tree), *report.notes)
     return ProfiledModules(

@@ -7,7 +7,7 @@ program does not count; all other times are sums of kernel times.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -285,43 +285,3 @@ def _class_time(name: str, modules: Sequence[ModuleTime], total_ms: float, total
         total_kernels=total_kernels,
         operators=_sort_by_time(operators),
     )
-
-
-@dataclass(frozen=True)
-class NodeWork:
-    """Work of one node that was fused into a kernel."""
-
-    tag: str
-    macs: int | None
-    """Multiply-accumulate operations; ``None`` if their number is unknown."""
-    elements: int | None
-    """Number of output elements; ``None`` if unknown."""
-
-
-def working_module(nodes: Sequence[NodeWork]) -> str | None:
-    """Find the module that does most of the work.
-
-    Counts multiply-accumulate operations, or output elements if no node has any.
-
-    Returns:
-        The tag; ``None`` if modules are equal or their work is unknown.
-
-    >>> working_module([NodeWork("/Net/conv", 9000, 100), NodeWork("/Net", 0, 100), NodeWork("/Net", 0, 100)])
-    '/Net/conv'
-    """
-    if any(node.macs != 0 for node in nodes):
-        return _find_largest((node.tag, node.macs) for node in nodes if node.macs != 0)
-    return _find_largest((node.tag, node.elements) for node in nodes)
-
-
-def _find_largest(amounts: Iterable[tuple[str, int | None]]) -> str | None:
-    """Return the tag with the largest sum; ``None`` for a tie or an unknown amount."""
-    sums: Counter[str] = Counter()
-    is_known = True
-    for tag, amount in amounts:
-        sums[tag] += amount or 0
-        is_known = is_known and amount is not None
-    if len(sums) < 2:
-        return next(iter(sums), None)
-    (top_tag, top_sum), (_, next_sum) = sums.most_common(2)
-    return top_tag if is_known and top_sum > next_sum else None

@@ -53,7 +53,7 @@ class QuantizeFields:
         QUANTIZATION,
         text=f"Quantization mode. {'. '.join(f'`{name}`: {rules.words}' for name, rules in MODES.items())}.",
         only=MODES.names,
-        default_words="by precision",
+        default_words="that of the precision, or another that quantizes most of the weights",
         is_common=True,
     )
     exclude: tuple[str, ...] = declare((), QUANTIZATION, metavar="SELECTOR", min_length=1, is_common=True)

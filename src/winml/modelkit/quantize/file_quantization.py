@@ -45,7 +45,7 @@ from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, LEAST_CACHE_SQNR_DB, PRECISIONS, Mode
-from winml.modelkit.quantize.preparation import prepare
+from winml.modelkit.quantize.preparation import ResolvedOptions, prepare, resolve_mode
 from winml.modelkit.quantize.records import BudgetSearch, Calibrated, QuantizedFile
 from winml.modelkit.quantize.unfinished_work import unfinished_folder
 from winml.modelkit.tags.tagging import measure_coverage
@@ -139,9 +139,23 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
     def acquire_resources(self, task: graph_file.GraphFileTask) -> Iterator[Quantization]:
         """Yield the recipe with what runs the source on samples."""
         folder = task.processors or files_folder(task.source.absolute())
-        samples = Calibration(calibration_options(self.options), folder, self.sizes, task.seed, task.source)
-        with self.equipped(samples, task.paths.model, task.is_external, task.statistics) as work:
+        options, notes = self.resolved_mode
+        samples = Calibration(calibration_options(options), folder, self.sizes, task.seed, task.source)
+        recipe = replace(self, options=options)
+        with recipe.equipped(samples, task.paths.model, task.is_external, task.statistics) as work:
+            work.outcome.notes += notes
             yield work
+
+    @functools.cached_property
+    def resolved_mode(self) -> ResolvedOptions:
+        """The options with the mode that fits the source, and a note on it.
+
+        Raises:
+            InputError: the source is no valid ONNX model, or its data is missing.
+            NormalizeError: the graph could not be normalized.
+            UsageError: a selector names no module.
+        """
+        return resolve_mode(self.options, lambda: graph_file.read_plain(self.source)[0], self.source.stem)
 
     @contextlib.contextmanager
     def equipped(
@@ -224,12 +238,13 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             UsageError: a selector has no effect, or no node can be quantized.
             QuantizeError: another mode quantizes much more.
         """
-        has_modes = bool(self.options.modes())
-        if not (has_modes or self.options.selectors):
+        options, _ = self.resolved_mode
+        has_modes = bool(options.modes())
+        if not (has_modes or options.selectors):
             return
-        prepared = prepare(read(), self.options, self.source.stem)
-        if has_modes and self.options.bit_budget is None:
-            self._refuse_small_share(prepared.model, prepared.modules)
+        prepared = prepare(read(), options, self.source.stem)
+        if has_modes and options.bit_budget is None:
+            replace(self, options=options)._refuse_small_share(prepared.model, prepared.modules)
 
     def _refuse_small_share(self, model: ir.Model, modules: GraphModules) -> None:
         """Refuse a mode that quantizes a small share of the weights if another mode quantizes more.
@@ -246,7 +261,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
     @property
     def request_words(self) -> str:
         """Requested precisions and modes."""
-        return self.options.words
+        return self.resolved_mode.options.words
 
     def apply(self, model: ir.Model) -> QuantizeResult:
         """Quantize the model at the opset of the operators; first select bits if a limit is stated."""

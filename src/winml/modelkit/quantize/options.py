@@ -124,6 +124,8 @@ def _read_drop(text: str) -> Drop:
 
 _OF_SAMPLES = ("calibration_data", "split", "columns", "samples")
 """Options that select the samples."""
+_OF_RANGES = ("calibration_data", "split", "columns", "method", "calibration_cache")
+"""Options of calibrated ranges; only the mode ``qdq`` always reads them."""
 
 
 class QuantizeOptions(QuantizeFields, Options):
@@ -385,14 +387,16 @@ class QuantizeOptions(QuantizeFields, Options):
         """Refuse calibration options if no mode needs calibration: dynamic ranges are computed in each run."""
         if self.needs_ranges or "dynamic" not in modes:
             return
-        for name in ("calibration_data", "split", "columns", "method", "calibration_cache"):
-            if name in ("split", "columns") and self.has_judging_data_alone:
-                continue
-            if value := getattr(self, name):
-                raise UsageError(
-                    f"{_words_of(name, value)} does not apply to {' and '.join(modes)}",
-                    hint=f"Use {opt.mode} qdq, or {opt.smooth_quant}, which calibrates activations too; or omit it.",
-                )
+        for name in self._stated_range_options():
+            raise UsageError(
+                f"{_words_of(name, getattr(self, name))} does not apply to {' and '.join(modes)}",
+                hint=f"Use {opt.mode} qdq, or {opt.smooth_quant}, which calibrates activations too; or omit it.",
+            )
+
+    def _stated_range_options(self) -> list[str]:
+        """Return the names of stated options of calibrated ranges, without those of the dataset that judges."""
+        names = [name for name in _OF_RANGES if getattr(self, name)]
+        return [name for name in names if not (name in ("split", "columns") and self.has_judging_data_alone)]
 
     def _refuse_unread(self, modes: Sequence[precisions.Mode]) -> None:
         """Refuse options that no requested mode reads.
@@ -428,6 +432,30 @@ class QuantizeOptions(QuantizeFields, Options):
             ways.append(f"{opt.mode} {' or '.join(fitting)}" if fitting else f"{opt.precision} {' or '.join(others)}")
         return f"Use {', or '.join(ways)}; or omit it." if ways else "Omit it."
 
+    @property
+    def has_open_mode(self) -> bool:
+        """True if the graph decides the mode: no option states one, and a requested precision has several modes."""
+        if self.mode is not None or self._calibrated_mode is not None or self.bit_budget is not None:
+            return False
+        if len(self.base.modes) == 1:
+            return False  # a requested mode would have to be that of the base precision
+        return any(len(precisions.PRECISIONS[name].modes) > 1 for name in (self.base.name, *self.per_module.values()))
+
+    @property
+    def _calibrated_mode(self) -> precisions.Mode | None:
+        """Mode that reads the stated calibration options, if no mode is requested and nothing else reads them."""
+        is_read = self.bit_budget is not None or self.kv_cache is not None or self.solving_algorithms
+        if self.mode is not None or self.smooth_quant is not None or is_read:
+            return None
+        return "qdq" if self._stated_range_options() else None
+
+    def quantized_operators(self) -> frozenset[str]:
+        """Return the operators with a weight that a mode in use changes; if the graph decides the mode, any mode."""
+        modes = set(self.modes())
+        if self.has_open_mode:
+            modes.update(*(precisions.PRECISIONS[name].modes for name in (self.base.name, *self.per_module.values())))
+        return frozenset().union(*(precisions.MODES[mode].operators for mode in modes))
+
     def mode_of(self, precision: precisions.Precision) -> precisions.Mode | None:
         """Quantization mode of a precision; ``None`` for float32.
 
@@ -436,6 +464,8 @@ class QuantizeOptions(QuantizeFields, Options):
         """
         # The mode applies to the base precision, and to the precisions of single modules that support it.
         wish = self.mode if precision == self.base or self.mode in precision.modes else None
+        if wish is None and self._calibrated_mode in precision.modes:
+            wish = self._calibrated_mode
         return precisions.mode_for(precision, wish)
 
 

@@ -5,7 +5,8 @@ Reads the graph and the modules of its nodes; changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -192,16 +193,7 @@ def refuse_small_share(model: ir.Model, options: QuantizeOptions, modules: Graph
     """
     planned = plan_quantization(model, options, modules).nodes
     requested = {node.name: node for node in planned if node.has_weight and node.requested.modes}
-    sizes: dict[str, int] = {}
-    by_mode: dict[Mode, int] = dict.fromkeys(options.base.modes, 0)
-    for node in all_nodes(model):
-        name, weight = node.name or "", constant_weight(node)
-        if name not in requested or weight is None or weight.const_value is None:
-            continue
-        sizes[name] = weight.const_value.nbytes
-        for mode in by_mode:
-            if not _find_obstacle(node, weight, mode, options, is_inner=node.graph is not model.graph):
-                by_mode[mode] += sizes[name]
+    sizes, by_mode = _measure_modes(model, options, requested, options.base.modes)
     quantized = {name: size for name, size in sizes.items() if requested[name].mode is not None}
     counted = {name: size for name, size in sizes.items() if name in quantized or requested[name].operator != "Gather"}
     share, total = sum(quantized.values()) / max(1, sum(counted.values())), sum(sizes.values())
@@ -220,6 +212,93 @@ def refuse_small_share(model: ir.Model, options: QuantizeOptions, modules: Graph
         hint=f"No file was written. Use {opt.mode} {best}, which quantizes {by_mode[best] / total:.0%} of the "
         f"weights.{others if is_separable and len(paths) <= _LISTED_MODULES else ''}",
     )
+
+
+def _measure_modes(
+    model: ir.Model, options: QuantizeOptions, names: Container[str], modes: Iterable[Mode]
+) -> tuple[dict[str, int], dict[Mode, int]]:
+    """Return name of a node → bytes of its weight, and mode → bytes of the weights that it can quantize.
+
+    Args:
+        model: The model; node names are unique.
+        options: Options of the quantization.
+        names: Names of the nodes to count.
+        modes: Modes to compare.
+    """
+    sizes: dict[str, int] = {}
+    by_mode = dict.fromkeys(modes, 0)
+    for node in all_nodes(model):
+        name, weight = node.name or "", constant_weight(node)
+        if name not in names or weight is None or weight.const_value is None:
+            continue
+        sizes[name] = weight.const_value.nbytes
+        for mode in by_mode:
+            if not _find_obstacle(node, weight, mode, options, is_inner=node.graph is not model.graph):
+                by_mode[mode] += sizes[name]
+    return sizes, by_mode
+
+
+_LEAST_OF_BEST = 0.5
+"""Minimum share of the weights that a default mode quantizes, relative to the mode that quantizes most. Chosen: the
+default of ``int8`` quantizes nearly all products of a transformer, and at most the classifier of a convolutional
+network, which has 37 % of the weights of MobileNetV2."""
+
+
+@dataclass(frozen=True)
+class ModeChoice:
+    """Mode of a quantization for which no mode was requested."""
+
+    mode: Mode
+    default: Mode
+    share: float
+    """Share of the bytes of the requested weights that the mode quantizes."""
+    default_share: float
+    """Share that the default mode quantizes."""
+    operator: str
+    """Operator with most of the weights."""
+
+    @property
+    def note(self) -> str:
+        """Sentence with the mode, its reason and the option that changes it."""
+        return (
+            f"{opt.mode} {self.mode} was selected: it quantizes {self.share:.0%} of the weights, which are mostly of "
+            f"{self.operator}; {opt.mode} {self.default}, the default, would quantize {self.default_share:.0%}."
+        )
+
+
+def choose_mode(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> ModeChoice | None:
+    """Select the mode by the operators that have the weights; ``None`` if the default mode quantizes most of them.
+
+    The first mode of the precision that quantizes half of the weights of the best mode is selected. Tables are not
+    counted: every mode quantizes lookups.
+
+    Args:
+        model: The model; node names are unique.
+        options: Options without a mode.
+        modules: The module of each node.
+
+    Raises:
+        UsageError: a selector names no module.
+    """
+    precision_of = _ModulePrecisions(options, modules)
+    weighted = {
+        node.name or "": (node, precision_of(node.name or "")[0])
+        for node in all_nodes(model)
+        if node.op_type != "Gather" and constant_weight(node) is not None
+    }
+    modes = next((precision.modes for _, precision in weighted.values() if len(precision.modes) > 1), ())
+    names = {name for name, (_, precision) in weighted.items() if precision.modes == modes}
+    sizes, by_mode = _measure_modes(model, options, names, modes)
+    best = max(by_mode.values(), default=0)
+    mode = next((mode for mode, size in by_mode.items() if size >= _LEAST_OF_BEST * best), None)
+    if not best or mode is None or mode == modes[0]:
+        return None
+    total = sum(sizes.values())
+    by_operator: Counter[str] = Counter()
+    for name, size in sizes.items():
+        by_operator[weighted[name][0].op_type] += size
+    [(operator, _)] = by_operator.most_common(1)
+    return ModeChoice(mode, modes[0], by_mode[mode] / total, by_mode[modes[0]] / total, operator)
 
 
 _LISTED_MODULES = 4

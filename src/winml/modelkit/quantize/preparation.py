@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -36,7 +37,7 @@ from winml.modelkit.ort.graph_sessions import GraphSessions
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import placement_for
-from winml.modelkit.quantize.planning import SEPARABLE_LAYERS, constant_weight, refuse_idle_selectors
+from winml.modelkit.quantize.planning import SEPARABLE_LAYERS, choose_mode, constant_weight, refuse_idle_selectors
 from winml.modelkit.quantize.precisions import MODES
 from winml.modelkit.transform.graph_file import read_plain
 from winml.modelkit.transform.module_functions import graph_modules
@@ -88,6 +89,35 @@ class PreparedGraph:
                 f"{source}: the nodes have no module information",
                 hint="Export it with winml export, or transfer tags from its source file: winml retag.",
             )
+
+
+class ResolvedOptions(NamedTuple):
+    """Options with the mode that fits a graph."""
+
+    options: QuantizeOptions
+    notes: tuple[str, ...] = ()
+    """A note on the mode, if it is not the default of the precision."""
+
+
+def resolve_mode(options: QuantizeOptions, read: Callable[[], ir.Model], root: str) -> ResolvedOptions:
+    """Return the options with a mode by the operators that have the weights, unless one is requested.
+
+    Args:
+        options: Options of the quantization.
+        read: Reads and normalizes the graph; the returned model may be modified.
+        root: Name of the root if only node names state modules.
+
+    Raises:
+        UsageError: a selector names no module.
+    """
+    if not options.has_open_mode:
+        return ResolvedOptions(options)
+    model = read()
+    separate_activations(model, SEPARABLE_LAYERS.values())
+    choice = choose_mode(model, options, graph_modules(model, root))
+    if choice is None:
+        return ResolvedOptions(options)
+    return ResolvedOptions(options.model_copy(update={"mode": choice.mode}), (choice.note,))
 
 
 def read_prepared(source: Path, options: QuantizeOptions) -> PreparedGraph:

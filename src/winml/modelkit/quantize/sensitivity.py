@@ -34,7 +34,7 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import quantize
 from winml.modelkit.quantize.planning import QuantizationPlan, plan_quantization
 from winml.modelkit.quantize.precisions import CALIBRATION_OPTIONS
-from winml.modelkit.quantize.preparation import PreparedGraph, read_prepared
+from winml.modelkit.quantize.preparation import PreparedGraph, ResolvedOptions, read_prepared, resolve_mode
 from winml.modelkit.quantize.quantized_variants import (
     MeasuredVariants,
     QuantizedVariants,
@@ -55,6 +55,7 @@ from winml.modelkit.quantize.sensitivity_records import (
     TimedVariant,
     Trial,
 )
+from winml.modelkit.transform.graph_file import read_plain
 from winml.modelkit.version import __version__
 
 
@@ -175,6 +176,7 @@ def quantization_sensitivity(
     options, sensitivity = _options(options, sensitivity, flags)
     source = Path(model)
     target = sensitivity.fidelity_target if evaluator is None else evaluator.target
+    options, mode_notes = _resolve_mode(options, source)
     options.refuse_contradictions()
     calibration = None
     if options.needs_samples:
@@ -234,8 +236,12 @@ def quantization_sensitivity(
         float_scores=study.float_scores,
         cost=replace(forms.cost, resumed=stored.resumed),
         steps=clock.timings(),
-        notes=(*graph.notes, *values.notes, *_notes(study, samples)),
+        notes=(*mode_notes, *graph.notes, *values.notes, *_notes(study, samples)),
     )
+
+
+def _resolve_mode(options: QuantizeOptions, source: Path) -> ResolvedOptions:
+    return resolve_mode(options, lambda: read_plain(source)[0], source.stem)
 
 
 def _processors(source: Path, sensitivity: SensitivityOptions) -> Path:
@@ -317,6 +323,7 @@ def refuse_unmeasurable(source: Path, options: QuantizeOptions, sensitivity: Sen
     Raises:
         WinMLError: as :func:`quantization_sensitivity` raises for the graph and its modules.
     """
+    options, _ = _resolve_mode(options, source)
     _plan_parts(read_prepared(source, options), source, options, sensitivity)
 
 

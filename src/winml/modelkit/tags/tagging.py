@@ -147,6 +147,11 @@ class Coverage(Record):
         return 100.0 * self.at_root / self.nodes if self.nodes else 0.0
 
     @property
+    def is_root_only(self) -> bool:
+        """True if nodes are tagged, all of them with the root."""
+        return bool(self.tagged) and self.at_root == self.tagged
+
+    @property
     def is_complete(self) -> bool:
         """True if every node has a tag."""
         return self.tagged == self.nodes

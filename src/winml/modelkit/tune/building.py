@@ -156,7 +156,7 @@ def _build_config(
         sections["quant"] = {**sections["quant"], "per_module": dict(rules)}
     return WinMLBuildConfig(
         export=export,
-        optim=parse_options(OptimSection, sections.get("optim", {}), "optim"),
+        optim=parse_options(OptimSection, sections.get("optim", {"level": "none"}), "optim"),
         quant=parse_options(QuantSection, sections["quant"], "quant") if "quant" in sections else None,
         compile=parse_options(CompileSection, sections["compile"], "compile") if "compile" in sections else None,
     )

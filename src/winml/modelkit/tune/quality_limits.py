@@ -86,8 +86,8 @@ class QualityLimits:
             return None
         if self.processors is None:
             raise UsageError(
-                f"{opt.dataset} {options.dataset}: samples require a tokenizer or image processor, and {self.model_name} "
-                "is not in a folder",
+                f"{opt.dataset} {options.dataset}: samples require a tokenizer or image processor, and "
+                f"{self.model_name} is not in a folder",
                 hint="Put the tokenizer or processor files of the model beside it.",
             )
         return {

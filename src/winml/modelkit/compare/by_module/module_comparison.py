@@ -174,7 +174,14 @@ def compare_modules(
         compared.append((len(modules), errors))
         is_unchanged = None if unchanged is None else call.identity.tag in unchanged
         modules.append(
-            ComparedModule(call.identity, worst, errors.inputs, own_error(errors), is_unchanged=is_unchanged)
+            ComparedModule(
+                call.identity,
+                worst,
+                errors.inputs,
+                own_error(errors),
+                is_unchanged=is_unchanged,
+                fused_with=call.fused_with,
+            )
         )
     is_rounded = pair.candidate.is_rounded or pair.reference.is_rounded
     return ModuleComparison(tuple(modules), tuple(compared), is_rounded)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
@@ -235,7 +235,9 @@ class OnnxSide:
         self.nodes = self._placed_nodes()
         self.tree = self._read_tree(self.nodes)
         model = graph_of(self.structure, self.path)
-        self.value_names = frozenset(str(value.name) for node in model.graph for value in node.outputs)
+        self.value_names = frozenset(
+            str(value.name) for node in model.graph for value in node.outputs if not _is_blocked(value)
+        )
         self.is_rounded = any(map(_has_few_bits, model.graph))
         parts = ModuleParts(model)
         position = {node: number for number, node in enumerate(model.graph)}
@@ -243,14 +245,25 @@ class OnnxSide:
             fused_ends = _find_fused_ends(model)
         except ValueError as error:
             raise InputError(f"{self.path}: {error}", hint="Write the file again.") from error
+        tags = {module.path: module.tag for module in self.tree.modules}
         for module in self.tree.modules:
+            end = fused_ends.get(module.path, _FusedEnd("", frozenset()))
+            others = tuple(sorted(tags[path] for path in end.others if path in tags))
             for boundary in _boundaries(module, parts, position):
-                self.boundaries[boundary.key] = replace(boundary, ends_in=fused_ends.get(module.path, ""))
+                self.boundaries[boundary.key] = replace(boundary, ends_in=end.node, fused_with=others)
 
 
-def _find_fused_ends(model: ir.Model) -> dict[str, str]:
+class _FusedEnd(NamedTuple):
+    """A node that fuses the last operators of a module with those of other modules."""
+
+    node: str
+    others: frozenset[str]
+    """Paths of the other modules, if the node belongs to the module."""
+
+
+def _find_fused_ends(model: ir.Model) -> dict[str, _FusedEnd]:
     """Module path → node that fuses its last operators with those of other modules."""
-    ends: dict[str, str] = {}
+    ends: dict[str, _FusedEnd] = {}
     for node in model.graph:
         listed = listed_modules(node)
         if not listed:
@@ -263,7 +276,8 @@ def _find_fused_ends(model: ir.Model) -> dict[str, str]:
             # Up to the common module: modules that own the node, or produced one of its inputs, end in it.
             while path and path != common:
                 if any(_is_inside(source, path) for source in (owner, *sources)):
-                    ends[path] = node.name or node.op_type
+                    others = frozenset(listed) - {owner} if path == owner else frozenset[str]()
+                    ends[path] = _FusedEnd(node.name or node.op_type, others)
                 path = path.rpartition(".")[0]
     return ends
 
@@ -288,7 +302,9 @@ def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.
         # Inputs of the model are equal on both sides; integers are positions and masks.
         inputs = [value for value in fed if value.dtype in _FLOATS and value.producer() is not None]
         outputs = [
-            value for value in dict.fromkeys(map(_find_float_source, call.result.outputs)) if value.dtype in _FLOATS
+            value
+            for value in dict.fromkeys(map(_find_float_source, call.result.outputs))
+            if value.dtype in _FLOATS and not _is_blocked(value)
         ]
         makers = [maker for value in outputs if (maker := value.producer()) is not None]
         boundaries.append(
@@ -297,10 +313,25 @@ def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.
                 tuple(str(value.name) for value in inputs),
                 tuple(str(value.name) for value in outputs),
                 max((position[maker] for maker in makers if maker in position), default=0),
-                "" if outputs else "it computes no floating-point value that is read outside",
+                "" if outputs else _reason_without_outputs(call.result.outputs),
             )
         )
     return boundaries
+
+
+def _is_blocked(value: ir.Value) -> bool:
+    """Return True if a value is in the blocked layout of ONNX Runtime's convolutions, with its channels reordered."""
+    producer = value.producer()
+    return producer is not None and producer.domain == _BLOCKED_DOMAIN and producer.op_type != "ReorderOutput"
+
+
+def _reason_without_outputs(outputs: Iterable[ir.Value]) -> str:
+    if any(map(_is_blocked, outputs)):
+        return "its output is in a blocked layout (NCHWc)"
+    return "it computes no floating-point value that is read outside"
+
+
+_BLOCKED_DOMAIN = "com.microsoft.nchwc"
 
 
 def _find_float_source(value: ir.Value) -> ir.Value:

@@ -39,6 +39,8 @@ class ModuleBoundary:
     ends_in: str = ""
     """Name of a node that fuses its last operators with those of other modules, so that ``outputs`` are not its return
     values; empty if there is none."""
+    fused_with: tuple[str, ...] = ()
+    """Tags of the other modules fused into its nodes."""
 
     @property
     def key(self) -> CallKey:

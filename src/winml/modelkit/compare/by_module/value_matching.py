@@ -33,6 +33,8 @@ class MatchedBoundary:
     """Number of such inputs that do not exist on both sides."""
     reason: str = ""
     """Reason for missing outputs."""
+    fused_with: tuple[str, ...] = ()
+    """Tags of the other modules whose work the outputs include."""
 
     @property
     def taps(self) -> tuple[NamesOfBoth, ...]:
@@ -59,6 +61,9 @@ def match_files(reference: OnnxSide, candidate: OnnxSide) -> list[MatchedBoundar
         )
         if not outputs and not _last_node(boundary, twin):
             outputs = _pair_names(boundary.outputs, twin.outputs)
+        elif not outputs and twin.fused_with:
+            # The module that does the work of a fused node is compared where that node ends.
+            outputs = tuple((name, name) for name in twin.outputs if name in reference.value_names)
         matched.append(_create_match(boundary, twin, inputs, outputs, "outputs not in the candidate"))
     return matched
 
@@ -131,7 +136,8 @@ def _create_match(
         node = _last_node(boundary, twin)
         fused = f"last operators fused with those of other modules in {node}" if node else ""
         reason = fused or boundary.reason or twin.reason or without_outputs
-    return MatchedBoundary(boundary.identity, inputs, outputs, len(boundary.inputs) - len(inputs), reason)
+    fused_with = boundary.fused_with or twin.fused_with if outputs else ()
+    return MatchedBoundary(boundary.identity, inputs, outputs, len(boundary.inputs) - len(inputs), reason, fused_with)
 
 
 def _last_node(boundary: ModuleBoundary, twin: ModuleBoundary) -> str:

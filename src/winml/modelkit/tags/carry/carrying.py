@@ -142,7 +142,7 @@ def _write_matched(node: ir.Node, match: Match, tag_metadata: Callable[[Position
         return
     metadata.update(tag_metadata(match.position, _tag_source(match)))
     _add_missing(metadata, dict(match.position.foreign))
-    modules = sorted({replaced.module for replaced in match.replaced.positions})
+    modules = sorted({path for replaced in match.replaced.positions for path in replaced.modules})
     if len(modules) > 1:
         metadata[MODULES_KEY] = json.dumps(modules, ensure_ascii=False)
 

@@ -603,27 +603,34 @@ def _match_by_readers(matching: _Matching) -> None:
         region = replaced = _find_needed_region(matching, node)
         fused_original = _find_original_in_name(matching.names, node.name or "")
         named_position = original.position_of.get(fused_original) if fused_original is not None else None
-        if owners := _find_weight_owners(original, node, region):
+        upstream = region if region.nodes > 1 else NOTHING
+        if readers := _find_weight_readers(original, node, region):
+            owners = original.positions_among(readers)
             replaced = Replaced(owners, max(len(owners), region.nodes), owners=region.owners & owners)
+            # New nodes before this one replace nodes before the readers of its weight.
+            upstream = _unite_regions(
+                [matching.replaced_by_maker_of(value) for reader in readers for value in reader.inputs]
+            )
         elif named_position is not None and {named_position.tag} != {position.tag for position in region.positions}:
             replaced = Replaced(frozenset({named_position}), 1)
         if replaced.positions:
             way: Way = "fused" if named_position in replaced.positions else "replaced"
             position = original.owner(replaced)
-            matching.matches[node] = Match(way, position, None, replaced, region if region.nodes > 1 else NOTHING)
+            matching.matches[node] = Match(way, position, None, replaced, upstream)
 
 
-def _find_weight_owners(original: OriginalModel, node: ir.Node, region: Replaced) -> frozenset[Position]:
-    """Return the positions of the readers of a node's weights in the original, restricted to the replaced region."""
-    owners: frozenset[Position] = frozenset()
+def _find_weight_readers(original: OriginalModel, node: ir.Node, region: Replaced) -> list[ir.Node]:
+    """Return the nodes that read a node's weights in the original, restricted to the replaced region.
+
+    Without a region, the nodes are returned if they have one tag.
+    """
+    readers: dict[ir.Node, None] = {}
     for value in node.inputs:
         if value is not None and value.name and value.is_initializer():
-            owners |= original.readers_of_weight(value.name)
-    if not owners:
-        return owners
+            readers |= dict.fromkeys(original.readers_of_weight(value.name))
     if region.positions:
-        return owners & region.positions
-    return owners if len({position.tag for position in owners}) == 1 else frozenset()
+        return [reader for reader in readers if original.position_of.get(reader) in region.positions]
+    return list(readers) if len(tags_of(original.positions_among(readers))) == 1 else []
 
 
 def _find_needed_region(matching: _Matching, node: ir.Node) -> Replaced:

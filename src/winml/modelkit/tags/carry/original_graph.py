@@ -17,6 +17,7 @@ from winml.modelkit.metadata_keys import (
     BUILDER_SCOPES_KEY,
     CLASSES_KEY,
     MODULE_KEY,
+    MODULES_KEY,
     NAMESPACE_KEY,
     OUR_PREFIX,
     SCOPES_KEY,
@@ -25,7 +26,7 @@ from winml.modelkit.metadata_keys import (
 )
 from winml.modelkit.tags import address
 from winml.modelkit.tags.selector import recorded_modules
-from winml.modelkit.tags.tagging import all_nodes, listed_names, node_graphs
+from winml.modelkit.tags.tagging import all_nodes, listed_modules, listed_names, node_graphs
 
 MOST_POSITIONS = 64
 """Maximum number of modules listed for the nodes that one node replaced; beyond, only their common module is recorded.
@@ -65,11 +66,26 @@ class Position:
     """Keys of other tools on the nodes, with their values."""
     index: int = 0
     """Index among the positions, in the order of the graph."""
+    fused: tuple[str, ...] = ()
+    """Paths of the modules of a fused node at this position; empty for the module alone."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Paths of the modules whose work a node at this position does."""
+        return self.fused or (self.module,)
 
 
 def is_foreign(key: str) -> bool:
     """Return True for a metadata key written neither by winml nor by torch."""
     return key != NAMESPACE_KEY and not key.startswith((OUR_PREFIX, TORCH_PREFIX))
+
+
+def _fused_modules(node: ir.Node) -> tuple[str, ...]:
+    """Return the paths of the modules of a fused node; ``()`` if the list is damaged."""
+    try:
+        return tuple(listed_modules(node))
+    except ValueError:
+        return ()
 
 
 def _names_module(key: str) -> bool:
@@ -107,7 +123,7 @@ class Positions:
     def __init__(self, model: ir.Model) -> None:
         self._modules: dict[str, str] = {}
         self._namespaces: dict[str, str] = {}
-        self._positions: dict[tuple[str, str, Pairs], Position] = {}
+        self._positions: dict[tuple[str, str, Pairs, tuple[str, ...]], Position] = {}
         self._of_tags: dict[str, Position] = {}
         for module in recorded_modules(model.metadata_props) or ():
             self._modules.setdefault(module.tag, module.path)
@@ -115,13 +131,12 @@ class Positions:
     def __contains__(self, tag: str) -> bool:
         return tag in self._modules
 
-    def add(self, tag: str, module: str, namespace: str, foreign: Pairs = ()) -> Position:
-        """Return the position with this tag, namespace and foreign metadata; add it if new."""
-        position = self._positions.get((tag, namespace, foreign))
+    def add(self, tag: str, module: str, namespace: str, foreign: Pairs = (), fused: tuple[str, ...] = ()) -> Position:
+        """Return the position with this tag, namespace, foreign metadata and fused modules; add it if new."""
+        key = (tag, namespace, foreign, fused)
+        position = self._positions.get(key)
         if position is None:
-            position = self._positions[tag, namespace, foreign] = Position(
-                tag, module, namespace, foreign, len(self._positions)
-            )
+            position = self._positions[key] = Position(tag, module, namespace, foreign, len(self._positions), fused)
             self._modules.setdefault(tag, module)
             for path, scope in _enclosing_scopes(namespace):
                 self._namespaces.setdefault(path, scope)
@@ -247,7 +262,7 @@ class OriginalModel:
         self.regions: dict[ir.Node, Replaced] = {}
         """Node → the original nodes replaced by a node with the same outputs; filled on demand."""
         self._model = original
-        self._readers: dict[str, frozenset[Position]] = {}
+        self._readers: dict[str, tuple[ir.Node, ...]] = {}
 
     def _index_names(self, graph: ir.Graph | ir.Function) -> GraphNames:
         """Index the nodes and values of a graph by name; positions of the nodes are added to ``position_of``."""
@@ -265,7 +280,8 @@ class OriginalModel:
             metadata = node.metadata_props
             if tag := metadata.get(TAG_KEY):
                 module, namespace = metadata.get(MODULE_KEY, ""), metadata.get(NAMESPACE_KEY, "")
-                self.position_of[node] = positions.add(tag, module, namespace, self._foreign_pairs(metadata))
+                fused = _fused_modules(node) if MODULES_KEY in metadata else ()
+                self.position_of[node] = positions.add(tag, module, namespace, self._foreign_pairs(metadata), fused)
             elif not self.is_tagged and self._has_metadata:
                 self.position_of[node] = self._untagged_position(metadata)
         for name in ambiguous:
@@ -302,17 +318,24 @@ class OriginalModel:
         """Return the positions of original nodes."""
         return frozenset(position for node in nodes if (position := self.position_of.get(node)) is not None)
 
-    def readers_of_weight(self, name: str) -> frozenset[Position]:
-        """Return the positions of the readers of a weight, by name.
+    def readers_of_weight(self, name: str) -> tuple[ir.Node, ...]:
+        """Return the nodes that compute with the weight of this name; conversions of the weight are followed.
 
         Scalars and shapes do not count as weights: tools merge equal constants, so unrelated nodes share a constant.
         """
-        positions = self._readers.get(name)
-        if positions is None:
+        readers = self._readers.get(name)
+        if readers is None:
             weight = self.initializers.get(name)
-            readers = (use.node for use in weight.uses()) if weight is not None and _is_weight(weight) else ()
-            positions = self._readers[name] = self.positions_among(readers)
-        return positions
+            found: dict[ir.Node, None] = {}
+            pending = [weight] if weight is not None and _is_weight(weight) else []
+            while pending:
+                for node in pending.pop().consumers():
+                    if node in self.static:
+                        pending += node.outputs
+                    else:
+                        found[node] = None
+            readers = self._readers[name] = tuple(found)
+        return readers
 
     @cached_property
     def static(self) -> set[ir.Node]:
