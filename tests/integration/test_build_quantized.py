@@ -99,7 +99,7 @@ def test_precision_is_built_and_another_one_reuses_the_export(bert: Path, tmp_pa
     assert not (out / "quantized.onnx").exists()
     assert "MatMulInteger" not in operators(plain.model_path)
     few = build_hf_model(bert, out, precision="int4")
-    assert ["reused", "reused", "run"] == statuses(few)
+    assert ["reused", "run", "run"] == statuses(few)  # 4-bit weights have no default level
     assert operators(few.model_path)["MatMulNBits"] > 10
 
 
