@@ -107,7 +107,7 @@ def plan_cuts(path: Path, selector: str, folder: Path, options: ExtractOptions) 
     return PlannedCuts(cuts, stems, outputs, state)
 
 
-def extract_modules(
+def extract_from_file(
     path: Path,
     selector: str,
     folder: str | os.PathLike[str],

@@ -187,7 +187,7 @@ def _read_labels(node: ir.Node) -> tuple[int, ...]:
     return tuple(int(label.removeprefix(_LABEL)) for label in labels)
 
 
-def profile_model(
+def profile_by_module(
     path: Path,
     options: opened_model.RunOptions,
     latency: LatencyOptions,
