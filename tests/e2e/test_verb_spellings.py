@@ -141,6 +141,8 @@ def test_text_after_the_model_is_its_input(small_file: Path) -> None:
     for named in ((small_file,), ("-m", small_file)):
         told = run_here("run", *named, "A dog runs.", "--dry-run")
         assert 0 == told.code, told.err
+    for text in ("It ends with model.onnx", "x" * 5000):
+        assert 0 == run_here("run", small_file, text, "--dry-run").code
     refused = run_here("run", small_file, "photo.jpg", "--dry-run")
     assert "has no input 'image': feature-extraction takes text" in refused.err
     refused = run_here("run", small_file, small_file)

@@ -64,6 +64,7 @@ class WinMLCommand(DocumentedCommand):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         """See :class:`click.Command`."""
         super().__init__(*arguments, **settings)
+        self._refuses_extra = not self.context_settings.get("allow_extra_args")
         self.context_settings["allow_extra_args"] = True  # refused in _parse
         self._add_libraries()
         complete_values(self.params)
@@ -103,7 +104,7 @@ class WinMLCommand(DocumentedCommand):
         """Parse the arguments; an error about arguments of other tools states the command line to type instead."""
         try:
             remaining = super().parse_args(ctx, [*args])
-            if remaining:
+            if remaining and self._refuses_extra:
                 words = f"argument{'s' if len(remaining) > 1 else ''} ({' '.join(remaining)})"
                 raise click.UsageError(f"Got unexpected extra {words}.", ctx)
         except click.UsageError as error:
@@ -111,7 +112,8 @@ class WinMLCommand(DocumentedCommand):
                 raise
             problem = error.format_message().rstrip(".")
             if isinstance(error, click.NoSuchOption):
-                problem = f"no such option {next(arg for arg in args if arg.startswith(error.option_name))}"
+                typed = (arg for arg in args if arg.startswith(error.option_name))
+                problem = f"no such option {next(typed, error.option_name)}"
             raise misunderstood_arguments(self, ctx.command_path, args, problem) or error from None
         return remaining
 

@@ -109,20 +109,20 @@ _OPTIONS: tuple[tuple[str, str, str], ...] = (
 The first row whose parameter the command has applies.
 """
 
-_VALUES: Mapping[str, tuple[str, ...]] = {
-    "q4": ("int4",), "4": ("int4",), "4bit": ("int4",), "w4a16": ("int4",), "nf4": ("int4",),
-    "q8": ("int8",), "8": ("int8",), "8bit": ("int8",), "uint8": ("int8",),
-    "half": ("fp16",), "float16": ("fp16",), "16": ("fp16",), "bfloat16": ("bf16",), "float32": ("fp32",),
-    "cuda": ("gpu",), "0": ("none",), "1": ("basic",), "2": ("extended",), "3": ("full",),
-    "o1": ("basic",), "o2": ("extended",), "o3": ("full",), "all": ("full",), "max": ("full",), "static": ("qdq",),
+_VALUES: Mapping[str, str] = {
+    "q4": "int4", "4": "int4", "4bit": "int4", "w4a16": "int4", "nf4": "int4",
+    "q8": "int8", "8": "int8", "8bit": "int8",
+    "half": "fp16", "float16": "fp16", "16": "fp16", "bfloat16": "bf16", "float32": "fp32",
+    "0": "none", "1": "basic", "o1": "basic", "2": "extended", "o2": "extended", "3": "full", "o3": "full",
+    "all": "full", "max": "full", "cuda": "gpu", "static": "qdq",
 }  # fmt: skip
-"""Value in other tools → values of winml."""
+"""Value in other tools → value of winml."""
 
 
 def value_synonym(value: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that a value of another tool means; ``None`` if the value is not known."""
-    names = set(choices)
-    return next((name for name in _VALUES.get(value.lower(), ()) if name in names), None)
+    """Return the choice that a value of another tool means; ``None`` if there is none."""
+    meant = _VALUES.get(value.lower())
+    return meant if meant in choices else None
 
 
 def unknown_command(name: str, arguments: Sequence[str], commands: Mapping[str, click.Command]) -> UsageError | None:
@@ -212,7 +212,7 @@ def corrected_arguments(command: click.Command, arguments: Sequence[str], *, bes
             option, template = meant
             if "{}" in template:
                 value = value if equals else words.pop(0) if words else ""
-                choices = map(str, option.type.choices) if isinstance(option.type, click.Choice) else ()
+                choices = [*map(str, option.type.choices)] if isinstance(option.type, click.Choice) else ()
                 is_whole = template.endswith(" {}")
                 value = value_synonym(value, choices) or value if is_whole else value
                 template = template.replace("{}", shlex.quote(value) if is_whole else value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -231,8 +232,10 @@ def _positional_input(model: str, value: str) -> tuple[str, str]:
     Raises:
         UsageError: the value is a second model.
     """
-    suffix = Path(value).suffix.lower()
-    if suffix == MODEL_SUFFIX or Path(value).is_dir():
+    # os.path: methods of Path raise an error for a text that is too long for a file name.
+    is_file_name = os.path.isfile(value) or not re.search(r"\s", value)  # noqa: PTH113
+    suffix = Path(value).suffix.lower() if is_file_name else ""
+    if suffix == MODEL_SUFFIX or os.path.isdir(value):  # noqa: PTH112
         raise UsageError(
             f"two models are specified: {model!r} and {value!r}",
             hint=f"winml run runs one model; winml compare {model} {value} compares two.",
