@@ -218,7 +218,7 @@ def find_manifest(folder: Path) -> BuildManifest | None:
 
 
 @dataclass(frozen=True)
-class BuildResult(Result, Record, document="builds.manifest_records:build_document", rows="stages"):
+class BuildResult(Result, Record, document="builds.manifest_records:build_document", rows="parts"):
     """A finished build."""
 
     folder: Path

@@ -121,8 +121,8 @@ _VALUES: Mapping[str, str] = {
 
 def value_synonym(value: str, choices: Iterable[str]) -> str | None:
     """Return the choice that a value of another tool means; ``None`` if there is none."""
-    meant = _VALUES.get(value.lower())
-    return meant if meant in choices else None
+    meant = _VALUES.get(value.lower(), "")
+    return meant if meant in {*choices} else None
 
 
 def unknown_command(name: str, arguments: Sequence[str], commands: Mapping[str, click.Command]) -> UsageError | None:
