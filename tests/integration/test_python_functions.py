@@ -212,7 +212,7 @@ def test_frame_without_pandas_names_the_package(results: dict[str, Any], monkeyp
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(winml.InputError, match="requires pandas") as caught:
         results["run_model"].to_frame()
-    assert "pip install pandas" == caught.value.hint
+    assert "pip install" in caught.value.hint
 
 
 def test_rows_that_a_run_lacks_are_named(exported: Path) -> None:

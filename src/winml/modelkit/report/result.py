@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.version import install_command
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +81,7 @@ class Result:
         try:
             import pandas as pd
         except ImportError as error:
-            raise InputError("to_frame requires pandas", hint="pip install pandas") from error
+            raise InputError("to_frame requires pandas", hint=f"Install it: {install_command('eval')}") from error
         record: dict[str, Any] = self.as_record()  # type: ignore[attr-defined]  # of the subclass
         rows: Any = [record] if not self._rows else record
         for key in filter(None, self._rows.split(".")):
