@@ -40,7 +40,7 @@ def test_export_takes_checkpoints_and_modules(exported: Path, tmp_path: Path) ->
     assert [1, 16] == [size.dim_value for size in model.graph.input[0].type.tensor_type.shape.dim]
     result = winml.export_model(torch.nn.Linear(3, 4), tmp_path / "net.onnx", torch.ones(1, 3), opset_version=18)
     assert result.only_part.opset_produced == 18
-    with pytest.raises(winml.UsageError, match="task applies to a checkpoint"):
+    with pytest.raises(winml.UsageError, match=r"^task "):
         winml.export_model(torch.nn.Linear(3, 4), tmp_path / "other.onnx", torch.ones(1, 3), task="fill-mask")
 
 
@@ -75,7 +75,7 @@ def test_unknown_keyword_is_named_with_the_nearest(
 ) -> None:
     """A misspelled option has an effect in no function."""
     paths = [tmp_path / word if word.startswith("OUT") else word for word in arguments]
-    with pytest.raises(winml.ConfigError, match=f"{function}: unknown key 'revisoin'; did you mean 'revision'"):
+    with pytest.raises(winml.ConfigError, match=f"{function}: .*'revisoin'.*'revision'"):
         getattr(winml, function)(checkpoint, *paths, revisoin="main")
     assert not list(tmp_path.iterdir())
 
@@ -105,7 +105,7 @@ def test_run_returns_the_answer(exported: Path, tmp_path: Path) -> None:
         np.save(tmp_path / f"{name}.npy", np.ones((1, 16), np.int64))
     inputs = {name: f"@{tmp_path / name}.npy" for name in ("input_ids", "attention_mask", "token_type_ids")}
     assert "tensors" == winml.run_model(exported, inputs=inputs).kind
-    with pytest.raises(winml.UsageError, match="has no input 'image'"):
+    with pytest.raises(winml.UsageError, match="'image'"):
         winml.run_model(exported, "photo.jpg")
 
 
@@ -125,9 +125,9 @@ def test_inspect_describes_files_and_checkpoints(exported: Path, checkpoint: Pat
     assert ["BertPooler"] == [module.class_name for module in file.modules]
     planned: Any = winml.inspect_model(checkpoint, sizes={"sequence_length": 8})
     assert (1, 8) == planned.inputs[0].shape
-    with pytest.raises(winml.UsageError, match="requires an ONNX file"):
+    with pytest.raises(winml.UsageError, match="'BertPooler'"):
         winml.inspect_model(checkpoint, module="BertPooler")
-    with pytest.raises(winml.UsageError, match="revision does not apply to ONNX files"):
+    with pytest.raises(winml.UsageError, match=r"^revision "):
         winml.inspect_model(exported, revision="main")
 
 
@@ -217,7 +217,7 @@ def test_frame_without_pandas_names_the_package(results: dict[str, Any], monkeyp
 
 def test_rows_that_a_run_lacks_are_named(exported: Path) -> None:
     """A comparison of outputs alone has no modules."""
-    with pytest.raises(winml.UsageError, match="has no modules in this run"):
+    with pytest.raises(winml.UsageError, match="modules"):
         winml.compare_models(exported, exported).to_frame()
 
 

@@ -154,13 +154,9 @@ def _listener(options: Mapping[str, object], retained: list[str]) -> BuildListen
 
 
 def _show_result(result: BuildResult, options: Mapping[str, object]) -> None:
-    from winml.modelkit.builds.manifest_records import build_lines
-    from winml.modelkit.report.document import Document, Fields
+    from winml.modelkit.builds.table import build_document
 
-    def lines() -> Document:
-        return Document([Fields([*build_lines(result), ("next", _next_command(result))])])
-
-    show_result(result.as_record(), options, lines)
+    show_result(result.as_record(), options, lambda: build_document(result, _next_command(result)))
 
 
 def _next_command(result: BuildResult) -> str:

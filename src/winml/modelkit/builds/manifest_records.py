@@ -22,7 +22,6 @@ from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
     from winml.modelkit.evaluate.records import Evaluation
-    from winml.modelkit.report.document import Document
 
 MANIFEST_VERSION: Final = 2
 """Raised when a key changes its name or meaning. ``manifest_version`` and ``files`` are the same in all versions."""
@@ -218,7 +217,7 @@ def find_manifest(folder: Path) -> BuildManifest | None:
 
 
 @dataclass(frozen=True)
-class BuildResult(Result, Record, document="builds.manifest_records:build_document", rows="parts"):
+class BuildResult(Result, Record, document="builds.table:build_document", rows="parts"):
     """A finished build."""
 
     folder: Path
@@ -284,10 +283,3 @@ def _stage_words(stage: StageRecord) -> str:
     memory = "" if stage.peak_memory_bytes is None else f", process memory peak {size_words(stage.peak_memory_bytes)}"
     done = "reused" if stage.status == "reused" else f"{stage.seconds:.1f} s{memory}"
     return f"{stage.nodes} nodes, {tagged}, {done}{f' ({stage.reason})' if stage.reason else ''}"
-
-
-def build_document(result: BuildResult) -> Document:
-    """Return the document of a build."""
-    from winml.modelkit.report.document import Document, Fields
-
-    return Document([Fields([*build_lines(result)])])

@@ -15,7 +15,6 @@ import click
 from winml.modelkit.cli._completion import complete_arguments, complete_values
 from winml.modelkit.cli._help import POSITIONAL, DocumentedCommand, GroupedArgument, GroupedOption
 from winml.modelkit.cli._streams import print_json, tell
-from winml.modelkit.cli._synonyms import misunderstood_arguments
 from winml.modelkit.errors import UsageError, WinMLError, error_chain, first_line, spell_options
 from winml.modelkit.fields import DEVICE, INPUTS, Field
 from winml.modelkit.words import printable
@@ -114,6 +113,8 @@ class WinMLCommand(DocumentedCommand):
             if isinstance(error, click.NoSuchOption):
                 typed = (arg for arg in args if arg.startswith(error.option_name))
                 problem = f"no such option {next(typed, error.option_name)}"
+            from winml.modelkit.cli._synonyms import misunderstood_arguments
+
             raise misunderstood_arguments(self, ctx.command_path, args, problem) or error from None
         return remaining
 

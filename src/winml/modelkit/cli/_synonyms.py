@@ -154,7 +154,7 @@ def _filled(template: str, arguments: Sequence[str], commands: Mapping[str, clic
     if verb not in commands or "{}" not in words:
         return f"winml {template}"
     start = words.index("{}")
-    corrected = corrected_arguments(commands[verb], arguments, beside=start) or list(arguments) or ["MODEL"]
+    corrected = _corrected_arguments(commands[verb], arguments, beside=start) or list(arguments) or ["MODEL"]
     return shlex.join(["winml", verb, *words[:start], *corrected, *words[start + 1 :]])
 
 
@@ -169,7 +169,7 @@ def misunderstood_arguments(
         arguments: The arguments of the command.
         problem: What is wrong with them.
     """
-    corrected = corrected_arguments(command, arguments)
+    corrected = _corrected_arguments(command, arguments)
     return None if corrected is None else _error(problem, [shlex.join([*command_path.split(), *corrected])])
 
 
@@ -177,7 +177,7 @@ def _error(problem: str, lines: Sequence[str]) -> UsageError:
     return UsageError(problem, hint=f"Type: {'  or: '.join(lines)}")
 
 
-def corrected_arguments(command: click.Command, arguments: Sequence[str], *, beside: int = 0) -> list[str] | None:
+def _corrected_arguments(command: click.Command, arguments: Sequence[str], *, beside: int = 0) -> list[str] | None:
     """Return the arguments with every known synonym replaced; ``None`` if nothing is replaced.
 
     Args:
