@@ -13,6 +13,7 @@ from winml.modelkit.cli._folders import end_dry_run, show_parts
 from winml.modelkit.cli._progress import live_progress, show_step
 from winml.modelkit.cli._requests import exported_path, stated_fields
 from winml.modelkit.errors import UsageError
+from winml.modelkit.fields import MODEL
 from winml.modelkit.profile.verb import PerfRequest, PerfSubject, perf_request, plan_perf, run_perf
 
 if TYPE_CHECKING:
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
 @click.command(name="perf", cls=WinMLCommand)
 @_options.model_option(
     "ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or package.module:function."
+)
+@_options.option(
+    "others",
+    str,
+    "Second model, measured in alternation with the first, which becomes the baseline.",
+    MODEL,
+    is_argument=True,
+    is_repeatable=True,
+    metavar="[OTHER]",
 )
 @_options.source_options
 @_options.random_options

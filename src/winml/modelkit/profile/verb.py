@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from winml.modelkit.errors import UsageError, opt, python_function, spell
 from winml.modelkit.export.declared_options import DynamicFields
-from winml.modelkit.fields import INPUTS, MODEL, OUTPUT, declare, refuse_stated
+from winml.modelkit.fields import INPUTS, OUTPUT, declare, refuse_stated
 from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART
 from winml.modelkit.models.load_options import InputFields
 from winml.modelkit.report.plan import PlannedStep
@@ -55,8 +55,6 @@ class PerfRequest(ModuleAnswerRequest, ProviderFields, LatencyFields, InputField
     find_files: Callable[[], Iterable[Path]]
     """Returns the files of the models and of the options; reads the graphs."""
 
-    others: tuple[str, ...] = declare((), MODEL, is_argument=True, metavar="[OTHER]")
-    """Second model, measured in alternation with the first, which becomes the baseline."""
     input_data: str | None = declare(None, INPUTS, metavar="FILE", default_words="random values")
     """Inputs to run on: an .npz file with one array per input."""
     by_module: bool = declare(False, MEASUREMENT, is_common=True)
