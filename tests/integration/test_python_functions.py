@@ -91,7 +91,7 @@ def test_profile_measures_what_the_options_state(exported: Path) -> None:
     assert 1.0 == pytest.approx(frame["share"].iloc[0])
     one = winml.profile_model(exported, module="BertPooler", iterations=3)
     assert ["bert.pooler"] == [*one.to_frame()["module"]]
-    with pytest.raises(winml.UsageError, match="batch_size 2: sizes says batch_size 3"):
+    with pytest.raises(winml.UsageError, match=r"^sizes: "):
         winml.profile_model(exported, sizes={"batch_size": 3}, batch_size=2)
 
 

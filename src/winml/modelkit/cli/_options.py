@@ -20,7 +20,7 @@ from winml.modelkit.onnx.files.named_paths import named_path
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class NonEmptyPath(click.Path):
+class _NonEmptyPath(click.Path):
     """A path, converted to ``Path``; an empty text, such as the value of an unset shell variable, is refused."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ def grouped_option(*names: str, help: str, group: str, is_common: bool = False, 
 
 def _positional_value(field: Field) -> Callable[[_F], _F]:
     """Return the positional argument in place of an option; :class:`WinMLCommand` moves its value to the option."""
-    type_ = NonEmptyPath() if Path in get_args(field.annotation) else None
+    type_ = _NonEmptyPath() if Path in get_args(field.annotation) else None
     return click.argument(
         POSITIONAL, cls=GroupedArgument, field=field, type=type_, required=False, metavar=f"[{field.name.upper()}]"
     )
@@ -108,7 +108,7 @@ def _declared_option(option: Field, config_key: str = "") -> Callable[[_F], _F]:
         config_key: Equivalent key of a build config; empty: no such key.
     """
     if option.is_argument:
-        type_ = NonEmptyPath() if option.annotation is Path else None
+        type_ = _NonEmptyPath() if option.annotation is Path else None
         several: dict[str, Any] = {"nargs": -1, "metavar": option.metavar} if option.is_repeatable else {}
         return click.argument(option.name, cls=GroupedArgument, field=option, type=type_, **several)
     if option.is_also_argument:
@@ -139,7 +139,7 @@ def _declared_option(option: Field, config_key: str = "") -> Callable[[_F], _F]:
     if option.choices:
         settings["type"] = _Choice(option.choices)
     elif Path in kinds:
-        settings["type"] = NonEmptyPath()
+        settings["type"] = _NonEmptyPath()
     elif float in kinds:
         least = option.minimum if option.above is None else option.above
         is_limited = least is not None or option.maximum is not None
