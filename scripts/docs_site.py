@@ -29,22 +29,26 @@ OUTSIDE = {
 }
 """Documents beside docs/ to their pages."""
 LICENCE = ("LICENSE", "licence.md")
+EXAMPLES = "docs/reference/python.md"
+"""Document that the reference of the Python interface begins with."""
+_API_PAGE = "reference/api.md"
 
 _LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 _MERMAID = re.compile(r"^```mermaid\n.*?^```$", re.MULTILINE | re.DOTALL)
 _PICTURE = "pictures/package.svg"
 _CAPTION = "Each subpackage imports only those drawn below it. `docs/architecture.md` shows the imports as arrows."
 _API_GROUPS = {
-    "Export": (
-        "export_pytorch",
-        "HTPExporter",
-        "WinMLExportConfig",
-        "InputTensorSpec",
-        "OutputTensorSpec",
-        "ExportResult",
+    "Make a model": (
+        "export_model", "build_model", "optimize_model", "quantize_model", "compile_model", "tune_model",
+        "sweep_models",
     ),
-    "Build": ("build_hf_model", "build_onnx_model", "WinMLBuildConfig", "BuildResult", "WinMLAutoModel"),
-}
+    "Run a model": ("run_model", "WinMLAutoModel"),
+    "Judge a model": (
+        "profile_model", "compare_models", "verify_model", "diff_models", "evaluate_model", "inspect_model",
+        "quantization_sensitivity",
+    ),
+    "Take a model apart": ("extract_modules", "retag_model"),
+}  # fmt: skip
 """What stands first, in this order; every other name follows."""
 
 
@@ -81,17 +85,17 @@ def python_reference() -> str:
     import winml.modelkit
 
     names = [name for name in winml.modelkit.__all__ if not name.startswith("__")]
+    former = [name for name in names if name not in dir(winml.modelkit)]
     grouped = {name for group in _API_GROUPS.values() for name in group}
     errors = [name for name in names if name.endswith("Error")]
-    others = [name for name in names if name not in grouped and name not in errors]
-    groups = {**_API_GROUPS, "Verbs": tuple(others), "Errors": tuple(errors)}
+    others = [name for name in names if name not in (*grouped, *errors, *former)]
+    groups = {**_API_GROUPS, "Other names": tuple(others), "Errors": tuple(errors), "Former names": tuple(former)}
     sections = [
         f"## {title}\n\n" + "\n\n".join(f"::: winml.modelkit.{name}" for name in members)
         for title, members in groups.items()
     ]
-    return (
-        "\n\n".join(["# Python\n\nWhat `winml.modelkit` offers; all else may move without notice.", *sections]) + "\n"
-    )
+    examples = (REPOSITORY / EXAMPLES).read_text(encoding="utf-8").rstrip()
+    return "\n\n".join([examples, *sections]) + "\n"
 
 
 def made_pages() -> dict[str, str]:
@@ -100,13 +104,13 @@ def made_pages() -> dict[str, str]:
     pages |= {page: notebook_as_markdown(REPOSITORY / name) for name, page in pages_of_notebooks().items()}
     source, page = LICENCE
     pages[page] = f"# Licence\n\n```text\n{(REPOSITORY / source).read_text(encoding='utf-8')}```\n"
-    pages["reference/api.md"] = python_reference()
+    pages[_API_PAGE] = python_reference()
     return pages
 
 
 def site_path(name: str) -> str | None:
     """Return where a file of the repository is in the site; None where it is not."""
-    moved = {**OUTSIDE, LICENCE[0]: LICENCE[1], **pages_of_notebooks()}
+    moved = {**OUTSIDE, LICENCE[0]: LICENCE[1], **pages_of_notebooks(), EXAMPLES: _API_PAGE}
     if name in moved:
         return moved[name]
     return name.removeprefix("docs/") if name.startswith("docs/") and (REPOSITORY / name).is_file() else None
@@ -135,8 +139,8 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are no files of docs/."""
     from mkdocs.structure.files import File
 
-    for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
-        files.remove(notebook)
+    for file in [file for file in files if file.src_uri.endswith(".ipynb") or f"docs/{file.src_uri}" == EXAMPLES]:
+        files.remove(file)
     for page, content in made_pages().items():
         files.append(File.generated(config, page, content=content))
     return files
@@ -179,7 +183,7 @@ def without_roles(html: str, names: Container[str]) -> str:
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001  # mkdocs' signature
     """Turn roles into code, and mark the tables of options for their style."""
     path = page.file.src_uri
-    if path == "reference/api.md":
+    if path == _API_PAGE:
         import winml.modelkit
 
         html = without_roles(html, winml.modelkit.__all__)

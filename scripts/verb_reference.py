@@ -38,7 +38,7 @@ _LONGEST_LINE = 140
 
 def reference() -> str:
     """Return the document: a section for each verb, with a table for each group of its options."""
-    commands = {verb: VERBS[verb] for verb in COMMANDS}
+    commands = {verb: VERBS[verb] for verb in sorted(COMMANDS)}
     return "\n".join(
         [HEAD, *(part for verb, command in commands.items() for part in _section(f"winml {verb}", command))]
     )

@@ -205,14 +205,14 @@ def _outcome(folder: Path, *, trust: bool) -> str:
     """Inspect, load and perhaps export a checkpoint; return the error message, or the notes of the load."""
     from winml.modelkit.errors import WinMLError
     from winml.modelkit.export.exporting import HTPExporter
-    from winml.modelkit.inspect.model_inspection import inspect_model
+    from winml.modelkit.inspect.model_inspection import inspect_checkpoint
     from winml.modelkit.models.model import load_model
     from winml.modelkit.models.request import ModelRequest
 
     random = not list(folder.glob("*.safetensors")) and not (folder / "pytorch_model.bin").exists()
     request = ModelRequest(str(folder), random_weights=random, trust_remote_code=trust)
     try:
-        inspect_model(request)
+        inspect_checkpoint(request)
         loaded = load_model(request)
         if folder.name in EXPORTED and not trust:
             HTPExporter().export_checkpoint(request, folder / "out.onnx")

@@ -37,7 +37,7 @@ def _project() -> dict[str, Any]:
     return project
 
 
-OF_AN_EXTRA = {"evaluate": "eval", "models": "gguf", "samples": "eval", "sweep": "ray"}
+OF_AN_EXTRA = {"evaluate": "eval", "models": "gguf", "report": "eval", "samples": "eval", "sweep": "ray"}
 """Subpackage → the extra with the libraries that it imports on demand. Errors name the installation of the extra."""
 
 

@@ -14,6 +14,7 @@ import winml.modelkit
 from architecture.sources import REPOSITORY
 from docs_site import (
     DOCS,
+    EXAMPLES,
     foreign_requests,
     made_pages,
     notebook_as_markdown,
@@ -31,6 +32,7 @@ _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 
 def _pages() -> dict[str, str]:
     files = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
+    del files[EXAMPLES.removeprefix("docs/")]  # the page of the Python interface begins with it
     return {**files, **made_pages()}
 
 

@@ -223,8 +223,33 @@ def test_input_specs_override_sizes_with_a_note(workplace: Workplace, bert_tiny:
     options = ("--input-specs", specs, "--shape-config", '{"sequence_length": 24}')
     outcome = workplace.export("-m", bert_tiny, "-o", "model.onnx", *options)
     assert 0 == outcome.code, outcome.err
-    assert "inputs     input_ids int64[1, 9]\n" in outcome.out
+    assert "input_ids int64[1, 9], attention_mask int64[1, 9], token_type_ids int64[1, 9]" in outcome.out
     assert re.search("^note .*--input-specs.*--shape-config", outcome.out, re.MULTILINE)
+
+
+def test_described_input_takes_type_and_range_of_the_model(workplace: Workplace, bert_tiny: Path, nets: Path) -> None:
+    """Inputs that are not described stay, at the sizes they share with the described one."""
+    specs = '{"attention_mask": {"shape": [2, "tokens"]}}'
+    outcome = workplace.export("-m", bert_tiny, "-o", "model.onnx", "--input-specs", specs)
+    assert 0 == outcome.code, outcome.err
+    inputs = {item.name: item.type.tensor_type for item in onnx.load(workplace.folder / "model.onnx").graph.input}
+    assert ["input_ids", "attention_mask", "token_type_ids"] == [*inputs]
+    for tensor in inputs.values():
+        assert onnx.TensorProto.INT64 == tensor.elem_type
+        assert (2, "tokens") == (tensor.shape.dim[0].dim_value, tensor.shape.dim[1].dim_param)
+    workplace.refuse(
+        "-m", f"{nets}:good", "-o", "net.onnx", "--input-specs", '{"other": {"shape": [1]}}',
+        code=2, words=("--input-specs", "other:", "dtype"),
+    )  # fmt: skip
+
+
+def test_inputs_of_a_config_are_all_inputs(workplace: Workplace, bert_tiny: Path) -> None:
+    """A complete list leaves an optional input out."""
+    entries = [{"name": "input_ids", "shape": [1, 9], "dtype": "int64", "value_range": [5, 60]}]
+    options = ("--export-config", json.dumps({"input_tensors": entries}))
+    outcome = workplace.export("-m", bert_tiny, "-o", "model.onnx", *options)
+    assert 0 == outcome.code, outcome.err
+    assert ["input_ids"] == [item.name for item in onnx.load(workplace.folder / "model.onnx").graph.input]
 
 
 def test_overwrite_replaces_the_files_of_an_earlier_export(workplace: Workplace, nets: Path) -> None:

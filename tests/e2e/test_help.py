@@ -63,7 +63,7 @@ def test_help_names_every_group(monkeypatch: pytest.MonkeyPatch, verb: str) -> N
     named = [*_headings(brief), *(found[2] or "").split(", "), GENERAL]
     assert sorted(_headings(whole)) == sorted(filter(None, named))
     options = whole[whole.index(f"\n{_headings(whole)[0]}:") :].partition("\n  Examples:")[0]
-    rows = re.findall(r"^  (?:-|\[?[A-Z]{2})", options, re.MULTILINE)
+    rows = re.findall(r"^  (?:-|\[-m|\[?[A-Z]{2})", options, re.MULTILINE)
     assert int(found[1]) == len(rows)
 
 

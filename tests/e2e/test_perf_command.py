@@ -243,7 +243,7 @@ def test_pytorch_baseline_named_in_a_file_is_not_fetched(
         (("unknown.onnx",), 1, ("cannot load unknown.onnx", "Nonsense")),
         ((), 2, ("no model",)),
         (("net.onnx", "--input-data", ""), 2, ("'--input-data':",)),
-        (("net.onnx", "-m", "net.onnx"), 2, ("two models",)),
+        (("net.onnx", "-m", "other.onnx"), 2, ("two models",)),
         (("net.onnx", "--generation", "--no-io-binding"), 2, ("--no-io-binding",)),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -8,6 +8,7 @@ import click
 import pytest
 
 from e2e.in_process import run_here
+from winml.modelkit.cli import _synonyms
 from winml.modelkit.cli.main import COMMANDS, VERBS
 
 SHORT = {"--task": "-t", "--format": "-f", "--device": "-d", "--precision": "-p", "--model": "-m", "--output": "-o"}
@@ -78,3 +79,139 @@ def test_completion_offers_verbs_and_options(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("COMP_WORDS", "winml perf --by")
     monkeypatch.setenv("COMP_CWORD", "2")
     assert "plain,--by-module\n" == run_here().out
+
+
+ONE_MODEL = ("build", "compile", "config", "export", "optimize", "quantize", "tune")
+"""Verbs of one model whose dry run needs no more than model and output."""
+
+
+@pytest.mark.parametrize("verb", ONE_MODEL)
+def test_model_is_positional_or_an_option(tmp_path: Path, small_bert: Path, small_file: Path, verb: str) -> None:
+    """Both forms make the same plan."""
+    model = small_bert if verb in ("build", "config", "export", "tune") else small_file
+    output = tmp_path / ("out" if verb in ("build", "tune") else "out.json" if verb == "config" else "out.onnx")
+    rest = ("-o", output, "--dry-run", "-f", "json", *(("--ep", "cpu") if verb == "compile" else ()))
+    outcomes = [run_here(verb, *named, *rest) for named in ((model,), ("-m", model), ("--model", model))]
+    assert [0, 0, 0] == [outcome.code for outcome in outcomes], outcomes[0].err
+    assert outcomes[0].out == outcomes[1].out == outcomes[2].out
+    assert str(model) in outcomes[0].out
+
+
+@pytest.mark.parametrize("verb", sorted({*COMMANDS} - {"cache", "compare", "diff", "retag", "run", "sweep", "sys"}))
+def test_two_models_for_a_verb_of_one_are_named(verb: str) -> None:
+    """A positional model and ``-m`` with the same value are one model."""
+    if verb == "generate":  # after -m, positional values are prompts
+        assert "other.onnx:" in run_here("generate", "-m", "other.onnx", "text").err
+        return
+    refused = run_here(verb, "one.onnx", "-m", "other.onnx", *_required(verb))
+    assert (2, "") == (refused.code, refused.out)
+    assert all(word in refused.err for word in ("'one.onnx'", "-m, 'other.onnx'"))
+    assert "two models" not in run_here(verb, "one.onnx", "-m", "one.onnx", *_required(verb)).err
+
+
+def _required(verb: str) -> tuple[str, ...]:
+    values = {"dataset": "data.csv", "module": "Layer", "output": "out"}
+    required = [option for option in _options(verb) if option.required]
+    return tuple(word for option in required for word in (option.opts[-1], values[str(option.name)]))
+
+
+def test_verb_without_a_model_says_so() -> None:
+    """The error is that of the missing model, whatever the verb."""
+    for verb in (*ONE_MODEL, "eval", "extract", "generate", "inspect", "perf", "run"):
+        refused = run_here(verb, *_required(verb), *(("--ep", "cpu") if verb == "compile" else ()))
+        assert (2, "") == (refused.code, refused.out)
+        assert "no model" in refused.err, verb
+
+
+def test_pair_of_models_is_positional_or_follows_options(small_file: Path) -> None:
+    """The order of the models is that of the command line."""
+    plans = [
+        run_here(verb, *words, "--dry-run").out
+        for verb in ("compare", "diff")
+        for words in ((small_file, "b.onnx"), ("-m", small_file, "-m", "b.onnx"), ("-m", small_file, "b.onnx"))
+    ]
+    assert plans[:1] * 3 == plans[:3]
+    assert plans[3:4] * 3 == plans[3:]
+    assert f"'{small_file}'" not in run_here("compare", "a.onnx").err
+    assert "a.onnx:" in run_here("compare", "--model=a.onnx", "-m", "b.onnx").err
+
+
+def test_text_after_the_model_is_its_input(small_file: Path) -> None:
+    """A file is an image or audio by its suffix, and a second model is refused."""
+    for named in ((small_file,), ("-m", small_file)):
+        told = run_here("run", *named, "A dog runs.", "--dry-run")
+        assert 0 == told.code, told.err
+    for text in ("It ends with model.onnx", "x" * 5000):
+        assert 0 == run_here("run", small_file, text, "--dry-run").code
+    refused = run_here("run", small_file, "photo.jpg", "--dry-run")
+    assert all(word in refused.err for word in ("'image'", "feature-extraction"))
+    refused = run_here("run", small_file, small_file)
+    assert (2, "") == (refused.code, refused.out)
+    assert f"winml compare {small_file} {small_file}" in refused.err
+
+
+def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, small_file: Path) -> None:
+    """The first model is the baseline; a third one is refused by name."""
+    other = tmp_path / "other.onnx"
+    other.write_bytes(small_file.read_bytes())
+    plan = run_here("perf", small_file, other, "--dry-run").out
+    assert plan == run_here("perf", other, "--baseline", small_file, "--dry-run").out
+    assert str(small_file) in plan
+    for words in ((other, "third.onnx"), (other, "--baseline", "third.onnx")):
+        refused = run_here("perf", small_file, *words, "--dry-run")
+        assert (2, "") == (refused.code, refused.out)
+        assert "third.onnx" in refused.err
+        assert f"winml perf {small_file} {other}" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("convert ckpt model.onnx", "export ckpt -o model.onnx"),
+        ("convert ckpt model.onnx --half --dynamic", "export ckpt --dtype fp16 --dynamic-batch --dynamic-seq-len -o"),
+        ("benchmark model.onnx --runs 5", "perf model.onnx --iterations 5"),
+        ("profile model.onnx", "perf model.onnx --by-module"),
+        ("info model.onnx --json", "inspect model.onnx -f json"),
+        ("validate model.onnx", "eval model.onnx --dataset DATA"),
+        ("test built", "compare REFERENCE built"),
+        ("serve built", "MODEL -o built"),
+        ("predict built --text hello", "--text hello"),
+        ("help quantize", "quantize --help"),
+        ("quantize model.onnx q.onnx", "quantize model.onnx -o q.onnx"),
+        ("quantize model.onnx --bits 4 -o q.onnx", "quantize model.onnx -p int4 -o q.onnx"),
+        ("quantize model.onnx --int8", "quantize model.onnx -p int8"),
+        ("quantize model.onnx --quantize=q4", "quantize model.onnx -p int4"),
+        ("quantize model.onnx -p q4", "'int4'?"),
+        ("optimize model.onnx -O2", "optimize model.onnx --level extended"),
+        ("optimize model.onnx --level 2", "'extended'?"),
+        ("inspect model.onnx --json", "inspect model.onnx -f json"),
+        ("compile model.onnx --provider cpu", "compile model.onnx --ep cpu"),
+        ("perf model.onnx --seq-len 64", """perf model.onnx --shape-config '{"sequence_length": 64}'"""),
+        ("generate built Hello --max_tokens=4", "Hello --max-new-tokens 4"),
+        ("eval model.onnx reviews.csv", "eval model.onnx --dataset reviews.csv"),
+        ("extract model.onnx Layer -o parts", "-o parts --module Layer"),
+    ],
+)
+def test_words_of_other_tools_name_the_command_to_type(typed: str, meant: str) -> None:
+    """All of a wrong command line is corrected at once; nothing is run."""
+    refused = run_here(*typed.split())
+    assert (2, "") == (refused.code, refused.out)
+    assert meant in " ".join(refused.err.split())
+
+
+def test_every_synonym_leads_to_options_that_exist() -> None:
+    """Each row of the table is the spelling of a parameter of a command, and each command line is one of ours."""
+    commands = {name: VERBS[name] for name in COMMANDS}
+    for names, parameter, spelling in _synonyms._OPTIONS:
+        takers = [command for command in commands.values() if parameter in {param.name for param in command.params}]
+        assert takers, names
+        flags = [word for word in spelling.split() if word.startswith("-")]
+        offered = [
+            {name for param in command.params for name in (*param.opts, *param.secondary_opts)} for command in takers
+        ]
+        assert any({*flags} <= options for options in offered), spelling
+        assert not any({*names.split()} <= options for options in offered), names
+    for words, lines in _synonyms._COMMANDS.items():
+        assert not {*words.split()} & {*COMMANDS}
+        for line in lines.split("; "):
+            assert line.split()[0] in {*COMMANDS, "--version"}

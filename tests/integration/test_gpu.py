@@ -22,7 +22,7 @@ from winml.modelkit.inspect.provider_check import check_provider
 from winml.modelkit.ort.devices import choose_provider, present_providers
 from winml.modelkit.ort.opened_model import RunOptions, values_for
 from winml.modelkit.ort.sessions import Session
-from winml.modelkit.profile.by_module import profile_model
+from winml.modelkit.profile.by_module import profile_by_module
 from winml.modelkit.profile.latency import LatencyOptions
 from winml.modelkit.profile.module_records import ProfiledModules
 from winml.modelkit.profile.perf import PerfOptions, measure_model
@@ -106,7 +106,7 @@ def test_provider_reports_its_supported_nodes(half: Path) -> None:
 
 def test_device_time_is_reported_by_module(half: Path) -> None:
     """Kernels of the provider have the names of nodes, as those of the CPU do."""
-    profiled = profile_model(half, RunOptions("model", ep=EP), FEW)
+    profiled = profile_by_module(half, RunOptions("model", ep=EP), FEW)
     assert isinstance(profiled, ProfiledModules)
     record = profiled.as_record()["by_module"]
     assert record["tree"][0]["total_ms"] > 0

@@ -19,7 +19,7 @@ from checkpoints import build_model, one_layer, save_checkpoint
 from winml.modelkit.errors import InputError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.exporting import HTPExporter
-from winml.modelkit.extract.extraction import ExtractOptions, extract_modules
+from winml.modelkit.extract.extraction import ExtractOptions, extract_from_file
 from winml.modelkit.extract.records import ExtractedModule, ExtractResult
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.specs import DynamicRequest, InputTensorSpec
@@ -64,7 +64,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
 
 def _extract(path: Path, folder: Path, selector: str = "**", **options: Any) -> ExtractResult:
     run = RunOptions(shown=path.name, **options)
-    return extract_modules(path, selector, folder, ExtractOptions(run, with_inputs=True))
+    return extract_from_file(path, selector, folder, ExtractOptions(run, with_inputs=True))
 
 
 def _draw(path: Path, folder: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 from winml.modelkit import HTPExporter
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.inspect.model_inspection import inspect_model
+from winml.modelkit.inspect.model_inspection import inspect_checkpoint
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs
 from winml.modelkit.ort.sessions import Session
@@ -38,7 +38,7 @@ def test_export_of_text_and_image_is_one_graph_that_remembers_its_places(tmp_pat
     assert exported.only_part.verification is not None
     assert exported.only_part.verification.is_verified
     assert ["input_ids", "pixel_values", "attention_mask"] == [spec.name for spec in exported.only_part.inputs]
-    assert exported.only_part.inputs == inspect_model(ModelRequest(str(config), cache=False)).inputs
+    assert exported.only_part.inputs == inspect_checkpoint(ModelRequest(str(config), cache=False)).inputs
     assert any("16 placeholder tokens" in note for note in exported.notes), exported.notes
     session = Session(tmp_path / "model.onnx")
     written: list[dict[str, Any]] = json.loads(session.metadata["winml.io.inputs"])

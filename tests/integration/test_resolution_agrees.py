@@ -14,7 +14,7 @@ from winml.modelkit import HTPExporter
 from winml.modelkit.builds.config import WinMLBuildConfig, parse_build_config
 from winml.modelkit.builds.config_resolution import resolve_build_config
 from winml.modelkit.export.config import WinMLExportConfig
-from winml.modelkit.inspect.model_inspection import RANDOM_WEIGHTS, WEIGHTLESS, inspect_model
+from winml.modelkit.inspect.model_inspection import RANDOM_WEIGHTS, WEIGHTLESS, inspect_checkpoint
 from winml.modelkit.models.model import load_model
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.specs import DynamicRequest
@@ -64,7 +64,7 @@ def test_inspect_config_and_export_agree(architecture: str, tmp_path: Path) -> N
     exported = HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint(request, tmp_path / "model.onnx")
     (folder / "model.safetensors").unlink()
 
-    seen = inspect_model(request, hierarchy=True)
+    seen = inspect_checkpoint(request, hierarchy=True)
     config = resolve_build_config(WinMLBuildConfig(), request)[0]
 
     assert (exported.model.task, exported.model.class_name) == (seen.info.task, seen.info.class_name)
@@ -104,7 +104,7 @@ def test_inspect_tree_equals_a_real_forward(content: dict[str, Any], source: str
     with torch.no_grad(), record_calls(loaded.model) as trace:
         loaded.model(**arguments, **part.forward_kwargs)
 
-    seen = inspect_model(ModelRequest(str(folder), cache=False), hierarchy=True)
+    seen = inspect_checkpoint(ModelRequest(str(folder), cache=False), hierarchy=True)
 
     assert source == seen.tree_source
     assert seen.tree is not None
@@ -126,7 +126,7 @@ def test_inspect_config_and_export_agree_on_open_dimensions(
     """Inputs with symbolic sizes, and outputs in terms of them, equal the export's."""
     request = ModelRequest(str(save_checkpoint(architecture, tmp_path / "checkpoint")), **request_)
     exported = HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint(request, tmp_path / "model.onnx")
-    seen = inspect_model(request)
+    seen = inspect_checkpoint(request)
     config = resolve_build_config(WinMLBuildConfig(), request)[0]
     assert exported.only_part.inputs == seen.inputs
     assert config.export is not None
@@ -150,7 +150,7 @@ def test_inspect_config_and_export_agree_on_half_precision(declares_dtype: bool,
         content["dtype"] = "float16"
     write_config(folder, content)
 
-    seen = inspect_model(ModelRequest(str(folder)))
+    seen = inspect_checkpoint(ModelRequest(str(folder)))
     loaded = load_model(ModelRequest(str(folder)))
 
     assert "float16" == seen.inputs[0].dtype

@@ -13,13 +13,14 @@ from winml.modelkit.version import __version__
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.build_model import build_hf_model, build_onnx_model
-    from winml.modelkit.builds.compared_models import compare_models
+    from winml.modelkit.builds.compared_models import compare_models, verify_model
     from winml.modelkit.builds.config import WinMLBuildConfig
     from winml.modelkit.builds.evaluated_models import evaluate_model
     from winml.modelkit.builds.manifest_records import BuildResult
+    from winml.modelkit.builds.verb import build_model
     from winml.modelkit.compare.comparing import CompareOptions
     from winml.modelkit.compare.diff import diff_models
-    from winml.modelkit.compile.verb import compile_onnx
+    from winml.modelkit.compile.verb import compile_model, compile_onnx
     from winml.modelkit.errors import (
         CheckpointError,
         ConfigError,
@@ -33,13 +34,19 @@ if TYPE_CHECKING:
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.export.exporting import HTPExporter, export_pytorch
     from winml.modelkit.export.records import ExportResult
+    from winml.modelkit.export.verb import export_model
+    from winml.modelkit.extract.verb import extract_modules
     from winml.modelkit.generate.auto_model import WinMLAutoModel
+    from winml.modelkit.generate.run_verb import run_model
+    from winml.modelkit.inspect.verb import inspect_model
     from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec
     from winml.modelkit.optimize.file_optimization import check_optimization, run_optimize_analyze_loop
-    from winml.modelkit.optimize.verb import optimize_onnx
+    from winml.modelkit.optimize.verb import optimize_model, optimize_onnx
+    from winml.modelkit.profile.verb import profile_model
     from winml.modelkit.quantize.sensitivity import quantization_sensitivity
-    from winml.modelkit.quantize.verb import quantize_onnx
+    from winml.modelkit.quantize.verb import quantize_model, quantize_onnx
     from winml.modelkit.sweep.sweep import sweep_models
+    from winml.modelkit.transform.retag_verb import retag_model
     from winml.modelkit.tune.options import TuneOptions
     from winml.modelkit.tune.records import TuneResult
     from winml.modelkit.tune.tuning import tune_model
@@ -66,22 +73,37 @@ __all__ = [
     "WinMLExportConfig",
     "__version__",
     "build_hf_model",
+    "build_model",
     "build_onnx_model",
     "check_optimization",
     "compare_models",
+    "compile_model",
     "compile_onnx",
     "diff_models",
     "evaluate_model",
+    "export_model",
     "export_pytorch",
+    "extract_modules",
+    "inspect_model",
+    "optimize_model",
     "optimize_onnx",
+    "profile_model",
     "quantization_sensitivity",
+    "quantize_model",
     "quantize_onnx",
+    "retag_model",
+    "run_model",
     "run_optimize_analyze_loop",
     "sweep_models",
     "tune_model",
+    "verify_model",
 ]
 
 _INFERENCE_PREFIX = "WinMLModelFor"
+_FORMER = frozenset({
+    "build_hf_model", "build_onnx_model", "compile_onnx", "export_pytorch", "optimize_onnx", "quantize_onnx",
+})  # fmt: skip
+"""Former names, which stay importable; ``dir`` does not list them."""
 
 _HOMES = {
     "BuildResult": "builds.manifest_records",
@@ -117,6 +139,17 @@ _HOMES = {
     "TuneOptions": "tune.options",
     "TuneResult": "tune.records",
     "tune_model": "tune.tuning",
+    "build_model": "builds.verb",
+    "export_model": "export.verb",
+    "quantize_model": "quantize.verb",
+    "optimize_model": "optimize.verb",
+    "compile_model": "compile.verb",
+    "profile_model": "profile.verb",
+    "inspect_model": "inspect.verb",
+    "run_model": "generate.run_verb",
+    "extract_modules": "extract.verb",
+    "retag_model": "transform.retag_verb",
+    "verify_model": "builds.compared_models",
 }
 
 
@@ -134,4 +167,6 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from winml.modelkit.models.checkpoints.task import inference_classes
+
+    return sorted({*__all__, *inference_classes()} - _FORMER)

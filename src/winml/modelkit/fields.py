@@ -75,7 +75,9 @@ class Field:
     is_required: bool = False
     """True if the command requires the option."""
     is_argument: bool = False
-    """True for a positional argument, which is required."""
+    """True for a positional argument, which is required unless it is repeatable."""
+    is_also_argument: bool = False
+    """True if the value of the option may be passed as the first positional argument instead."""
     in_command: bool = True
     """True if the command has the option; else it exists in Python only."""
     read: Callable[[Any], Any] | None = None

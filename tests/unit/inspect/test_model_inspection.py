@@ -12,7 +12,7 @@ import torch
 from checkpoints import CONFIGS, save_checkpoint
 from winml.modelkit.errors import CheckpointError, UsageError
 from winml.modelkit.inspect import model_inspection
-from winml.modelkit.inspect.model_inspection import inspect_model, list_tasks
+from winml.modelkit.inspect.model_inspection import inspect_checkpoint, list_tasks
 from winml.modelkit.inspect.records import InspectedModel
 from winml.modelkit.inspect.table import model_inspection_document
 from winml.modelkit.models.request import ModelRequest
@@ -57,7 +57,7 @@ def printed(record: InspectedModel, *, verbose: bool = False) -> str:
 
 def test_inspect_folder_describes_the_export(bert: Path) -> None:
     """The record has the task with its rule, classes, inputs, outputs, parameters and weight files."""
-    seen = inspect_model(ModelRequest(str(bert)))
+    seen = inspect_checkpoint(ModelRequest(str(bert)))
     assert ("feature-extraction", "from the architecture BertModel in the config") == (
         seen.info.task,
         seen.info.task_rule,
@@ -80,9 +80,9 @@ def test_inspect_folder_describes_the_export(bert: Path) -> None:
 
 def test_inspect_folder_without_weights_differs_in_the_weights_only(bert: Path) -> None:
     """The weight file is not read, so a missing one changes only the entry ``weights``."""
-    whole = inspect_model(ModelRequest(str(bert)), hierarchy=True).as_record()
+    whole = inspect_checkpoint(ModelRequest(str(bert)), hierarchy=True).as_record()
     (bert / "model.safetensors").unlink()
-    without = inspect_model(ModelRequest(str(bert)), hierarchy=True).as_record()
+    without = inspect_checkpoint(ModelRequest(str(bert)), hierarchy=True).as_record()
     assert None is without.pop("weights")
     assert whole.pop("weights")["format"] == "safetensors"
     assert whole == without
@@ -91,7 +91,7 @@ def test_inspect_folder_without_weights_differs_in_the_weights_only(bert: Path) 
 def test_inspect_damaged_weights_are_a_note(bert: Path) -> None:
     """A damaged file does not stop an inspection."""
     (bert / "model.safetensors").write_bytes(b"\x00" * 4)
-    seen = inspect_model(ModelRequest(str(bert)))
+    seen = inspect_checkpoint(ModelRequest(str(bert)))
     assert None is seen.weights
     assert any("truncated" in note for note in seen.notes)
 
@@ -99,7 +99,7 @@ def test_inspect_damaged_weights_are_a_note(bert: Path) -> None:
 def test_inspect_config_file_and_processor_files(bert: Path) -> None:
     """A config.json is a source, and the files beside it name the processor classes."""
     (bert / "tokenizer_config.json").write_text('{"tokenizer_class": "SpecialTokenizer"}', encoding="utf-8")
-    seen = inspect_model(ModelRequest(str(bert / "config.json")))
+    seen = inspect_checkpoint(ModelRequest(str(bert / "config.json")))
     assert [("SpecialTokenizer", "tokenizer_config.json")] == [
         (item.class_name, item.origin) for item in seen.processors
     ]
@@ -107,7 +107,7 @@ def test_inspect_config_file_and_processor_files(bert: Path) -> None:
 
 def test_inspect_model_type_needs_no_checkpoint() -> None:
     """The default config of a model type is a source."""
-    seen = inspect_model(ModelRequest(""), model_type="distilbert")
+    seen = inspect_checkpoint(ModelRequest(""), model_type="distilbert")
     assert ("DistilBertModel", "type") == (seen.info.class_name, seen.info.source_kind)
     assert seen.parameter_count > 60_000_000
 
@@ -115,14 +115,14 @@ def test_inspect_model_type_needs_no_checkpoint() -> None:
 def test_inspect_unknown_model_type_names_the_nearest() -> None:
     """A typo gets a suggestion."""
     with pytest.raises(UsageError, match="--model-type brt: unknown") as caught:
-        inspect_model(ModelRequest(""), model_type="brt")
+        inspect_checkpoint(ModelRequest(""), model_type="brt")
     assert "bert" in caught.value.hint
 
 
 def test_inspect_script_has_its_tree_and_unexecuted_modules(tmp_path: Path) -> None:
     """The module of a factory runs without values; containers are not listed as never run."""
     (tmp_path / "net.py").write_text(SCRIPT, encoding="utf-8")
-    seen = inspect_model(ModelRequest(f"{tmp_path / 'net.py'}:build"), hierarchy=True)
+    seen = inspect_checkpoint(ModelRequest(f"{tmp_path / 'net.py'}:build"), hierarchy=True)
     assert seen.tree is not None
     assert ["", "layers.0", "layers.1", "linear"] == [node.path for node in seen.tree]
     assert any("Linear" in note for note in seen.notes)
@@ -142,14 +142,14 @@ def test_inspect_hierarchy_beyond_the_limit_has_a_remedy(monkeypatch: pytest.Mon
     (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")
     monkeypatch.setattr(model_inspection, "MOST_STAND_IN_BYTES", 1000)
     with pytest.raises(CheckpointError, match="without values") as caught:
-        inspect_model(ModelRequest(str(tmp_path)), hierarchy=True)
+        inspect_checkpoint(ModelRequest(str(tmp_path)), hierarchy=True)
     assert "without --hierarchy" in caught.value.hint
-    assert None is inspect_model(ModelRequest(str(tmp_path))).outputs
+    assert None is inspect_checkpoint(ModelRequest(str(tmp_path))).outputs
 
 
 def test_inspect_record_is_json_with_the_facts_of_the_table(bert: Path) -> None:
     """Table and JSON have the same facts."""
-    seen = inspect_model(ModelRequest(str(bert)), hierarchy=True)
+    seen = inspect_checkpoint(ModelRequest(str(bert)), hierarchy=True)
     record = json.loads(json.dumps(seen.as_record()))
     assert "model" == record["kind"]
     assert {"calls", "parent", "path", "tag", "class", "execution_order", "parameters"} == set(
@@ -177,7 +177,7 @@ def test_list_tasks_needs_no_decision(architecture: str, tmp_path: Path) -> None
 
 def test_inspect_allocates_no_parameters() -> None:
     """No tensor with storage is made for the parameters."""
-    seen = inspect_model(ModelRequest(""), model_type="llama", hierarchy=True)
+    seen = inspect_checkpoint(ModelRequest(""), model_type="llama", hierarchy=True)
     assert seen.tree is not None
     assert seen.parameter_bytes > 10 * 10**9
     assert torch.get_default_device() == torch.device("cpu")
@@ -202,7 +202,7 @@ def test_inspect_takes_a_condition_as_the_export_does(tmp_path: Path) -> None:
     """A model with torch.cond has a tree."""
     script = tmp_path / "net.py"
     script.write_text(CONDITION)
-    seen = inspect_model(ModelRequest(f"{script}:build"), hierarchy=True)
+    seen = inspect_checkpoint(ModelRequest(f"{script}:build"), hierarchy=True)
     assert seen.tree is not None
     assert seen.outputs is not None
     assert ("first", "second") == tuple(path for path in ("first", "second") if path not in seen.never_ran)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.build import BuildCache, BuildListener, identify_plan, run_build
 from winml.modelkit.builds.cache import CACHE_SPELLING, digest, library_versions
@@ -32,6 +32,9 @@ from winml.modelkit.onnx.files.named_paths import cache_root, pause_recording
 from winml.modelkit.options import read_json
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.version import __version__
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.found_models import NamedModel
 
 _SLUG_LENGTH = 40
 """Characters of the model name in the name of a cache folder; the digest after it distinguishes entries."""
@@ -152,6 +155,14 @@ def cache_folder(plan: BuildPlan, identity: ModelIdentity | None) -> Path:
     """
     key = "*" if identity is None else cache_key(plan, identity)[:16]
     return cache_root() / "builds" / f"{_name_slug(plan.request.model)}-{key}"
+
+
+def exported_file(model: NamedModel, on_step: Callable[[StepEvent], None] | None = None) -> Path:
+    """Return the ONNX file of a found model; a checkpoint is exported into the cache if necessary."""
+    if model.path is not None:
+        return model.path
+    assert model.request is not None
+    return exported_model(model.request, model.export or WinMLExportConfig(), on_step)
 
 
 def exported_model(

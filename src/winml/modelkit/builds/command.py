@@ -20,6 +20,7 @@ from winml.modelkit.fields import fields_of
 from winml.modelkit.file_names import DECODER
 from winml.modelkit.quantize.declared_options import QuantizeFields
 from winml.modelkit.quantize.precisions import PRECISIONS
+from winml.modelkit.verbs.named_models import model_request
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.build import BuildListener
@@ -41,9 +42,9 @@ _FIELDS = tuple(
 
 @click.command(name="build", cls=WinMLCommand)
 @_options.model_option(
-    required=False,
-    help="Hub id, checkpoint, Python factory or ONNX file. A checkpoint is a folder or its config.json; a factory is "
+    "Hub id, checkpoint, Python factory or ONNX file. A checkpoint is a folder or its config.json; a factory is "
     "file.py:function or package.module:function.",
+    is_fetched=False,
 )
 @_requests.config_option(
     "Build config, as winml config writes it. A file or JSON text; options take precedence over it."
@@ -51,6 +52,7 @@ _FIELDS = tuple(
 @_options.request_options(BuildRequest)
 @_options.declared_options_of(_FIELDS)
 @_options.checkpoint_options
+@_options.export_config_option
 @_options.result_options(verbose="Show more detail: every step of a stage.")
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
@@ -62,12 +64,12 @@ def command(context: click.Context, /, **options: Any) -> None:
     misses a limit of the eval section.
 
     Examples:
-      winml build -m sentence-transformers/all-MiniLM-L6-v2 -o built --level basic
-      winml config -m ./checkpoint -o config.json && winml build -c config.json -o built
-      winml build -m model.onnx -o built --level extended --ep dml
-      winml build -m ./checkpoint -o built --ep qnn --ep-options soc_model=60
-      winml build -m ./checkpoint -o built --precision int8 --exclude BertLayer.0
-      winml build -m ./checkpoint --use-cache --format json
+      winml build sentence-transformers/all-MiniLM-L6-v2 -o built --level basic
+      winml config ./checkpoint -o config.json && winml build -c config.json -o built
+      winml build model.onnx -o built --level extended --ep dml
+      winml build ./checkpoint -o built --ep qnn --ep-options soc_model=60
+      winml build ./checkpoint -o built --precision int8 --exclude BertLayer.0
+      winml build ./checkpoint --use-cache --format json
     """
     request = _read_request(options)
     with library_output_to_stderr():
@@ -100,11 +102,11 @@ def _read_request(options: Mapping[str, Any]) -> BuildRequest:
     from winml.modelkit.builds.plan import is_onnx_path, refuse_sizes
     from winml.modelkit.options import parse_options
 
-    config = _requests.read_build_config(options["config"])
+    config = _requests.with_export_config(_requests.read_build_config(options["config"]), options["export_config"])
     configured = _requests.configured_options(options, config)
     model = configured["model"]
     if not model:
-        raise UsageError("no model is specified", hint="Use -m, or a config whose loader section names a model.")
+        raise UsageError("no model is specified", hint="Specify one, or a config whose loader section names a model.")
     # Before the sizes are parsed: inputs of an ONNX file are not the keys of a checkpoint.
     for option in ("shape_config", "batch_size"):
         if is_onnx_path(model) and options[option]:
@@ -131,7 +133,7 @@ def _read_request(options: Mapping[str, Any]) -> BuildRequest:
         # The limit applies to every stage that runs: the compiled file is compared as well.
         sections["compile"] = config.compile.model_copy(update={"min_sqnr_db": options["min_sqnr_db"]})
     return BuildRequest(
-        model=_requests.model_request(configured),
+        model=model_request(configured),
         config=config.model_copy(update=sections),
         **_requests.stated_fields(BuildRequest, options),
     )
@@ -157,14 +159,9 @@ def _make_listener(options: Mapping[str, object], finished_stages: list[str]) ->
 
 
 def _show_result(result: BuildResult, options: Mapping[str, object]) -> None:
-    """Print the summary of a build, with a command to run or inspect the folder."""
-    from winml.modelkit.builds.manifest_records import build_lines
-    from winml.modelkit.report.document import Document, Fields
+    from winml.modelkit.builds.table import build_document
 
-    def describe() -> Document:
-        return Document([Fields([*build_lines(result), ("next", _next_command(result))])])
-
-    show_result(result.as_record(), options, describe)
+    show_result(result.as_record(), options, lambda: build_document(result, _next_command(result)))
 
 
 def _next_command(result: BuildResult) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.found_models import part_files, refuse_unknown_parts, resolve_side
 from winml.modelkit.errors import ConfigError, UsageError, opt, python_function
+from winml.modelkit.fields import RECORDED
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.options import unknown_key_message
@@ -63,6 +64,41 @@ def compare_models(
     if submodel:
         raise UsageError(f"submodel {submodel[0]}: selects a part of a build folder", hint="Remove it.")
     return flow.compare_models(_resolve_side(reference), _resolve_side(candidate), merged_options, inputs=inputs)
+
+
+@python_function(shape_config="run.sizes")
+def verify_model(
+    model: str | os.PathLike[str],
+    reference: str | os.PathLike[str] | ModelRequest | nn.Module | None = None,
+    options: CompareOptions | None = None,
+    **changes: Any,
+) -> ModelComparison:
+    """Compare an ONNX file with the PyTorch model that it was exported from, on the same inputs.
+
+    Args:
+        model: ONNX file, or build folder of one part.
+        reference: The PyTorch model; None: the checkpoint recorded in the file, if it is on this machine.
+        options: As for :func:`compare_models`.
+        **changes: As for :func:`compare_models`.
+
+    Returns:
+        The differences of outputs and, by module, where they begin.
+
+    Raises:
+        UsageError: the file names no checkpoint on this machine; or as :func:`compare_models` raises.
+        InputError: a file is damaged.
+        StageError: one of the models cannot be run.
+    """
+    if reference is None:
+        from winml.modelkit.models.request import reference_checkpoint
+        from winml.modelkit.onnx.files.reading import read_structure
+
+        side = resolve_side(os.fspath(model))
+        if isinstance(side, ModelRequest):
+            raise UsageError(f"{model}: no ONNX file", hint="Export it first: export_model.")
+        metadata = {entry.key: entry.value for entry in read_structure(side).metadata_props}
+        reference = reference_checkpoint(metadata, str(model), RECORDED)
+    return compare_models(reference, model, options, **changes)
 
 
 def _resolve_side(model: str | os.PathLike[str] | ModelRequest | nn.Module) -> NamedSide | nn.Module:

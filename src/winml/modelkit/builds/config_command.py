@@ -14,6 +14,7 @@ from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import MODEL, OUTPUT
+from winml.modelkit.verbs.named_models import model_request
 from winml.modelkit.words import printable
 
 STDIN = "-"
@@ -21,12 +22,13 @@ STDIN = "-"
 
 @click.command(name="config", cls=WinMLCommand)
 @_options.model_option(
-    required=False,
-    help="Hub id, checkpoint, Python factory or ONNX file. A checkpoint is a folder or its config.json; a factory is "
+    "Hub id, checkpoint, Python factory or ONNX file. A checkpoint is a folder or its config.json; a factory is "
     "file.py:function or package.module:function.",
+    is_fetched=False,
 )
 @_requests.config_option("Build config to start from. A file or JSON text; options take precedence over it.")
 @_options.checkpoint_options
+@_options.export_config_option
 @_options.request_options(ConfigRequest)
 @_options.option("schema", bool, "Print the JSON Schema of configs.", OUTPUT, is_common=True)
 @_options.option("check", str, "Validate this config; - reads stdin.", MODEL, metavar="FILE", is_common=True)
@@ -49,10 +51,10 @@ def command(**options: Any) -> None:
     Exit codes: 0 success, 1 invalid files, 2 usage error or invalid config.
 
     Examples:
-      winml config -m sentence-transformers/all-MiniLM-L6-v2 -o config.json
-      winml config -m ./checkpoint --task text-classification --no-quant
+      winml config sentence-transformers/all-MiniLM-L6-v2 -o config.json
+      winml config ./checkpoint --task text-classification --no-quant
       winml config -c config.json --batch-size 4 -o config4.json
-      winml config -m ./checkpoint | winml config --check -
+      winml config ./checkpoint | winml config --check -
       winml config --schema
     """
     makes_config = any(options[name] for name in ("model", "model_type", "config"))
@@ -65,7 +67,7 @@ def command(**options: Any) -> None:
         if options[name] and not makes_config:
             raise UsageError(
                 f"--{name.replace('_', '-')} applies to the config of a model only",
-                hint=f"Specify the model with -m, or omit {flag}.",
+                hint=f"Specify the model, or omit {flag}.",
             )
     if options["format_"] == "table" and not options["dry_run"]:
         raise UsageError(
@@ -81,7 +83,7 @@ def command(**options: Any) -> None:
     elif not makes_config:
         raise UsageError(
             "no model is specified",
-            hint="Use -m or --model-type; or --check FILE to validate a config, or --schema for the schema.",
+            hint="Specify one, or --model-type; or --check FILE to validate a config, or --schema for the schema.",
         )
     else:
         _write_config(options)
@@ -132,12 +134,12 @@ def _read_request(options: Mapping[str, Any]) -> ConfigRequest:
         UsageError: no model is specified.
         ConfigError: the config or a size is invalid.
     """
-    config = _requests.read_build_config(options["config"])
+    config = _requests.with_export_config(_requests.read_build_config(options["config"]), options["export_config"])
     configured = _requests.configured_options(options, config)
     if not options["model_type"] and not configured["model"]:
-        raise UsageError("no model is specified", hint="Use -m or --model-type: the config names no model.")
+        raise UsageError("no model is specified", hint="Specify one, or --model-type: the config names no model.")
     name = "" if options["model_type"] else configured["model"]
     if config.export is not None:
         config = config.model_copy(update={"export": _requests.configured_export(config.export, options)})
-    model = _requests.model_request({**configured, "model": name})
+    model = model_request({**configured, "model": name})
     return ConfigRequest(model=model, config=config, **_requests.stated_fields(ConfigRequest, options))

@@ -27,6 +27,7 @@ from winml.modelkit.words import message_words
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.manifest_records import BuildManifest
+    from winml.modelkit.export.config import WinMLExportConfig
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class NamedModel:
     """The ONNX file; None if the model is not exported yet."""
     request: ModelRequest | None = None
     """The PyTorch model; None if the name is an ONNX file."""
+    export: WinMLExportConfig | None = None
+    """Options of its export; None: the defaults."""
 
     def files_read(self) -> tuple[Path, ...]:
         """Return the files of the model, which no output may replace.

@@ -17,6 +17,7 @@ from winml.modelkit.file_names import BUILD_MANIFEST_NAME, ONLY_PART, is_plain_n
 from winml.modelkit.onnx.bundle import only_part
 from winml.modelkit.options import Options, load_json, read_text_file
 from winml.modelkit.records import Record, entry
+from winml.modelkit.report.result import Result
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def find_manifest(folder: Path) -> BuildManifest | None:
 
 
 @dataclass(frozen=True)
-class BuildResult(Record):
+class BuildResult(Result, Record, document="builds.table:build_document", rows="parts"):
     """A finished build."""
 
     folder: Path

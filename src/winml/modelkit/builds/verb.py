@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.layouts.layout import LAYOUTS
-from winml.modelkit.errors import UsageError, opt, spell
-from winml.modelkit.export.declared_options import ACCEPT_ASSUMPTIONS, EXPORTER, ExporterChoice
+from winml.modelkit.errors import UsageError, opt, python_function, spell
+from winml.modelkit.export.declared_options import ACCEPT_ASSUMPTIONS, EXPORTER, DynamicFields, ExporterChoice
 from winml.modelkit.fields import DEVICE, OUTPUT, VERIFICATION, declare
 from winml.modelkit.optimize.capabilities import LEVELS
+from winml.modelkit.verbs.named_models import keyword_options, model_request, stated_keywords
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.build import BuildListener
@@ -135,6 +138,64 @@ def run_planned_build(plan: PlannedBuild, request: BuildRequest, listener: Build
     plan.recover()
     build = partial(build_plan, output=request.output, rebuild=request.rebuild, listener=listener)
     return build_most_open(plan.build, build) if is_free_to_open(plan.build) else build(plan.build)
+
+
+@python_function(shape_config="sizes")
+def build_model(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    config: WinMLBuildConfig | Mapping[str, object] | str | os.PathLike[str] | None = None,
+    listener: BuildListener | None = None,
+    **options: Any,
+) -> BuildResult:
+    """Build a model: export, optimize, quantize and compile it into one folder (``winml build``).
+
+    Results of earlier builds in the folder are reused stage by stage while model, options and libraries are the same.
+
+    Args:
+        model: Hub id, checkpoint, ``file.py:factory`` or an ONNX file.
+        output: Folder to build in; None: a folder of the cache, one for each model and config.
+        config: Options of every stage: a config, its JSON object, or the path of a file with one.
+        listener: Receives the progress.
+        **options: Options of ``winml build``, which override the config: ``precision``, ``level``, ``ep``, ``exclude``,
+            ``rebuild``, ``verify`` and so on; of a checkpoint also ``task``, ``sizes``, ``dynamic_batch`` and the other
+            options of loading.
+
+    Returns:
+        The files of the build, its stages, and the evaluation if the config has one.
+
+    Raises:
+        ConfigError: an option is unknown or of the wrong kind.
+        UsageError: the request is wrong, or the folder contains files that no build wrote.
+        InputError: model files, the Hub or the user's code failed.
+        StageError: a stage failed; finished stages are kept for the next build.
+        VerificationError: the outputs of a stage differ from those of its input.
+    """
+    from winml.modelkit.builds.build import BuildListener
+    from winml.modelkit.builds.build_model import to_build_config
+    from winml.modelkit.builds.config import QuantSection
+    from winml.modelkit.options import parse_options
+    from winml.modelkit.quantize.declared_options import QuantizeFields
+
+    listener = listener or BuildListener()
+    parsed = to_build_config(config, listener)
+    if "with_companions" in options:
+        options["tokenizer"] = options.pop("with_companions")
+    stages = {name: options.pop(name) for name in stated_keywords(BuildRequest, options)}
+    quant = {name: options.pop(name) for name in stated_keywords(QuantizeFields, options)}
+    if quant:
+        base = {} if parsed.quant is None else parsed.quant.model_dump(mode="json", exclude_unset=True)
+        section = parse_options(QuantSection, {**base, **quant}, "build_model")
+        parsed = parsed.model_copy(update={"quant": section})
+    request = BuildRequest(
+        model=model_request(keyword_options("build_model", model, options, DynamicFields, dynamic_axes=())),
+        config=parsed,
+        output=None if output is None else Path(output),
+        use_cache=output is None,
+        **stages,
+    )
+    return run_planned_build(plan_requested_build(request), request, listener)
 
 
 def _make_plan(request: BuildRequest) -> BuildPlan:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from winml.modelkit.cli._help import POSITIONAL
 from winml.modelkit.errors import WinMLError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _PATHS = frozenset({"MODEL", "CHECKPOINT", "DATA", "FILE", "FOLDER", "PATH", "JSON"})
 """Words of a metavar that stand for a path: ``PATH|NAME``, ``[MODEL]``. ``JSON`` is a file or text."""
-_MODELS = ("model", "target", "folder")
+_MODELS = ("model", POSITIONAL)
 """Parameters that name a model, in the order of the search."""
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from winml.modelkit.cli._completion import complete_arguments, complete_values
-from winml.modelkit.cli._help import DocumentedCommand, GroupedOption
+from winml.modelkit.cli._help import POSITIONAL, DocumentedCommand, GroupedArgument, GroupedOption
 from winml.modelkit.cli._streams import print_json, tell
-from winml.modelkit.errors import WinMLError, error_chain, first_line, spell_options
-from winml.modelkit.fields import DEVICE, Field
+from winml.modelkit.errors import UsageError, WinMLError, error_chain, first_line, spell_options
+from winml.modelkit.fields import DEVICE, INPUTS, Field
 from winml.modelkit.words import printable
 
 _MEMORY_HINT = (
@@ -63,6 +63,8 @@ class WinMLCommand(DocumentedCommand):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         """See :class:`click.Command`."""
         super().__init__(*arguments, **settings)
+        self._refuses_extra = not self.context_settings.get("allow_extra_args")
+        self.context_settings["allow_extra_args"] = True  # refused in _parse
         self._add_libraries()
         complete_values(self.params)
 
@@ -83,7 +85,9 @@ class WinMLCommand(DocumentedCommand):
         """
         if ctx.resilient_parsing:
             return super().parse_args(ctx, complete_arguments(self.params, args))
-        remaining = super().parse_args(ctx, args)
+        args = self._without_model_flags(args)
+        remaining = self._parse(ctx, args)
+        self._move_positional_model(ctx)
         self._apply_group_options(ctx)
         for param in self.params:
             value = ctx.params.get(param.name or "")
@@ -94,6 +98,55 @@ class WinMLCommand(DocumentedCommand):
                     raise click.BadParameter(f"{where}{problem}", ctx, param)
         _named_paths[:] = self._existing_paths(ctx)
         return remaining
+
+    def _parse(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; an error about arguments of other tools states the command line to type instead."""
+        try:
+            remaining = super().parse_args(ctx, [*args])
+            if remaining and self._refuses_extra:
+                words = f"argument{'s' if len(remaining) > 1 else ''} ({' '.join(remaining)})"
+                raise click.UsageError(f"Got unexpected extra {words}.", ctx)
+        except click.UsageError as error:
+            if type(error) not in (click.UsageError, click.NoSuchOption, click.MissingParameter):
+                raise
+            problem = error.format_message().rstrip(".")
+            if isinstance(error, click.NoSuchOption):
+                typed = (arg for arg in args if arg.startswith(error.option_name))
+                problem = f"no such option {next(typed, error.option_name)}"
+            from winml.modelkit.cli._synonyms import misunderstood_arguments
+
+            raise misunderstood_arguments(self, ctx.command_path, args, problem) or error from None
+        return remaining
+
+    def _without_model_flags(self, args: list[str]) -> list[str]:
+        """Remove ``-m`` and ``--model`` before the models of a command with several positional models."""
+        options = {name for param in self.params for name in param.opts}
+        if "-m" in options or not any(isinstance(param, GroupedArgument) for param in self.params):
+            return args
+        words = (arg.removeprefix("--model=") for arg in args)
+        return [word for word in words if word not in ("-m", "--model")]
+
+    def _move_positional_model(self, ctx: click.Context) -> None:
+        """Move a positional model to the option; after ``-m``, positional values are inputs.
+
+        Raises:
+            UsageError: two models are specified.
+        """
+        model, option = ctx.params.pop(POSITIONAL, None), ctx.params.get("model")
+        if model is None or model == option:
+            return
+        if option is None:
+            ctx.params["model"] = model
+            ctx.set_parameter_source("model", click.core.ParameterSource.COMMANDLINE)
+            return
+        arguments = (param for param in self.params if isinstance(param, GroupedArgument) and param.nargs == -1)
+        inputs = next((str(param.name) for param in arguments if param.group == INPUTS), None)
+        if inputs is None:
+            raise UsageError(
+                f"two models are specified: {str(model)!r} and, with -m, {str(option)!r}", hint="Specify one of them."
+            )
+        ctx.params[inputs] = (model, *ctx.params[inputs])
+        ctx.set_parameter_source(inputs, click.core.ParameterSource.COMMANDLINE)
 
     def _existing_paths(self, ctx: click.Context) -> list[str]:
         """Return the existing files and folders on the command line, without outputs."""

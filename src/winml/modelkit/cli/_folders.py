@@ -36,29 +36,6 @@ def _folder_document(result: TransformedFolder[RecordT], describe: Callable[[Rec
     return replace(joined(document), summary=folder)
 
 
-def named_parts(options: Mapping[str, Any], *, beside_weights: bool = False) -> Mapping[str, Path]:
-    """Return the files of the parts that the options select; empty if the model is not a folder of several parts.
-
-    Args:
-        options: Options with ``target``, ``model`` and ``submodel``.
-        beside_weights: Also accept parts exported into the folder of their checkpoint.
-
-    Raises:
-        UsageError: the folder has no part with a requested name.
-    """
-    models = [value for value in (options["target"], options["model"]) if value is not None]
-    if len(models) != 1:
-        return {}
-    from winml.modelkit.builds.found_models import chosen_parts
-
-    return chosen_parts(models[0], options["submodel"], beside_weights=beside_weights)
-
-
-def options_of_part(options: Mapping[str, object], path: Path) -> dict[str, object]:
-    """Return the options of a verb with the file of a part as the model."""
-    return {**options, "target": str(path), "model": None, "submodel": ()}
-
-
 def show_parts(
     results: Mapping[str, _ResultT],
     options: Mapping[str, Any],
@@ -85,8 +62,8 @@ def show_parts(
         return
     from winml.modelkit.report.document import parts_document
 
-    model = str(options.get("target") or options["model"])
-    show({"schema_version": 1, "model": model, "parts": records}, options, lambda: parts_document(results, describe))
+    record_of_parts = {"schema_version": 1, "model": str(options["model"]), "parts": records}
+    show(record_of_parts, options, lambda: parts_document(results, describe))
 
 
 def end_dry_run(plan: PlanT, options: Mapping[str, Any], refuse: Callable[[PlanT], None] = lambda _plan: None) -> None:

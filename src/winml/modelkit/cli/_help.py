@@ -30,6 +30,8 @@ _WITHOUT_GROUP = "Options"
 _LIMITLESS = 1_000_000
 """Chosen: upper limits from this value on are omitted from the help, since no user reaches them."""
 _IS_WHOLE = f"{__name__}.is_whole"
+POSITIONAL = "positional_model"
+"""Parameter with the first positional argument of a command, if an option may state its value instead."""
 
 
 class GroupedOption(click.Option):
@@ -130,7 +132,9 @@ class GroupedArgument(click.Argument):
 
     def row(self, ctx: click.Context, *, is_brief: bool) -> tuple[str, str]:
         """Return the name and the description; brief: the first sentence."""
-        return self.make_metavar(ctx), _help_words(self._field.help, ctx, is_brief=is_brief)
+        short = self._field.short
+        name = f"[{short}] {self._field.name.upper()}" if self.name == POSITIONAL else self.make_metavar(ctx)
+        return name, _help_words(self._field.help, ctx, is_brief=is_brief)
 
 
 class DocumentedCommand(click.Command):

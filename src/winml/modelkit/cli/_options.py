@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import click
 
-from winml.modelkit.cli._help import GroupedArgument, GroupedOption
+from winml.modelkit.cli._help import POSITIONAL, GroupedArgument, GroupedOption
 from winml.modelkit.errors import ModelPathError
 from winml.modelkit.export.declared_options import DynamicFields
-from winml.modelkit.fields import GENERAL, MODEL, OUTPUT, RECORDED, SIZES, VERIFICATION, Field, fields_of
+from winml.modelkit.fields import ADVANCED, GENERAL, MODEL, OUTPUT, RECORDED, SIZES, VERIFICATION, Field, fields_of
 from winml.modelkit.models.load_options import Group, InputFields, declared_options
 from winml.modelkit.onnx.files.named_paths import named_path
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class NonEmptyPath(click.Path):
+class _NonEmptyPath(click.Path):
     """A path, converted to ``Path``; an empty text, such as the value of an unset shell variable, is refused."""
 
     def __init__(self) -> None:
@@ -50,23 +51,16 @@ def _combine_options(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
     return decorate
 
 
-def model_option(*, required: bool, help: str) -> Callable[[_F], _F]:
-    """Return the option that names the model."""
-    names = {"short": "-m", "metavar": "MODEL"}
-    return option("model", str, help, MODEL, is_required=required, is_common=True, **names)
-
-
-def model_argument(help: str) -> Callable[[_F], _F]:
-    """Return the argument MODEL, and the option ``-m``, which may name the model instead.
+def model_option(help: str, *, is_fetched: bool = True) -> Callable[[_F], _F]:
+    """Return the option that names the model, which may also be the first positional argument.
 
     Args:
-        help: The accepted kinds of models; the help adds the syntax of a file on the Hub.
+        help: The accepted kinds of models.
+        is_fetched: True if an ONNX file on the Hub is accepted; the help adds its syntax.
     """
-    help = f"{help} A file on the Hub is OWNER/NAME/PATH.onnx."
-    return _combine_options(
-        grouped_argument("target", required=False, metavar="[MODEL]", help=help),
-        model_option(required=False, help="Same as the argument MODEL."),
-    )
+    help = f"{help} A file on the Hub is OWNER/NAME/PATH.onnx." if is_fetched else help
+    details: dict[str, Any] = {"short": "-m", "metavar": "MODEL", "is_common": True, "is_also_argument": True}
+    return option("model", str, help, MODEL, **details)
 
 
 def _load_options(*offered_with: Group) -> Callable[[_F], _F]:
@@ -100,9 +94,12 @@ def grouped_option(*names: str, help: str, group: str, is_common: bool = False, 
     return click.option(*names, cls=GroupedOption, field=field, **settings)
 
 
-def grouped_argument(name: str, *, help: str, group: str = MODEL, **settings: Any) -> Callable[[_F], _F]:
-    """Return an argument that is no field of a request, in a group of the help."""
-    return click.argument(name, cls=GroupedArgument, field=Field(name, str, None, group, text=help), **settings)
+def _positional_value(field: Field) -> Callable[[_F], _F]:
+    """Return the positional argument in place of an option; :class:`WinMLCommand` moves its value to the option."""
+    type_ = _NonEmptyPath() if Path in get_args(field.annotation) else None
+    return click.argument(
+        POSITIONAL, cls=GroupedArgument, field=field, type=type_, required=False, metavar=f"[{field.name.upper()}]"
+    )
 
 
 def _declared_option(field: Field, config_key: str = "") -> Callable[[_F], _F]:
@@ -113,8 +110,18 @@ def _declared_option(field: Field, config_key: str = "") -> Callable[[_F], _F]:
         config_key: Equivalent key of a build config; empty: no such key.
     """
     if field.is_argument:
-        type_ = NonEmptyPath() if field.annotation is Path else None
-        return click.argument(field.name, cls=GroupedArgument, field=field, type=type_)
+        type_ = _NonEmptyPath() if field.annotation is Path else None
+        several: dict[str, Any] = {"nargs": -1, "metavar": field.metavar} if field.is_repeatable else {}
+        return click.argument(field.name, cls=GroupedArgument, field=field, type=type_, **several)
+    if field.is_also_argument:
+        text = f"Same as the argument {field.name.upper()}."
+        details: dict[str, Any] = {
+            "is_also_argument": False,
+            "is_common": False,
+            "metavar": field.metavar or field.name.upper(),
+        }
+        named = replace(field, text=text, **details)
+        return _combine_options(_positional_value(field), _declared_option(named, config_key))
     default = None if field.read is not None else field.default
     settings: dict[str, Any] = {"field": field, "config_key": config_key}
     settings |= {"required": True} if field.is_required else {"default": default}
@@ -134,7 +141,7 @@ def _declared_option(field: Field, config_key: str = "") -> Callable[[_F], _F]:
     if field.choices:
         settings["type"] = _Choice(field.choices)
     elif Path in kinds:
-        settings["type"] = NonEmptyPath()
+        settings["type"] = _NonEmptyPath()
     elif float in kinds:
         minimum = field.minimum if field.above is None else field.above
         is_limited = minimum is not None or field.maximum is not None
@@ -153,9 +160,11 @@ class _Choice(click.Choice[Any]):
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         """List the valid values and suggest the nearest."""
+        from winml.modelkit.cli._synonyms import value_synonym
         from winml.modelkit.options import nearest  # imports pydantic
 
-        guess = nearest(str(value), map(str, self.choices))
+        names = [str(choice) for choice in self.choices]
+        guess = value_synonym(str(value), names) or nearest(str(value), names)
         return super().get_invalid_choice_message(value, ctx) + (f" Did you mean {guess!r}?" if guess else "")
 
 
@@ -199,7 +208,7 @@ _weight_options = _load_options("weights")
 """Options for the data type of the weights."""
 input_options = declared_options_of(fields_of(InputFields))
 """Options for the inputs and their sizes."""
-_dynamic_options = _combine_options(
+dynamic_options = _combine_options(
     declared_options_of(fields_of(DynamicFields)),
     option(
         "dynamic_axes",
@@ -211,7 +220,15 @@ _dynamic_options = _combine_options(
     ),
 )
 """Options for dynamic dimensions."""
-checkpoint_options = _combine_options(source_options, _weight_options, random_options, input_options, _dynamic_options)
+export_config_option = option(
+    "export_config",
+    str,
+    'Export options, such as {"opset_version": 17}: a file or JSON text.',
+    ADVANCED,
+    metavar="JSON",
+)
+"""Option for the options of an export that have no option of their own in the command."""
+checkpoint_options = _combine_options(source_options, _weight_options, random_options, input_options, dynamic_options)
 """Options for loading and exporting a checkpoint."""
 
 

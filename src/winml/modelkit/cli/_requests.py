@@ -15,17 +15,16 @@ from click.core import ParameterSource
 from winml.modelkit.cli._errors import named_options
 from winml.modelkit.cli._options import option
 from winml.modelkit.cli._streams import tell
-from winml.modelkit.errors import ConfigError, UsageError, spell_keyword
+from winml.modelkit.errors import ConfigError, spell_keyword
 from winml.modelkit.fields import MODEL, Field, fields_of
-from winml.modelkit.models.load_options import declared_options, is_not_default
-from winml.modelkit.verbs.file_to_file import FileRequest, read_sizes
+from winml.modelkit.verbs.file_to_file import FileRequest
+from winml.modelkit.verbs.named_models import read_export_config
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.config import WinMLBuildConfig
     from winml.modelkit.builds.found_models import NamedModel
     from winml.modelkit.export.config import WinMLExportConfig
-    from winml.modelkit.models.request import ModelRequest
     from winml.modelkit.progress import StepEvent
 
 
@@ -34,58 +33,6 @@ _RequestT = TypeVar("_RequestT", bound=FileRequest[Any, Any])
 
 _DECIDES_THE_SAME = {"task": "model_class", "model_class": "task"}
 """Key of the loader section → the alternative key, which decides the same."""
-FOR_CHECKPOINTS = (*(option.name for option in declared_options() if not option.is_for_onnx), "input_specs")
-"""Options for loading and exporting a checkpoint, refused for an ONNX file."""
-
-
-def model_request(options: Mapping[str, Any]) -> ModelRequest:
-    """Make a model request from the options of :mod:`~winml.modelkit.cli._options`.
-
-    Args:
-        options: Values by option name; options that the verb does not offer are missing.
-
-    Raises:
-        ConfigError: ``--input-specs``, ``--shape-config`` or ``--dynamic-axes`` is malformed.
-    """
-    from winml.modelkit.models.inputs.options import parse_input_specs, parse_shape_config
-    from winml.modelkit.models.request import ModelRequest
-    from winml.modelkit.onnx.specs import DynamicRequest, parse_dynamic_axes
-
-    dynamic = DynamicRequest(
-        batch=options.get("dynamic_batch", False),
-        sequence=options.get("dynamic_sequence", False),
-        image_size=options.get("dynamic_image_size", False),
-        axes=parse_dynamic_axes(options.get("dynamic_axes", ())),
-    )
-    specs, shapes = options.get("input_specs"), options.get("shape_config")
-    return ModelRequest(
-        model=options["model"],
-        **{option.name: options.get(option.name, option.default) for option in declared_options()},
-        input_specs=parse_input_specs(specs) if specs else None,
-        shape_config=parse_shape_config(shapes) if shapes else None,
-        batch_size=options.get("batch_size"),
-        dynamic=dynamic,
-    )
-
-
-def sizes_by_name(options: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes of ``--shape-config`` and ``--batch-size`` by name or key.
-
-    Names are not checked, because ONNX files define them.
-
-    Raises:
-        ConfigError: the text is malformed, or a size is not an integer.
-        UsageError: the two options disagree.
-    """
-    value = read_sizes(options["shape_config"]) if options["shape_config"] else {}
-    if options["batch_size"]:
-        if value.get("batch_size", options["batch_size"]) != options["batch_size"]:
-            raise UsageError(
-                f"--batch-size {options['batch_size']}: --shape-config says batch_size {value['batch_size']}",
-                hint="Use one of them.",
-            )
-        value = {**value, "batch_size": options["batch_size"]}
-    return value
 
 
 def config_option(help: str) -> Callable[[_F], _F]:
@@ -234,6 +181,23 @@ def configured_export(export: WinMLExportConfig, options: Mapping[str, Any]) -> 
     return export.model_copy(update=changes)
 
 
+def with_export_config(config: WinMLBuildConfig, place: str | None) -> WinMLBuildConfig:
+    """Return the config with the options of ``--export-config``, which take precedence over its export section.
+
+    Args:
+        config: The config.
+        place: File or text of the option; None: the config is returned unchanged.
+
+    Raises:
+        ConfigError: the options are invalid, or the export section is null.
+    """
+    if place is None:
+        return config
+    alone = read_export_config(place)
+    changes = {name: getattr(alone, name) for name in alone.model_fields_set}
+    return config.model_copy(update={"export": export_section(config).model_copy(update=changes)})
+
+
 def export_section(config: WinMLBuildConfig) -> WinMLExportConfig:
     """Return the export section of the config of ``--config``.
 
@@ -248,74 +212,6 @@ def export_section(config: WinMLBuildConfig) -> WinMLExportConfig:
     return config.export
 
 
-def model_name(options: Mapping[str, Any], accepted_kinds: str) -> str:
-    """Return the model, specified as argument or with ``-m``.
-
-    Args:
-        options: Values by option name, with ``target`` and ``model``.
-        accepted_kinds: Kinds of models that the verb accepts, for the hint.
-
-    Raises:
-        UsageError: no model is specified, or two models are.
-    """
-    models: list[str] = [value for value in (options["target"], options["model"]) if value is not None]
-    if len(models) != 1:
-        raise UsageError(
-            f"two models are specified: {models[0]!r} and, with -m, {models[1]!r}"
-            if models
-            else "no model is specified",
-            hint=f"Specify one: {accepted_kinds}.",
-        )
-    return models[0]
-
-
-def resolve_named_model(name: str, options: Mapping[str, Any], refused: Iterable[str] = FOR_CHECKPOINTS) -> NamedModel:
-    """Find the ONNX file or checkpoint of a name, with all checks that need no heavy import.
-
-    Args:
-        name: The model.
-        options: Values by option name.
-        refused: Options that do not apply to an ONNX file.
-
-    Raises:
-        UsageError: nothing exists at the path, or an option does not apply to an ONNX file.
-    """
-    from winml.modelkit.builds.found_models import NamedModel, onnx_file
-    from winml.modelkit.models.request import resolve_source
-
-    path = onnx_file(name)
-    if path is not None:
-        refuse_checkpoint_options(path, options, refused)
-        return NamedModel(name, path)
-    request = model_request({**options, "model": name})
-    resolve_source(request)
-    return NamedModel(name, request=request)
-
-
-def runnable_model(options: Mapping[str, Any]) -> tuple[NamedModel, dict[str, Any]]:
-    """Return the model, and the fields of ``RunOptions`` for its inputs.
-
-    Names and paths are checked here, before any heavy import.
-
-    Args:
-        options: Values by option name, with ``target`` and ``model``.
-
-    Raises:
-        UsageError: no model or two, nothing at its path, or an option that does not apply to an ONNX file.
-    """
-    name = model_name(options, "an ONNX file, a build folder, a Hub id, a checkpoint folder or file.py:factory")
-    from winml.modelkit.onnx.files.named_paths import refuse_missing_values
-
-    input_data = Path(options["input_data"]) if options["input_data"] else None
-    refuse_missing_values(input_data)
-    common = {"shown": name, "seed": options["seed"], "input_data": input_data}
-    model = resolve_named_model(name, options)
-    if model.path is None:
-        return model, {"is_exported": True, **common}
-    sizes = sizes_by_name({**options, "batch_size": None})
-    return model, {"sizes": sizes, "batch_size": options["batch_size"], **common}
-
-
 def exported_path(model: NamedModel, on_step: Callable[[StepEvent], None] | None) -> Path:
     """Return the ONNX file of a model; after an export, report on stderr the size of the result in the cache.
 
@@ -328,10 +224,8 @@ def exported_path(model: NamedModel, on_step: Callable[[StepEvent], None] | None
     """
     if model.path is not None:
         return model.path
-    from winml.modelkit.builds.build_model import exported_model
-    from winml.modelkit.export.config import WinMLExportConfig
+    from winml.modelkit.builds.build_model import exported_file
 
-    assert model.request is not None
     steps: list[StepEvent] = []
 
     def record_step(event: StepEvent) -> None:
@@ -339,41 +233,10 @@ def exported_path(model: NamedModel, on_step: Callable[[StepEvent], None] | None
         steps.append(event)
         on_step(event)
 
-    path = exported_model(model.request, WinMLExportConfig(), None if on_step is None else record_step)
+    path = exported_file(model, None if on_step is None else record_step)
     if steps:
         from winml.modelkit.builds.cache import stored_bytes
 
         size = stored_bytes(file for file in path.parent.iterdir() if file.is_file())
         tell(f"export stored in the cache: {size_words(size)} (winml cache ls)")
     return path
-
-
-def refuse_checkpoint_options(
-    path: Path,
-    options: Mapping[str, object],
-    names: Iterable[str],
-    hint: str = "Omit it, or specify the checkpoint that the file was exported from.",
-) -> None:
-    """Refuse options for loading and exporting a checkpoint, because the model is an ONNX file.
-
-    Raises:
-        UsageError: names the first specified option of ``names``.
-    """
-    refused = frozenset(names)
-    for parameter in click.get_current_context().command.params:
-        if parameter.name in refused and is_not_default(parameter.name, options[parameter.name]):
-            flag = [*parameter.opts, *parameter.secondary_opts][-1]
-            raise UsageError(f"{flag} does not apply to ONNX files such as {path}", hint=hint)
-
-
-def files_read(model: NamedModel, options: Mapping[str, Any]) -> tuple[Path, ...]:
-    """Return the files that a verb reads: files of the model and of its options; none of them may be replaced.
-
-    Raises:
-        WinMLError: the model is not usable.
-    """
-    values = (options[name] for name in ("input_data", "shape_config", "input_specs"))
-    return (
-        *model.files_read(),
-        *(Path(value) for value in values if value and not str(value).lstrip().startswith(("{", "["))),
-    )

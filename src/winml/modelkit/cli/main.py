@@ -16,27 +16,27 @@ from winml.modelkit.cli._streams import open_streams
 from winml.modelkit.registries import Registry
 
 COMMANDS = {
-    "build": "Export, optimize, quantize and compile a model into one folder. Up-to-date stages are skipped.",
-    "cache": "List or remove builds in the cache.",
-    "compare": "Run two models on the same inputs and find the first module whose outputs diverge.",
-    "compile": "Compile an ONNX model for an execution provider. Tags are preserved.",
-    "config": "Write the build config of a model as JSON.",
-    "diff": "Show the changes between two ONNX models by module, without running them.",
-    "eval": "Evaluate a model on a dataset and compare it with its source model.",
     "export": "Export a PyTorch or Hugging Face model to ONNX. Every node is tagged with its module.",
-    "extract": "Extract modules of a model as separate ONNX models.",
+    "build": "Export, optimize, quantize and compile a model into one folder. Up-to-date stages are skipped.",
+    "optimize": "Optimize an ONNX model without changing its outputs. Tags are preserved.",
+    "quantize": "Quantize an ONNX model, module by module. Tags are preserved.",
+    "compile": "Compile an ONNX model for an execution provider. Tags are preserved.",
+    "tune": "Find the fastest variant of a model on this machine within a quality limit.",
+    "run": "Run a model on text, an image, audio or tensors, and print the result.",
     "generate": "Generate text with a built model.",
     "inspect": "Show the contents of an ONNX model, or the planned export of a checkpoint.",
-    "optimize": "Optimize an ONNX model without changing its outputs. Tags are preserved.",
     "perf": "Measure the latency and memory of a model, in total or by module.",
-    "quantize": "Quantize an ONNX model, module by module. Tags are preserved.",
+    "compare": "Run two models on the same inputs and find the first module whose outputs diverge.",
+    "diff": "Show the changes between two ONNX models by module, without running them.",
+    "eval": "Evaluate a model on a dataset and compare it with its source model.",
+    "extract": "Extract modules of a model as separate ONNX models.",
     "retag": "Transfer module tags to an ONNX file that another tool wrote.",
-    "run": "Run a model on text, an image, audio or tensors, and print the result.",
     "sweep": "Build, measure and compare many models in many configurations.",
+    "config": "Write the build config of a model as JSON.",
+    "cache": "List or remove builds in the cache.",
     "sys": "Show versions, execution providers, devices and memory.",
-    "tune": "Find the fastest variant of a model on this machine within a quality limit.",
 }
-"""Verb → description."""
+"""Verb → description, in the order of work: make a model, run it, judge it, take it apart, and the rest."""
 
 _ELSEWHERE = {
     "build": "builds.command",
@@ -74,7 +74,7 @@ class _LazyGroup(click.Group):
     """Lists the verbs by name and imports only the requested verb."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
-        return sorted(VERBS)
+        return [*COMMANDS, *sorted({*VERBS} - {*COMMANDS})]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # click's
         return VERBS.get(cmd_name)
@@ -85,8 +85,11 @@ class _LazyGroup(click.Group):
         name = args[0]
         if name in VERBS or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
+        from winml.modelkit.cli._synonyms import unknown_command
         from winml.modelkit.options import nearest
 
+        if (error := unknown_command(name, args[1:], VERBS)) is not None:
+            raise error
         guess = nearest(name, VERBS.names)
         ending = f"Did you mean {guess!r}?" if guess else f"Verbs: {', '.join(self.list_commands(ctx))}."
         raise click.UsageError(f"No such verb {name!r}. {ending}", ctx)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from winml.modelkit.compare.fidelity import OutputFidelity, QualitySamples, judged_outputs, quality_record
 from winml.modelkit.records import Record, entry, json_value, recorded
+from winml.modelkit.report.result import Result
 from winml.modelkit.tags import address
 from winml.modelkit.tags.address import ModuleIdentity
 from winml.modelkit.verdicts import Verdict
@@ -61,7 +62,7 @@ class ComparedModule(Record):
 
 
 @dataclass(frozen=True)
-class ModelComparison:
+class ModelComparison(Result, document="compare.table:comparison_document", rows="modules"):
     """Result of the comparison of two models on the same inputs."""
 
     reference: str
@@ -277,7 +278,7 @@ class ChangedModule(Record):
 
 
 @dataclass(frozen=True)
-class StructureDiff(Record, schema_version=1):
+class StructureDiff(Result, Record, schema_version=1, document="compare.diff_table:diff_document", rows="modules"):
     """Structural differences of two files."""
 
     before: ComparedFile

@@ -40,10 +40,10 @@ def command(**options: Any) -> None:
     of the source beyond tolerance.
 
     Examples:
-      winml compile -m model.onnx -o fast.onnx --ep cpu
-      winml compile -m model.onnx -o npu.onnx --ep qnn
-      winml compile -m built -o built-cpu --ep cpu
-      winml compile -m model.onnx -o npu.onnx --ep qnn --embed --ep-options htp_arch=73
+      winml compile model.onnx -o fast.onnx --ep cpu
+      winml compile model.onnx -o npu.onnx --ep qnn
+      winml compile built -o built-cpu --ep cpu
+      winml compile model.onnx -o npu.onnx --ep qnn --embed --ep-options htp_arch=73
       winml compile --list
     """
     if options["list_"]:

@@ -30,7 +30,7 @@ class CompilableProvider(Record):
 
 
 @dataclass(frozen=True)
-class CompiledFile(TransformedFile, schema_version=1):
+class CompiledFile(TransformedFile, schema_version=1, document="compile.table:compilation_document"):
     """A file compiled for an execution provider."""
 
     before: GraphSummary = field(metadata=entry("nodes_before", attribute="nodes", last=True))

@@ -1,9 +1,9 @@
-"""Request of ``winml compile``, and the Python function ``compile_onnx``."""
+"""Request of ``winml compile``, and the Python function ``compile_model``."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -90,10 +90,11 @@ class CompileRequest(FileRequest["CompileOptions", "CompiledFile"]):
 
 
 @python_function()
-def compile_onnx(
+def compile_model(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
+    submodel: Sequence[str] = (),
     options: CompileOptions | None = None,
     overwrite: bool = False,
     verify: bool = True,
@@ -106,8 +107,9 @@ def compile_onnx(
     """Compile an ONNX file for an execution provider. Its module tags are preserved.
 
     Args:
-        model: The file; it is not changed.
-        output: The ``.onnx`` file to write.
+        model: The file, or a build folder; it is not changed.
+        output: The ``.onnx`` file to write; the folder for a build folder.
+        submodel: Parts of a build folder; empty: all.
         options: Target and limits; `None` to use ``flags``.
         overwrite: Replace an existing file.
         verify: Open the result, run it on the provider, and compare it with ``model``.
@@ -119,7 +121,8 @@ def compile_onnx(
             ``max_parts``, ``min_sqnr_db``.
 
     Returns:
-        The record of the compilation; the file is written.
+        The record of the compilation; the file is written. For a build folder, the
+        :class:`~winml.modelkit.transform.records.TransformedFolder` with the record of each part.
 
     Raises:
         UsageError: the provider is unknown, not installed or compiles nothing, or refuses an option; the output exists;
@@ -134,13 +137,20 @@ def compile_onnx(
     from winml.modelkit.options import options_of
 
     request = CompileRequest(
-        options=options_of(CompileOptions, options, flags, "compile_onnx"),
+        options=options_of(CompileOptions, options, flags, "compile_model"),
         model=Path(model),
         output=Path(output),
+        submodel=tuple(submodel),
         overwrite=overwrite,
         verify=verify,
         seed=seed,
         sizes=sizes,
         reference=None if reference is None else Path(reference),
     )
-    return request.plan_file().run_file(on_step)
+    result: Any = request.plan().run(on_step)
+    record: CompiledFile = result
+    return record
+
+
+compile_onnx = compile_model
+"""Former name of :func:`compile_model`."""

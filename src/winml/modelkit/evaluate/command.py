@@ -9,15 +9,16 @@ import click
 
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run
-from winml.modelkit.cli._options import model_argument, reading_options, request_options, result_options
+from winml.modelkit.cli._options import model_option, reading_options, request_options, result_options
 from winml.modelkit.cli._progress import live_progress, show_step
-from winml.modelkit.cli._requests import model_name, resolve_named_model, stated_fields
+from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import library_output_to_stderr, page_text, show_answer
 from winml.modelkit.evaluate.verb import EvalRequest, plan_evaluation, run_evaluation
+from winml.modelkit.verbs.named_models import model_name, resolve_named_model
 
 
 @click.command(name="eval", cls=WinMLCommand)
-@model_argument("ONNX file, build folder, or a checkpoint, which PyTorch runs.")
+@model_option("ONNX file, build folder, or a checkpoint, which PyTorch runs.")
 @request_options(EvalRequest)
 @reading_options
 @result_options(quiet="Do not show progress.")
@@ -33,7 +34,7 @@ def command(**options: Any) -> None:
       winml eval model.onnx --dataset glue:stsb --split validation --samples 500
       winml eval int8.onnx --dataset pictures --baseline model.onnx --report eval.html
       winml eval model.onnx --dataset test.parquet --columns text=review,label=stars -o eval.json
-      winml eval -m ./checkpoint --dataset reviews.csv --min f1=0.9
+      winml eval ./checkpoint --dataset reviews.csv --min f1=0.9
     """
     request = _read_request(options)
     plan = plan_evaluation(request)

@@ -12,6 +12,7 @@ from winml.modelkit.evaluate.metrics import CONFIDENCE, RESAMPLES, Interval, lea
 from winml.modelkit.profile.statistics import DISTURBED, Summary
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.report.result import Result
 from winml.modelkit.verdicts import Verdict, weakest
 from winml.modelkit.words import count_noun
 
@@ -200,7 +201,9 @@ class EvaluatedData(Record):
 
 
 @dataclass(frozen=True)
-class Evaluation(Record, schema_version=SCHEMA_VERSION):
+class Evaluation(
+    Result, Record, schema_version=SCHEMA_VERSION, document="evaluate.table:evaluation_document", rows="metrics"
+):
     """Result of an evaluation."""
 
     tool_version: str

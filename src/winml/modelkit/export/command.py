@@ -14,24 +14,24 @@ from winml.modelkit.cli._errors import WinMLCommand, named_options
 from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import (
     checkpoint_options,
+    export_config_option,
     grouped_option,
     model_option,
-    option,
     request_options,
     result_options,
     tree_options,
 )
 from winml.modelkit.cli._progress import show_step
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, tell
-from winml.modelkit.errors import ConfigError, InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.export.declared_options import DynamicFields, ExportFields
 from winml.modelkit.export.verb import ExportRequest, PinRequest, plan_export, refuse_unloadable, run_export
 from winml.modelkit.fields import ADVANCED, fields_of
 from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.onnx.files.named_paths import named_path
+from winml.modelkit.verbs.named_models import model_request, read_export_config, sizes_by_name
 
 if TYPE_CHECKING:
-    from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.export.records import ExportResult
     from winml.modelkit.transform.records import PinnedModel
 
@@ -100,7 +100,7 @@ def pin(options: Mapping[str, Any]) -> None:
         overwrite=options["overwrite"],
         verify=options["verify"],
         seed=options["seed"],
-        sizes=_requests.sizes_by_name(options),
+        sizes=sizes_by_name(options),
     )
     if not options["shape_config"]:
         named_options(context)["shape_config"] = "--batch-size"
@@ -114,20 +114,14 @@ def pin(options: Mapping[str, Any]) -> None:
 
 @click.command(name="export", cls=WinMLCommand)
 @model_option(
-    required=False,
-    help="Hub id, checkpoint or Python factory. A checkpoint is a folder or its config.json; a factory is "
+    "Hub id, checkpoint or Python factory. A checkpoint is a folder or its config.json; a factory is "
     "file.py:function or package.module:function. An ONNX file is exported with fixed sizes. "
-    "Without -m, --config names the model.",
+    "Without MODEL, --config names the model.",
+    is_fetched=False,
 )
 @checkpoint_options
 @request_options(ExportRequest)
-@option(
-    "export_config",
-    str,
-    'Export options, such as {"opset_version": 17}: a file or JSON text.',
-    ADVANCED,
-    metavar="JSON",
-)
+@export_config_option
 @grouped_option("--clean-onnx", is_flag=True, hidden=True, group=ADVANCED, help="Deprecated: use --no-hierarchy.")
 @tree_options("Show more detail: the module tree with node counts.")
 @result_options()
@@ -139,12 +133,12 @@ def command(**options: Any) -> None:
     Exit codes: 0 success, 1 failure, 2 usage error, 3 the outputs differ from PyTorch beyond tolerance.
 
     Examples:
-      winml export -m sentence-transformers/all-MiniLM-L6-v2 -o model.onnx -v
-      winml export -m ./checkpoint -o model.onnx --shape-config '{"sequence_length": 64}'
-      winml export -m ./checkpoint -o model.onnx --dynamic-batch --dynamic-seq-len
-      winml export -m model.py:build -o model.onnx --input-specs inputs.json
+      winml export sentence-transformers/all-MiniLM-L6-v2 -o model.onnx -v
+      winml export ./checkpoint -o model.onnx --shape-config '{"sequence_length": 64}'
+      winml export ./checkpoint -o model.onnx --dynamic-batch --dynamic-seq-len
+      winml export model.py:build -o model.onnx --input-specs inputs.json
       winml export -c config.json -o model.onnx --opset 18
-      winml export -m dynamic.onnx -o static.onnx --shape-config '{"batch_size": 1}'
+      winml export dynamic.onnx -o static.onnx --shape-config '{"batch_size": 1}'
     """
     if _is_pinning(options):
         pin(options)
@@ -176,9 +170,9 @@ def _read_request(options: Mapping[str, Any]) -> ExportRequest:
         configured = _requests.configured_options(options, build_config)
         config = _requests.export_section(build_config)
     if not configured["model"]:
-        raise UsageError("no model is specified", hint="Use -m, or a config whose loader section names a model.")
+        raise UsageError("no model is specified", hint="Specify one, or a config whose loader section names a model.")
     origin = "export.{}"
-    alone = _parse_export_config(options["export_config"]) if options["export_config"] else None
+    alone = read_export_config(options["export_config"]) if options["export_config"] else None
     if alone is not None:
         config = config.model_copy(update={name: getattr(alone, name) for name in alone.model_fields_set})
     config = _requests.configured_export(config, options)
@@ -190,17 +184,7 @@ def _read_request(options: Mapping[str, Any]) -> ExportRequest:
         stated_fields["hierarchy"] = False
     config = config.model_copy(update=stated_fields)
     requested = _requests.stated_fields(ExportRequest, options)
-    return ExportRequest(model=_requests.model_request(configured), config=config, origin=origin, **requested)
-
-
-def _parse_export_config(text_or_path: str) -> WinMLExportConfig:
-    from winml.modelkit.export.config import WinMLExportConfig
-    from winml.modelkit.options import parse_options, read_json
-
-    value, source = read_json(text_or_path, "--export-config")
-    if isinstance(value, dict) and "export" in value:
-        raise ConfigError(f"{source}: this is a complete build config", hint="Use -c.")
-    return parse_options(WinMLExportConfig, value, source)
+    return ExportRequest(model=model_request(configured), config=config, origin=origin, **requested)
 
 
 def _show_result(result: ExportResult, options: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from winml.modelkit.onnx.files.companions import Companions
 from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec, OutputTensorSpec
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.report.result import Result
 from winml.modelkit.tags.tagging import Coverage, Source
 from winml.modelkit.tags.tree import ModuleNode, ModuleTree
 from winml.modelkit.transform.records import ModuleFunctions, WrittenFile
@@ -165,7 +166,7 @@ class ExportedPart(Record):
 
 
 @dataclass(frozen=True)
-class ExportResult:
+class ExportResult(Result, document="export.table:export_document"):
     """The result of an export.
 
     Values of one graph are in its part: ``result.only_part.coverage`` if the model has one part.

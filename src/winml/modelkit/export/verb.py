@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from winml.modelkit.errors import UsageError, opt
+from winml.modelkit.errors import UsageError, opt, python_function
 from winml.modelkit.export.declared_options import ExportFields
 from winml.modelkit.fields import EXPORT, OUTPUT, declare
 from winml.modelkit.file_names import ADAPTER_SUFFIX, sidecar_path
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_data, planned_file
 from winml.modelkit.verbs.file_to_file import FileRequest, orphaned_data
+from winml.modelkit.verbs.named_models import keyword_options, model_request
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.export.records import ExportResult
+    from winml.modelkit.models.live_module import ExampleInputs
     from winml.modelkit.models.request import ModelRequest, ModelSource
     from winml.modelkit.onnx.files.output_files import ExportPaths
     from winml.modelkit.options import Options
@@ -210,6 +215,62 @@ def _plan_steps(request: ExportRequest, model: ModelRequest) -> tuple[PlannedSte
         f"{request.output}: {compared}",
     )
     return tuple(PlannedStep(name, text) for name, text in zip(STEPS, texts, strict=True))
+
+
+@python_function(shape_config="sizes")
+def export_model(
+    model: str | os.PathLike[str] | nn.Module,
+    output: str | os.PathLike[str],
+    inputs: ExampleInputs | None = None,
+    *,
+    config: WinMLExportConfig | None = None,
+    overwrite: bool = False,
+    with_report: bool = False,
+    functions: str | None = None,
+    on_step: Callable[[StepEvent], None] | None = None,
+    **options: Any,
+) -> ExportResult:
+    """Export a checkpoint or a module to ONNX; every node is tagged with its module (``winml export``).
+
+    Args:
+        model: Hub id, checkpoint, ``file.py:factory`` or a ``torch.nn.Module``, which is not changed.
+        output: Path of the ``.onnx`` file; sidecar and companion files are written beside it.
+        inputs: Example inputs of a module; see :func:`~winml.modelkit.export_pytorch`.
+        config: Options of the export; ``options`` override it.
+        overwrite: Replace existing files.
+        with_report: Also write the Markdown report.
+        functions: Modules to write as ONNX functions: ``all``, ``classes`` or a selector.
+        on_step: Called when a step starts and when it ends.
+        **options: Options of ``winml export``: ``opset_version``, ``exporter``, ``dynamic_batch``, ``ep`` and so on; of
+            a checkpoint also ``task``, ``dtype``, ``sizes``, ``input_specs`` and the other options of loading.
+
+    Returns:
+        The record of the export; the files are written.
+
+    Raises:
+        ConfigError: an option is unknown.
+        UsageError: an option or the model is wrong, or an output exists.
+        ExportError: the model cannot be traced or converted.
+        VerificationError: the outputs of ONNX Runtime and PyTorch differ; no file was written.
+    """
+    from winml.modelkit.export.config import WinMLExportConfig
+    from winml.modelkit.export.exporting import HTPExporter, export_pytorch
+
+    base = {} if config is None else {name: getattr(config, name) for name in config.model_fields_set}
+    stated = {name: options.pop(name) for name in [*options] if name in WinMLExportConfig.model_fields}
+    merged = WinMLExportConfig(**{**base, **stated})
+    files: dict[str, Any] = {"overwrite": overwrite, "with_report": with_report, "functions": functions}
+    if not isinstance(model, (str, os.PathLike)):
+        seed = options.pop("seed", 0)
+        if options:
+            raise UsageError(
+                f"{next(iter(options))} applies to a checkpoint, and the model is a module", hint="Omit it."
+            )
+        return export_pytorch(model, output, inputs, config=merged, seed=seed, on_step=on_step, **files)
+    if inputs is not None:
+        raise UsageError("inputs are those of a module, and the model is a checkpoint", hint="Pass sizes instead.")
+    request = model_request(keyword_options("export_model", model, options, dynamic_axes=()))
+    return HTPExporter(merged, seed=request.seed, on_step=on_step).export_checkpoint(request, output, **files)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,28 +9,33 @@ import click
 
 from winml.modelkit.cli import _options, _streams
 from winml.modelkit.cli._errors import WinMLCommand
-from winml.modelkit.cli._folders import named_parts, options_of_part, show_parts
-from winml.modelkit.cli._requests import exported_path, files_read, runnable_model
-from winml.modelkit.extract.verb import ExtractPlan, ExtractRequest, plan_extraction, run_extraction
-from winml.modelkit.fields import INPUTS, fields_of
-from winml.modelkit.tags.selector import Selector
+from winml.modelkit.cli._folders import show_parts
+from winml.modelkit.cli._requests import exported_path
+from winml.modelkit.extract.verb import (
+    WHOLE,
+    ExtractPlan,
+    ExtractRequest,
+    extract_requests,
+    plan_extraction,
+    run_extraction,
+)
+from winml.modelkit.fields import INPUTS
 from winml.modelkit.words import count_noun
 
 if TYPE_CHECKING:
     from winml.modelkit.extract.records import ExtractResult
 
-_WHOLE = ""
-"""Part name for a model with one graph, and for a single specified part."""
-
 
 @click.command(name="extract", cls=WinMLCommand)
-@_options.model_argument(
+@_options.model_option(
     "ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or package.module:function."
 )
 @_options.request_options(ExtractRequest)
 @_options.source_options
 @_options.random_options
 @_options.input_options
+@_options.dynamic_options
+@_options.export_config_option
 @_options.option(
     "input_data",
     str,
@@ -54,10 +58,10 @@ def command(context: click.Context, /, **options: Any) -> None:
     Examples:
       winml extract model.onnx --module BertAttention -o attention
       winml extract model.onnx --module 'encoder.layer.0.*' -o layer0 --with-inputs
-      winml extract -m ./checkpoint --module '/BertModel/**/BertLayer.*' -o layers --format json
+      winml extract ./checkpoint --module '/BertModel/**/BertLayer.*' -o layers --format json
     """
-    plans = {part: plan_extraction(_build_request(requested)) for part, requested in _options_by_part(options).items()}
-    of_several = _WHOLE not in plans
+    plans = {part: plan_extraction(request) for part, request in extract_requests(options).items()}
+    of_several = WHOLE not in plans
     if options["dry_run"]:
         from winml.modelkit.report.plan import plan_document
 
@@ -84,36 +88,6 @@ def command(context: click.Context, /, **options: Any) -> None:
         )
         _streams.tell(f"error: {reason}; the remaining ones were written" if modules else f"error: {reason}")
         context.exit(1)
-
-
-def _options_by_part(options: dict[str, Any]) -> dict[str, dict[str, object]]:
-    """Return name of a part with a selected module → options; a single model has the empty name.
-
-    Raises:
-        UsageError: the selector is malformed, or no part has a selected module.
-    """
-    Selector(options["module"])
-    parts = named_parts(options)
-    if len(parts) < 2:
-        return {_WHOLE: next((options_of_part(options, path) for path in parts.values()), options)}
-    from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
-
-    return {
-        part: {**options_of_part(options, parts[part]), "output": options["output"] / part}
-        for part in parts_with_module(part_modules(parts), options["module"])
-    }
-
-
-def _build_request(options: Mapping[str, Any]) -> ExtractRequest:
-    """Return the request for one graph, before heavy imports.
-
-    Raises:
-        UsageError: a path does not exist, or an option does not apply to the model.
-    """
-    model, run = runnable_model(options)
-    protected = tuple(files_read(model, options))
-    fields = {field.name: options[field.name] for field in fields_of(ExtractRequest)}
-    return ExtractRequest(model=model, run=run, protected=protected, **fields)
 
 
 def _run_planned_extraction(plan: ExtractPlan, options: dict[str, object]) -> ExtractResult:

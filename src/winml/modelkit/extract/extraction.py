@@ -108,7 +108,7 @@ def plan_cuts(path: Path, selector: str, folder: Path, options: ExtractOptions) 
     return PlannedCuts(cuts, stems, outputs, state)
 
 
-def extract_modules(
+def extract_from_file(
     path: Path,
     selector: str,
     folder: str | os.PathLike[str],
@@ -164,14 +164,14 @@ def extract_modules(
     with clock.step(_STEPS[2]) as step, OutputFiles() as files:
         files.reserve(folder / EXTRACT_MANIFEST_NAME)  # moved last
         writer = _CutWriter(cuts, recording, folder, files, options.with_inputs)
-        outcomes = [writer.write(call, stem) for call, stem in zip(cuts.calls, stems, strict=True)]
+        outcomes = [writer.write(item, stem) for item, stem in zip(cuts.calls, stems, strict=True)]
         modules = tuple(outcome for outcome in outcomes if isinstance(outcome, ExtractedModule))
         failures = (outcome for outcome in outcomes if isinstance(outcome, RefusedModule))
         result = replace(result, modules=modules, refused=(*cuts.refused, *failures), notes=recording.fed.notes)
         files.write_json(folder / EXTRACT_MANIFEST_NAME, result.as_record())
         if modules:
-            committed_files = files.commit(overwrite=options.overwrite)
-            step.summary = f"{len(committed_files)} files"
+            written = files.commit(overwrite=options.overwrite)
+            step.summary = f"{len(written)} files"
     return result
 
 

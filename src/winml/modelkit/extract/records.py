@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.records import Record, entry
+from winml.modelkit.report.result import Result
 from winml.modelkit.tags.address import ModuleIdentity
 
 SCHEMA_VERSION = 1
@@ -51,7 +52,9 @@ class RefusedModule(Record):
 
 
 @dataclass(frozen=True)
-class ExtractResult(Record, schema_version=SCHEMA_VERSION):
+class ExtractResult(
+    Result, Record, schema_version=SCHEMA_VERSION, document="extract.table:extract_document", rows="modules"
+):
     """The outcome of one extraction."""
 
     source: str

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand, report_error
-from winml.modelkit.cli._options import declared_options_of, grouped_argument, option, reference_option, result_options
+from winml.modelkit.cli._options import declared_options_of, model_option, option, reference_option, result_options
 from winml.modelkit.cli._progress import show_wait
 from winml.modelkit.cli._streams import library_output_to_stderr, print_json, tell
 from winml.modelkit.errors import UsageError, VerificationError
@@ -27,6 +27,7 @@ from winml.modelkit.file_names import (
     files_folder,
 )
 from winml.modelkit.ort.execution_providers import find_execution_provider, parse_ep_options
+from winml.modelkit.verbs.named_models import model_name
 from winml.modelkit.verbs.running import ProviderFields
 from winml.modelkit.words import terminal_text
 
@@ -51,11 +52,8 @@ _common = partial(option, is_common=True)
 
 
 @click.command(name="generate", cls=WinMLCommand)
-@grouped_argument(
-    "folder",
-    metavar="MODEL",
-    help="Build folder, or an ONNX file beside its tokenizer. A file on the Hub is OWNER/NAME/PATH.onnx.",
-)
+@model_option("Build folder, or an ONNX file beside its tokenizer.")
+@_common("texts", str, "Same as --prompt.", INPUTS, metavar="[PROMPT]...", is_argument=True, is_repeatable=True)
 @_common("prompt", str, "Prompt; - reads it from stdin.", INPUTS, short="-p", metavar="TEXT", is_repeatable=True)
 @_common("chat", bool, "Apply the chat template of the model to the prompt.", INPUTS)
 @_common("system", str, "System message, with --chat.", INPUTS, metavar="TEXT")
@@ -119,6 +117,8 @@ def command(**options: Any) -> None:
       winml generate whisper-built --audio speech.wav --timestamps
       winml generate llava-built --chat -p "What is on the table?" --image photo.jpg
     """
+    model_name(options, "a build folder, or an ONNX file beside its tokenizer")
+    options["prompt"] = (*options["texts"], *options["prompt"])
     files = _refuse_early(options)
     adapter = _adapter_path(files, options["adapter"])
     checkpoint = _reference_request(files, options["reference"], options["adapter"])
@@ -202,7 +202,7 @@ def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
         raise UsageError("--timestamps requires an audio file", hint="Add --audio FILE.")
     from winml.modelkit.builds.found_models import onnx_file, part_files
 
-    parts = part_files(options["folder"])
+    parts = part_files(options["model"])
     if {ENCODER, DECODER} <= parts.keys():
         if options["chat"]:
             raise UsageError("--chat: encoder-decoder models have no chat template", hint="Omit --chat.")
@@ -217,25 +217,25 @@ def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
         return parts
     if {VISION, EMBEDDING, DECODER} <= parts.keys():
         if options["audio"]:
-            raise UsageError(f"--audio: {options['folder']} accepts text and images", hint="Omit --audio.")
+            raise UsageError(f"--audio: {options['model']} accepts text and images", hint="Omit --audio.")
         if options["reference"] is not None:
             raise UsageError(
-                f"--reference: {options['folder']} is a vision-language model, which --reference does not support",
+                f"--reference: {options['model']} is a vision-language model, which --reference does not support",
                 hint="Omit --reference; the export compared a text with PyTorch.",
             )
         return parts
     is_pair = {PROMPT, DECODER} <= parts.keys()
-    path = parts[DECODER] if is_pair else onnx_file(options["folder"])
+    path = parts[DECODER] if is_pair else onnx_file(options["model"])
     if path is None:
         raise UsageError(
-            f"{options['folder']}: is not a built model",
-            hint=f"Build it first: winml build -m {options['folder']} -o built",
+            f"{options['model']}: is not a built model",
+            hint=f"Build it first: winml build -m {options['model']} -o built",
         )
     if not (files_folder(path) / TOKENIZER_NAME).is_file():
         from winml.modelkit.generate.generation.writing import refuse_other_task
         from winml.modelkit.onnx.bundle import described_model
 
-        refuse_other_task(options["folder"], described_model(path).get("task"))
+        refuse_other_task(options["model"], described_model(path).get("task"))
     if media:
         raise UsageError(f"{media[0]}: {path} accepts text only", hint="Specify a prompt with -p.")
     return parts if is_pair else {ONLY_PART: path}

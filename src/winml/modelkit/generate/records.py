@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from winml.modelkit.onnx.specs import DynamicDimension
 from winml.modelkit.records import Record, entry
+from winml.modelkit.report.result import Result
 
 AnswerKind = Literal[
     "labels", "entities", "spans", "boxes", "segments", "text", "similarity", "embedding", "depth", "tensors"
@@ -58,7 +59,7 @@ class ReferenceAnswer(Record):
 
 
 @dataclass(frozen=True)
-class InferenceResult(Record, schema_version=1):
+class InferenceResult(Result, Record, schema_version=1, document="generate.table:inference_document", rows="entries"):
     """Result of a model for one set of inputs."""
 
     model: str

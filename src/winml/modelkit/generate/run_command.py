@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import (
-    model_argument,
+    model_option,
     reference_option,
     request_options,
     result_options,
     source_options,
 )
-from winml.modelkit.cli._requests import model_name, refuse_checkpoint_options, resolve_named_model, stated_fields
+from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import json_text, library_output_to_stderr, show_result
-from winml.modelkit.file_names import ONLY_PART
-from winml.modelkit.generate.run_verb import RunRequest, plan_run, run_model, run_schema
+from winml.modelkit.generate.run_verb import RunRequest, plan_run, run_inference, run_request, run_schema, write_files
 from winml.modelkit.generate.task_inputs import RUN_TASKS
-
-if TYPE_CHECKING:
-    from winml.modelkit.generate.records import InferenceResult
 
 
 class _RunCommand(WinMLCommand):
@@ -45,7 +40,7 @@ class _RunCommand(WinMLCommand):
 
 
 @click.command(name="run", cls=_RunCommand)
-@model_argument("ONNX file, build folder, Hub id or checkpoint folder.")
+@model_option("ONNX file, build folder, Hub id or checkpoint folder.")
 @source_options
 @request_options(RunRequest)
 @reference_option(
@@ -71,7 +66,7 @@ def command(**options: Any) -> None:
       winml run built --text "The house is old." --reference
       winml run model.onnx --input input_ids=[[2,5,3]] --input attention_mask=[[1,1,1]]
     """
-    request = _read_request(options)
+    request = run_request(options, stated_fields(RunRequest, options))
     plan = plan_run(request)
     end_dry_run(plan, options)
     from winml.modelkit.generate.table import inference_document, schema_document
@@ -82,51 +77,16 @@ def command(**options: Any) -> None:
         show_result(schema.as_record(), options, lambda: schema_document(schema), is_answer=True)
         return
     with library_output_to_stderr():
-        result, saved = run_model(plan, request)
-    paths = _write(result, saved, request)
+        result, saved = run_inference(plan, request)
+    writers = dict(saved)
+    if request.output is not None:
+        text = f"{json_text(result.as_record())}\n"
+        writers[request.output] = lambda path: _write_text(path, text)
+    paths = write_files(writers, overwrite=request.overwrite)
     show_result(result.as_record(), options, lambda: inference_document(result).with_files(paths), is_answer=True)
     if result.reference is not None and not result.reference.is_same:
         click.get_current_context().exit(NEGATIVE_RESULT)
 
 
-def _read_request(options: Mapping[str, Any]) -> RunRequest:
-    """Make the request from the command line."""
-    from winml.modelkit.builds.found_models import part_files
-
-    name = model_name(options, "an ONNX file, a build folder, or a checkpoint")
-    loading = ("model_class", "revision", "trust_remote_code")
-    files: Mapping[str, Path] = part_files(name)
-    checkpoint = None
-    if files:
-        refuse_checkpoint_options(next(iter(files.values())), options, loading)
-    else:
-        source = resolve_named_model(name, options, loading)
-        checkpoint = source.request
-        files = {} if source.path is None else {ONLY_PART: source.path}
-    return RunRequest(
-        name=name,
-        files=files,
-        checkpoint=checkpoint,
-        task=options["task"],
-        reference=options["reference"],
-        **stated_fields(RunRequest, options),
-    )
-
-
-def _write(result: InferenceResult, saved: Mapping[Path, Callable[[Path], None]], request: RunRequest) -> list[Path]:
-    """Write the files that are requested, all or none."""
-    from winml.modelkit.onnx.files.output_files import OutputFiles
-
-    writers = dict(saved)
-    if request.output is not None:
-        text = f"{json_text(result.as_record())}\n"
-
-        def write_answer(path: Path) -> None:
-            path.write_text(text, encoding="utf-8", newline="\n")
-
-        writers[request.output] = write_answer
-    with OutputFiles() as files:
-        for path, write in writers.items():
-            write(files.reserve(path))
-        files.commit(overwrite=request.overwrite)
-    return list(writers)
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="\n")

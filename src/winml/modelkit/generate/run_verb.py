@@ -4,23 +4,43 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.errors import InputError, ModelPathError, TaskError, UsageError, opt, spell
+from winml.modelkit.errors import (
+    ConfigError,
+    InputError,
+    ModelPathError,
+    TaskError,
+    UsageError,
+    opt,
+    python_function,
+    spell,
+)
 from winml.modelkit.fields import INPUTS, OUTPUT, RECORDED, declare
-from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART, PROMPT, VISION, files_folder
+from winml.modelkit.file_names import DECODER, ENCODER, MODEL_SUFFIX, ONLY_PART, PROMPT, VISION, files_folder
 from winml.modelkit.generate.task_inputs import IMAGE_SUFFIXES, RUN_TASKS, RunTask, TaskInput, run_task
 from winml.modelkit.models.checkpoints.task import canonical_task
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, refuse_special_file
 from winml.modelkit.options import load_json, nearest, read_json_file
 from winml.modelkit.ort.execution_providers import provider_options_of
 from winml.modelkit.report.plan import PlannedStep
+from winml.modelkit.samples.data_sources import AUDIO_SUFFIXES
+from winml.modelkit.samples.data_sources import IMAGE_SUFFIXES as IMAGE_FILES
 from winml.modelkit.samples.processors import missing_processors
 from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
+from winml.modelkit.verbs.named_models import (
+    keyword_options,
+    model_name,
+    refuse_checkpoint_options,
+    resolve_named_model,
+    stated_keywords,
+)
 from winml.modelkit.verbs.running import ProviderFields
 
 if TYPE_CHECKING:
@@ -49,6 +69,8 @@ class RunRequest(AnswerRequest, ProviderFields):
     reference: str | None = None
     """The checkpoint that PyTorch runs as well; :data:`RECORDED`; or None."""
 
+    values: tuple[str, ...] = declare((), INPUTS, is_argument=True, metavar="[INPUT]...")
+    """Text, image file or audio file, as with the options below."""
     text: tuple[str, ...] = declare((), INPUTS, metavar="TEXT", is_common=True)
     """Text input. Several texts: their similarity for embedding models, one result per text for all other tasks."""
     image: tuple[str, ...] = declare((), INPUTS, metavar="FILE", is_common=True)
@@ -190,6 +212,8 @@ def _collect_values(request: RunRequest) -> dict[str, tuple[str, ...]]:
     def add(name: str, value: str) -> None:
         texts[name] = (*texts.get(name, ()), value)
 
+    for value in request.values:
+        add(*_positional_input(request.name, value))
     for text in request.text:
         add("text", text)
     for image in request.image:
@@ -207,6 +231,24 @@ def _collect_values(request: RunRequest) -> dict[str, tuple[str, ...]]:
             )
         add(name.strip(), value)
     return texts
+
+
+def _positional_input(model: str, value: str) -> tuple[str, str]:
+    """Return the input that a positional value means, and the value; files as ``@path``.
+
+    Raises:
+        UsageError: the value is a second model.
+    """
+    # os.path: methods of Path raise an error for a text that is too long for a file name.
+    is_file_name = os.path.isfile(value) or not re.search(r"\s", value)  # noqa: PTH113
+    suffix = Path(value).suffix.lower() if is_file_name else ""
+    if suffix == MODEL_SUFFIX or os.path.isdir(value):  # noqa: PTH112
+        raise UsageError(
+            f"two models are specified: {model!r} and {value!r}",
+            hint=f"winml run runs one model; winml compare {model} {value} compares two.",
+        )
+    kind = "image" if suffix in IMAGE_FILES else "audio" if suffix in AUDIO_SUFFIXES else "text"
+    return kind, value if kind == "text" else f"@{value}"
 
 
 def _refuse_generating(request: RunRequest, task: str, definition: RunTask | None) -> None:
@@ -441,7 +483,7 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
     return RunSchema(request.name, task, inputs, tuple(tensors), tuple(outputs), example, bounds)
 
 
-def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[InferenceResult, Mapping[Path, Any]]:
+def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[InferenceResult, Mapping[Path, Any]]:
     """Run the model on the inputs, and compare with PyTorch if requested; write no file.
 
     Returns:
@@ -474,10 +516,10 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
     session_ms = (time.perf_counter() - started) * 1000
     started = time.perf_counter()
     if subject.task is None:
-        dtypes = {spec.name: spec.dtype for spec in getattr(model, "inputs", ())}
+        dtypes = {item.name: item.dtype for item in getattr(model, "inputs", ())}
         tensors = {name: _read_tensor(name, value, dtypes.get(name)) for name, value in subject.tensors.items()}
         answers: list[tuple[str | None, Answer]] = [(None, tensor_answer(model, tensors))]
-        input_words: Mapping[str, Any] = {
+        passed: Mapping[str, Any] = {
             name: f"{array.dtype}[{', '.join(map(str, array.shape))}]" for name, array in tensors.items()
         }
         calls: list[tuple[str | None, Mapping[str, Any]]] = [(None, tensors)]
@@ -487,15 +529,15 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
         calls = [
             (
                 text,
-                {spec.name: _read_values(spec, texts[spec.name]) for spec in definition.inputs if spec.name in texts},
+                {item.name: _read_values(item, named[item.name]) for item in definition.inputs if item.name in named},
             )
-            for text, texts in _split_calls(definition, subject.named)
+            for text, named in _split_calls(definition, subject.named)
         ]
         run = _make_runner(model, model, subject.task, request)
         answers = [(text, run(values)) for text, values in calls]
-        input_words = {
-            name: texts[0].removeprefix("@") if len(texts) == 1 else [text.removeprefix("@") for text in texts]
-            for name, texts in subject.named.items()
+        passed = {
+            name: given[0].removeprefix("@") if len(given) == 1 else [text.removeprefix("@") for text in given]
+            for name, given in subject.named.items()
         }
     run_ms = (time.perf_counter() - started) * 1000
     result = InferenceResult(
@@ -503,7 +545,7 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
         task=subject.task,
         task_rule=subject.task_rule,
         provider=request.choose_provider().provider.name,
-        inputs=input_words,
+        inputs=passed,
         kind=answers[0][1].kind,
         entries=_collect_entries(answers),
         session_ms=session_ms,
@@ -738,3 +780,78 @@ def _make_writer(answer: Answer, values: Mapping[str, Any], path: Path | None) -
         boxes = [(f"{entry.label} {entry.score:.2f}", entry.box) for entry in answer.entries if entry.box is not None]
         image = with_boxes(image, boxes)
     return {path: lambda target: save_image(image, target, path.suffix.lower())}
+
+
+def run_request(options: Mapping[str, Any], stated: Mapping[str, Any]) -> RunRequest:
+    """Make a request: find the files or the checkpoint of the model.
+
+    Args:
+        options: Values of all options by name, with ``model``.
+        stated: Fields of the request that differ from their defaults.
+
+    Raises:
+        UsageError: no model is specified, nothing exists at its path, or an option does not apply to an ONNX file.
+    """
+    from winml.modelkit.builds.found_models import part_files
+
+    name = model_name(options, "an ONNX file, a build folder, or a checkpoint")
+    loading = ("model_class", "revision", "trust_remote_code")
+    files: Mapping[str, Path] = part_files(name)
+    checkpoint = None
+    if files:
+        refuse_checkpoint_options(next(iter(files.values())), options, loading)
+    else:
+        found = resolve_named_model(name, options, loading)
+        checkpoint = found.request
+        files = {} if found.path is None else {ONLY_PART: found.path}
+    return RunRequest(
+        name=name, files=files, checkpoint=checkpoint, task=options["task"], reference=options["reference"], **stated
+    )
+
+
+def write_files(writers: Mapping[Path, Callable[[Path], None]], *, overwrite: bool) -> list[Path]:
+    """Write the files of a result, all or none; return their paths."""
+    from winml.modelkit.onnx.files.output_files import OutputFiles
+
+    with OutputFiles() as files:
+        for path, write in writers.items():
+            write(files.reserve(path))
+        files.commit(overwrite=overwrite)
+    return list(writers)
+
+
+@python_function()
+def run_model(model: str | os.PathLike[str], *values: str | os.PathLike[str], **options: Any) -> InferenceResult:
+    """Run a model on text, an image, audio or tensors (``winml run``).
+
+    Args:
+        model: ONNX file, build folder, Hub id or checkpoint; a checkpoint is built in the cache first.
+        *values: Texts, image files or audio files.
+        **options: Options of ``winml run``: ``text``, ``image``, ``audio`` and ``label`` (a text, or a list of
+            several), ``inputs`` (name → value), ``top``, ``threshold``, ``save``, ``reference``, ``ep`` and so on, and
+            options of loading.
+
+    Returns:
+        The result: classes, tokens, boxes, similarities or tensors with their scores.
+
+    Raises:
+        ConfigError: an option is unknown.
+        UsageError: an input is missing, unknown or of another task.
+        StageError: the model cannot be loaded or run.
+    """
+    if "output" in options or "schema" in options:
+        raise ConfigError("run_model: output and schema are options of the command", hint="Use result.as_record().")
+    texts = {**options, "values": tuple(os.fspath(value) for value in values)}
+    for name in ("text", "image", "audio", "label"):
+        if isinstance(value := texts.get(name), (str, os.PathLike)):
+            texts[name] = (os.fspath(value),)
+    if isinstance(inputs := texts.get("inputs"), Mapping):
+        texts["inputs"] = tuple(f"{name}={value}" for name, value in inputs.items())
+    reference = texts.pop("reference", None)
+    texts = keyword_options("run_model", model, texts, RunRequest)
+    stated = stated_keywords(RunRequest, texts)
+    request = run_request({**texts, "reference": RECORDED if reference is True else reference}, stated)
+    plan = plan_run(request)
+    result, saved = run_inference(plan, request)
+    write_files(saved, overwrite=request.overwrite)
+    return result

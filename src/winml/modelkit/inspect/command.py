@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
-from winml.modelkit.cli._folders import named_parts, options_of_part, show_parts
+from winml.modelkit.cli._folders import show_parts
 from winml.modelkit.cli._options import (
     input_options,
-    model_argument,
+    model_option,
     option,
     result_options,
     source_options,
     tree_options,
 )
 from winml.modelkit.cli._progress import show_step, show_wait
-from winml.modelkit.cli._requests import exported_path, model_request, refuse_checkpoint_options
+from winml.modelkit.cli._requests import exported_path
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result
 from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import DEVICE, MODEL, OUTPUT
@@ -28,6 +28,7 @@ from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.ort.execution_providers import Device, find_execution_provider, parse_ep_options
 from winml.modelkit.progress import counted
+from winml.modelkit.verbs.named_models import model_request, named_parts, options_of_part, refuse_checkpoint_options
 
 if TYPE_CHECKING:
     from winml.modelkit.inspect.onnx_inspection import OnnxInspection
@@ -48,7 +49,7 @@ FOR_CHECKPOINTS = (
 
 
 @click.command(name="inspect", cls=WinMLCommand)
-@model_argument(
+@model_option(
     "ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or package.module:function."
 )
 @option("model_type", str, "Architecture, such as bert, instead of a model.", MODEL, metavar="TYPE", is_common=True)
@@ -88,7 +89,7 @@ def command(**options: object) -> None:
       winml inspect model.onnx -H
       winml inspect model.onnx --module 'encoder.layer.0.**'
       winml inspect model.onnx --ep qnn
-      winml inspect -m sentence-transformers/all-MiniLM-L6-v2 --hierarchy
+      winml inspect sentence-transformers/all-MiniLM-L6-v2 --hierarchy
       winml inspect --model-type bert --list-tasks
       winml inspect --model-class BertForMaskedLM
     """
@@ -107,22 +108,17 @@ def command(**options: object) -> None:
 
 
 def _refuse_early(options: Mapping[str, Any]) -> str | None:
-    """Return the model, specified as argument or option; check its name and the options before heavy imports.
+    """Return the model; check its name and the options before heavy imports.
 
     Raises:
-        UsageError: no model is specified, or two models are, or options contradict each other.
+        UsageError: no model is specified, or options contradict each other.
     """
-    models = [value for value in (options["target"], options["model"]) if value is not None]
-    if len(models) > 1:
+    name: str | None = options["model"]
+    if name is not None and options["model_type"]:
         raise UsageError(
-            f"two models are specified: {models[0]!r} and, with -m, {models[1]!r}", hint="Use one of them."
+            f"--model-type {options['model_type']} and the model {name!r} cannot be combined", hint="Use one of them."
         )
-    if models and options["model_type"]:
-        raise UsageError(
-            f"--model-type {options['model_type']} and the model {models[0]!r} cannot be combined",
-            hint="Use one of them.",
-        )
-    if not models and not any(options[name] for name in ("model_type", "model_class", "list_tasks")):
+    if name is None and not any(options[name] for name in ("model_type", "model_class", "list_tasks")):
         raise UsageError(
             "no model is specified",
             hint="Pass an ONNX file, a Hub id, a checkpoint folder, a config.json or file.py:factory; or --model-type "
@@ -130,7 +126,7 @@ def _refuse_early(options: Mapping[str, Any]) -> str | None:
         )
     if options["depth"] is not None and not options["hierarchy"] and options["module"] is None:
         raise UsageError(f"--depth {options['depth']} applies to the module tree, which -H shows", hint="Add -H.")
-    model: str | None = _find_file(models[0]) if models else None
+    model = None if name is None else _find_file(name)
     is_file = model is not None and model.lower().endswith(".onnx")
     _refuse_provider(options, model)
     if options["module"] is not None and not is_file:
@@ -281,7 +277,7 @@ def _print_all_tasks(options: dict[str, object]) -> None:
 def _print_model_inspection(model: str | None, options: Mapping[str, Any]) -> None:
     """Print the tasks or the planned export of an architecture; exit if the provider does not run all nodes."""
     request = model_request({**options, "model": model or ""})
-    from winml.modelkit.inspect.model_inspection import inspect_model, list_tasks
+    from winml.modelkit.inspect.model_inspection import inspect_checkpoint, list_tasks
     from winml.modelkit.inspect.table import model_inspection_document, tasks_document
 
     if options["list_tasks"]:
@@ -291,7 +287,7 @@ def _print_model_inspection(model: str | None, options: Mapping[str, Any]) -> No
         show_result(record, options, lambda: tasks_document(tasks))
         return
     with library_output_to_stderr(), show_wait("inspecting"):
-        inspection = inspect_model(request, model_type=options["model_type"], hierarchy=options["hierarchy"])
+        inspection = inspect_checkpoint(request, model_type=options["model_type"], hierarchy=options["hierarchy"])
         fit = None
         if options["ep"] is not None:
             from winml.modelkit.builds.found_models import NamedModel

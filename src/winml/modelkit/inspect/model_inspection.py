@@ -186,7 +186,7 @@ def _join_forwards(forwards: Sequence[_Forward]) -> _Forward:
     return _Forward(trace, None, " and ".join(sources), tuple(notes))
 
 
-def inspect_model(
+def inspect_checkpoint(
     request: ModelRequest, *, model_type: str | None = None, hierarchy: bool = False, opset_version: int | None = None
 ) -> records.InspectedModel:
     """Determine the result of an export of a model.

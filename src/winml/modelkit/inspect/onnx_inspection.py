@@ -36,6 +36,7 @@ from winml.modelkit.onnx.specs import DynamicDimension, damaged_bounds_notes, st
 from winml.modelkit.onnx.validity import cycle_words
 from winml.modelkit.options import load_metadata, read_json_file
 from winml.modelkit.records import Record, entry, json_value, recorded
+from winml.modelkit.report.result import Result
 from winml.modelkit.tags import address
 from winml.modelkit.tags.selector import select
 from winml.modelkit.tags.tagging import Coverage
@@ -85,7 +86,9 @@ class NodeInfo(Record):
 
 
 @dataclass(frozen=True)
-class OnnxInspection(Record, kind="onnx"):
+class OnnxInspection(
+    Result, Record, kind="onnx", document="inspect.onnx_table:onnx_inspection_document", rows="modules"
+):
     """Inspection result of one ONNX file."""
 
     files: tuple[FileInfo, ...]

@@ -13,6 +13,7 @@ from winml.modelkit.models.parts import ModelInfo
 from winml.modelkit.onnx.bundle import only_part
 from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.report.result import Result
 from winml.modelkit.tags.torch_modules import TracedModule
 from winml.modelkit.tags.tree import ModuleTree
 
@@ -77,7 +78,7 @@ class InspectedPart(Record):
 
 
 @dataclass(frozen=True)
-class InspectedModel(Record, kind="model"):
+class InspectedModel(Result, Record, kind="model", document="inspect.table:model_inspection_document"):
     """The model, inputs, outputs and weights that an export would use."""
 
     info: ModelInfo = field(metadata=entry(skip=True))

@@ -67,7 +67,8 @@ class InputFields:
     batch_size: int | None = declare(None, SIZES, minimum=1, default_words="1")
     """Batch size."""
     input_specs: str | None = declare(None, SIZES, metavar="JSON")
-    """Name, shape, dtype and value range of every input: a file or JSON text. Takes precedence over --shape-config."""
+    """Shape, and if needed dtype and value range, of inputs by name: a file or JSON text. Other inputs remain as the
+    model has them. Takes precedence over --shape-config."""
 
 
 def declared_options() -> tuple[Field, ...]:

@@ -55,7 +55,9 @@ class ModelRequest(LoadOptions):
     model: str
     """Hub id, checkpoint folder, ``config.json``, ``file.py:factory`` or ``package.module:factory``."""
     input_specs: tuple[InputTensorSpec, ...] | None = None
-    """Full manifest of the inputs; wins over ``shape_config`` and ``batch_size``."""
+    """Descriptions of inputs; win over ``shape_config`` and ``batch_size``."""
+    patches_inputs: Literal[True] | None = None
+    """True if inputs that ``input_specs`` does not describe stay as the model has them; `None`: it describes all."""
     specs_origin: str = "input_specs"
     """Option or config key that states ``input_specs``, for messages."""
     shape_config: ShapeConfig | None = None

@@ -57,7 +57,7 @@ from winml.modelkit.models.checkpoints.weight_files import find_weights, stored_
 from winml.modelkit.models.families.family import unused_size_notes
 from winml.modelkit.models.families.input_decisions import decide_parts, refuse_unknown_parts
 from winml.modelkit.models.inputs.axis_names import accepts_shapes
-from winml.modelkit.models.inputs.decision import InputDecision, check_input_specs
+from winml.modelkit.models.inputs.decision import InputDecision, check_input_specs, patched_inputs
 from winml.modelkit.models.inputs.dynamic_axes import open_axes
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments, arguments_of_names
 from winml.modelkit.models.inputs.shape_run import REFUSALS
@@ -427,6 +427,9 @@ def _manifest_inputs(
     The example determines containers and constants of the forward; with other input names, the names do.
     """
     example = script.example
+    if request.patches_inputs:
+        own = InputDecision(() if example is None else example.specs)
+        specs = patched_inputs(own, specs, request.specs_origin)
     names = [spec.name for spec in specs]
     arguments = example.arguments if example is not None else None
     constants = {} if arguments is None else arguments.constants

@@ -135,6 +135,33 @@ class InputTensorSpec(_TensorSpec):
     grid: GridSlot | None = None
     """Number of patches, if the input contains the grids of images."""
     _bounds: Mapping[str, DynamicDimension] = pydantic.PrivateAttr(default_factory=dict)
+    _is_typed: bool = pydantic.PrivateAttr(default=True)
+    """False for a patch that leaves the element type to the model."""
+
+    @classmethod
+    def read_patch(cls, entry: Any, label: str) -> InputTensorSpec:
+        """Read the description of one input, whose element type may be left to the model.
+
+        Raises:
+            ConfigError: an unknown key or a wrong value.
+        """
+        is_typed = not isinstance(entry, dict) or "dtype" in entry
+        spec = parse_options(cls, entry if is_typed else {"dtype": "float32", **entry}, label)
+        spec._is_typed = is_typed
+        return spec
+
+    @property
+    def is_typed(self) -> bool:
+        """True if the element type is stated."""
+        return self._is_typed
+
+    def completed_by(self, own: InputTensorSpec) -> InputTensorSpec:
+        """Return the description with the type and values of the model's own input where it states none."""
+        stated = self.model_fields_set if self.is_typed else self.model_fields_set - {"dtype"}
+        names = [name for name in ("dtype", "value_range", "last_value") if name not in stated]
+        completed = self.model_copy(update={name: getattr(own, name) for name in names})
+        completed._is_typed = True
+        return completed
 
     @property
     def bounds(self) -> Mapping[str, DynamicDimension]:

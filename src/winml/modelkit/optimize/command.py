@@ -49,14 +49,14 @@ def command(**options: Any) -> None:
     Exit codes: 0 success, 1 invalid files, 2 usage error, 3 the outputs differ from the source beyond tolerance.
 
     Examples:
-      winml optimize -m model.onnx -o fast.onnx --level full
-      winml optimize -m model.onnx -o npu.onnx --level full --ep qnn
-      winml optimize -m built -o built-fast --level full
-      winml optimize -m model.onnx -o gelu.onnx --enable-gelu-fusion
-      winml optimize -m model.onnx -o part.onnx --level full --module 'encoder.layer.0'
-      winml optimize -m model.onnx -o model21.onnx --opset 21
-      winml optimize -m model.onnx -o functions.onnx --functions classes
-      winml optimize -m model.onnx --level full --check
+      winml optimize model.onnx -o fast.onnx --level full
+      winml optimize model.onnx -o npu.onnx --level full --ep qnn
+      winml optimize built -o built-fast --level full
+      winml optimize model.onnx -o gelu.onnx --enable-gelu-fusion
+      winml optimize model.onnx -o part.onnx --level full --module 'encoder.layer.0'
+      winml optimize model.onnx -o model21.onnx --opset 21
+      winml optimize model.onnx -o functions.onnx --functions classes
+      winml optimize model.onnx --level full --check
       winml optimize --list
     """
     request = read_request(OptimizeRequest, options)

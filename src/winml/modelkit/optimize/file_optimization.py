@@ -92,17 +92,17 @@ def run_optimize_analyze_loop(
             current flags.
         overwrite: Replace an existing file.
         verify: Compare the result with ``model`` in ONNX Runtime.
-        external_data: As for :func:`~winml.modelkit.optimize_onnx`.
+        external_data: As for :func:`~winml.modelkit.optimize_model`.
         seed: Seed of the inputs that outputs are compared on.
         on_step: Called when a step starts and when it ends.
-        **flags: As for :func:`~winml.modelkit.optimize_onnx`; the flags of the first round.
+        **flags: As for :func:`~winml.modelkit.optimize_model`; the flags of the first round.
 
     Returns:
         The record of the optimization and of every round; the file is written.
 
     Raises:
         UsageError: an unknown flag, an output that exists, or no round.
-        WinMLError: as :func:`~winml.modelkit.optimize_onnx` raises.
+        WinMLError: as :func:`~winml.modelkit.optimize_model` raises.
     """
     if max_rounds < 1:
         raise UsageError(f"max_rounds {max_rounds}: at least one round is needed", hint="Set it to 1 or more.")
@@ -363,7 +363,7 @@ def check_optimization(
     Args:
         model: The file.
         options: Options; None: the options in ``flags``. Without any option, the level ``full``.
-        **flags: As for :func:`~winml.modelkit.optimize_onnx`.
+        **flags: As for :func:`~winml.modelkit.optimize_model`.
 
     Raises:
         UsageError: an unknown flag, or contradictory flags, or a selector names no module.

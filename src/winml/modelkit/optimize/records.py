@@ -23,7 +23,7 @@ class ModuleChange(Record):
 
 
 @dataclass(frozen=True)
-class OptimizedFile(TransformedFile):
+class OptimizedFile(TransformedFile, document="optimize.table:optimization_document"):
     """Record of an optimized file."""
 
     is_copy: bool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -85,10 +85,11 @@ class OptimizeRequest(WeightsRequest["OptimizeOptions", "OptimizedFile"]):
 
 
 @python_function(opset="opset")
-def optimize_onnx(
+def optimize_model(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
+    submodel: Sequence[str] = (),
     options: OptimizeOptions | None = None,
     overwrite: bool = False,
     verify: bool = True,
@@ -106,8 +107,9 @@ def optimize_onnx(
     Without flags, a normalized file is copied, and any other file is normalized.
 
     Args:
-        model: The file; it is not changed.
-        output: The ``.onnx`` file to write.
+        model: The file, or a build folder; it is not changed.
+        output: The ``.onnx`` file to write; the folder for a build folder.
+        submodel: Parts of a build folder; empty: all.
         options: Options; None: the options in ``flags``.
         overwrite: Replace an existing file.
         verify: Compare the result with ``model`` in ONNX Runtime.
@@ -123,7 +125,8 @@ def optimize_onnx(
         **flags: ``level``, ``ep``, ``opset``, ``module``, ``exclude``, names of capabilities (``gelu_fusion=True``).
 
     Returns:
-        The record of the optimization; the file is written.
+        The record of the optimization; the file is written. For a build folder, the
+        :class:`~winml.modelkit.transform.records.TransformedFolder` with the record of each part.
 
     Raises:
         UsageError: an unknown flag, contradictory flags, or an output that exists.
@@ -137,9 +140,10 @@ def optimize_onnx(
     from winml.modelkit.options import options_of
 
     request = OptimizeRequest(
-        options=options_of(OptimizeOptions, options, flags, "optimize_onnx"),
+        options=options_of(OptimizeOptions, options, flags, "optimize_model"),
         model=Path(model),
         output=Path(output),
+        submodel=tuple(submodel),
         overwrite=overwrite,
         verify=verify,
         skip_normalization=skip_normalization,
@@ -149,4 +153,10 @@ def optimize_onnx(
         dataset=dataset,
         functions=functions,
     )
-    return request.plan_file().run_file(on_step)
+    result: Any = request.plan().run(on_step)
+    record: OptimizedFile = result
+    return record
+
+
+optimize_onnx = optimize_model
+"""Former name of :func:`optimize_model`."""

@@ -69,7 +69,7 @@ def _fused_modules(executed: ir.Model, modules: Mapping[str, str]) -> dict[str, 
     return fused
 
 
-def profile_model(
+def profile_by_module(
     path: Path,
     options: opened_model.RunOptions,
     latency: LatencyOptions,

@@ -11,6 +11,7 @@ from winml.modelkit.profile.module_profile import ModuleProfile, ModuleTime
 from winml.modelkit.profile.records import SCHEMA_VERSION, Measurement, PerfResult
 from winml.modelkit.profile.statistics import Summary
 from winml.modelkit.records import Record, entry, json_value, record_keys
+from winml.modelkit.report.result import Result
 from winml.modelkit.tags.address import ModuleIdentity
 from winml.modelkit.tags.carry.carrying import CarryReport
 
@@ -63,7 +64,7 @@ class ClassSummary(Record, digits=6):
 
 
 @dataclass(frozen=True)
-class ModulePerfResult(Measurement):
+class ModulePerfResult(Result, Measurement, document="profile.module_table:module_perf_document", rows="instances"):
     """Result of a measurement of single modules."""
 
     selector: str
@@ -115,7 +116,7 @@ class ModulePerfResult(Measurement):
 
 
 @dataclass(frozen=True)
-class ProfiledModules:
+class ProfiledModules(Result, document="profile.module_table:profile_document", rows="by_module.tree"):
     """Times of a model and its modules, and the transfer of tags to executed nodes."""
 
     result: PerfResult
@@ -141,7 +142,7 @@ class ProfiledModules:
 
 
 @dataclass(frozen=True)
-class ProfiledDecoder:
+class ProfiledDecoder(Result, document="profile.module_table:profile_document"):
     """Times of a decoder with a KV cache: of a prompt, and of a following step."""
 
     prompt: ProfiledModules

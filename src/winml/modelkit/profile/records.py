@@ -19,6 +19,7 @@ from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.latency import LatencyOptions, LatencyResult
 from winml.modelkit.profile.statistics import Ratio
 from winml.modelkit.records import Record, json_value
+from winml.modelkit.report.result import Result
 from winml.modelkit.verdicts import Verdict
 from winml.modelkit.version import __version__
 
@@ -108,7 +109,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class PerfResult(Measurement):
+class PerfResult(Result, Measurement, document="profile.table:perf_document"):
     """Result of a measurement of a whole model."""
 
     model_bytes: int
@@ -325,7 +326,7 @@ class StepTime(Record):
 
 
 @dataclass(frozen=True)
-class GenerationPerf(Record, schema_version=1):
+class GenerationPerf(Result, Record, schema_version=1, document="profile.table:generation_perf_document", rows="steps"):
     """Measurement of a decoder with a KV cache."""
 
     model: str

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from winml.modelkit.errors import UsageError, opt, spell
+from winml.modelkit.errors import UsageError, opt, python_function, spell
+from winml.modelkit.export.declared_options import DynamicFields
 from winml.modelkit.fields import INPUTS, OUTPUT, declare, refuse_stated
-from winml.modelkit.file_names import DECODER, ENCODER
+from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART
 from winml.modelkit.models.load_options import InputFields
 from winml.modelkit.report.plan import PlannedStep
 from winml.modelkit.tags.selector import Selector
 from winml.modelkit.verbs.answers import AnswerPlan, ModuleAnswerRequest, plan_answer
+from winml.modelkit.verbs.named_models import (
+    files_read,
+    keyword_options,
+    named_parts,
+    options_of_part,
+    runnable_model,
+    stated_keywords,
+)
 from winml.modelkit.verbs.running import MEASUREMENT, LatencyFields, ProviderFields
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.found_models import NamedModel
     from winml.modelkit.ort.opened_model import RunOptions
-    from winml.modelkit.profile.latency import LatencyOptions
+    from winml.modelkit.profile.latency import LatencyOptions, Progress
+    from winml.modelkit.profile.module_records import ModulePerfResult
     from winml.modelkit.profile.perf import Baseline
+    from winml.modelkit.profile.records import GenerationPerf
+    from winml.modelkit.progress import StepEvent
 
+_GENERATION_RUNS, _GENERATION_WARMUP = 20, 2
+"""Chosen: a prompt of a thousand tokens takes seconds, and each length is measured on its own."""
 _PYTORCH = "pytorch"
 _ONLY_BY_MODULE = ("depth", "top", "group", "report", "node_data", "trace")
 _OF_ONE_GRAPH = ("by_module", "baseline", "input_data")
@@ -191,3 +206,145 @@ def _resolve_baseline(request: PerfRequest) -> Baseline | None:
             hint=f"Use {opt.baseline} {_PYTORCH}, or a file.",
         )
     return Baseline(name, path)
+
+
+def perf_request(options: Mapping[str, Any], stated: Mapping[str, Any]) -> PerfRequest:
+    """Make a request; for a folder of several parts, with the model of each part.
+
+    Args:
+        options: Values of all options by name, with ``model``.
+        stated: Fields of the request that differ from their defaults.
+
+    Raises:
+        UsageError: no model is specified, nothing exists at its path, or an option does not apply to an ONNX file.
+    """
+    paths: Mapping[str, Path | None] = named_parts(options, beside_weights=True) or {ONLY_PART: None}
+    named = {
+        part: runnable_model(options if path is None else options_of_part(options, path))
+        for part, path in paths.items()
+    }
+    return PerfRequest(
+        name=options["model"],
+        models={part: model for part, (model, _) in named.items()},
+        values={part: values for part, (_, values) in named.items()},
+        find_files=lambda: [file for model, _ in named.values() for file in files_read(model, options)],
+        **stated,
+    )
+
+
+def run_perf(
+    plan: AnswerPlan[PerfSubject],
+    request: PerfRequest,
+    exported: Callable[[NamedModel], Path],
+    *,
+    on_step: Callable[[StepEvent], None] | None = None,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Mapping[str, Any]:
+    """Measure a model: latency, modules or generation, as the request states.
+
+    Args:
+        plan: The plan of the request.
+        request: The request.
+        exported: Returns the ONNX file of a model, exported if necessary.
+        on_step: Called when a step starts and when it ends.
+        progress: Called between runs with the number and the share of finished runs.
+        tell: Called with messages on the preparation of a PyTorch baseline.
+
+    Returns:
+        Part → result; one result for all parts of a model that generates.
+
+    Raises:
+        WinMLError: the model cannot be exported, loaded or run.
+    """
+    subject = plan.subject
+    if request.generation:
+        return {ONLY_PART: _measure_generation(subject, request, exported)}
+    if request.module is not None:
+        return _measure_selected(subject, request.module, exported, on_step, progress)
+    results: dict[str, Any] = {}
+    for part, run in subject.runs.items():
+        path = exported(subject.models[part])
+        if request.by_module:
+            from winml.modelkit.profile import by_module
+
+            results[part] = by_module.profile_by_module(path, run, subject.latency, progress=progress)
+        else:
+            from winml.modelkit.profile.perf import PerfOptions, measure_model
+
+            requested = PerfOptions(run, subject.latency, subject.baseline)
+            results[part] = measure_model(path, requested, progress=progress, tell=tell)
+    return results
+
+
+def _measure_selected(
+    subject: PerfSubject,
+    selector: str,
+    exported: Callable[[NamedModel], Path],
+    on_step: Callable[[StepEvent], None] | None,
+    progress: Progress | None,
+) -> dict[str, ModulePerfResult]:
+    """Measure the selected modules alone, in the parts that have them."""
+    from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
+    from winml.modelkit.profile.by_module import measure_modules
+
+    paths = {part: exported(model) for part, model in subject.models.items()}
+    parts = parts_with_module(part_modules(paths), selector) if len(paths) > 1 else list(paths)
+    return {
+        part: measure_modules(
+            paths[part], selector, subject.runs[part], subject.latency, on_step=on_step, progress=progress
+        )
+        for part in parts
+    }
+
+
+def _measure_generation(
+    subject: PerfSubject, request: PerfRequest, exported: Callable[[NamedModel], Path]
+) -> GenerationPerf:
+    from winml.modelkit.generate.generation.measurement import measure_generation
+
+    warmup = min(subject.latency.warmup, _GENERATION_WARMUP)
+    latency = replace(subject.latency, iterations=request.iterations or _GENERATION_RUNS, warmup=warmup)
+    paths = {part: exported(model) for part, model in subject.models.items()}
+    if len(paths) > 1:
+        return measure_generation(paths, replace(subject.runs[ENCODER], shown=request.name), latency)
+    ((part, run),) = subject.runs.items()
+    return measure_generation({ONLY_PART: paths[part]}, run, latency)
+
+
+@python_function(shape_config="sizes")
+def profile_model(
+    model: str | os.PathLike[str],
+    *,
+    on_step: Callable[[StepEvent], None] | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Any:
+    """Measure the latency and memory of a model, in total or by module (``winml perf``).
+
+    Args:
+        model: ONNX file, build folder, checkpoint, Hub id or factory; a checkpoint is exported into the cache first.
+        on_step: Called when a step starts and when it ends.
+        progress: Called between runs with the number and the share of finished runs.
+        **options: Options of ``winml perf``: ``by_module``, ``module``, ``generation``, ``baseline``, ``iterations``,
+            ``duration``, ``sizes``, ``batch_size``, ``ep``, ``threads`` and so on, and options of loading.
+
+    Returns:
+        The latency; with ``by_module``, the time of each module; with ``module``, the latency of the selected modules;
+        with ``generation``, times of prompts and tokens. For a folder of several parts, part → result.
+
+    Raises:
+        ConfigError: an option is unknown.
+        UsageError: options contradict each other, or the provider is unknown or not installed.
+        StageError: the model cannot be loaded or run.
+    """
+    from winml.modelkit.builds.build_model import exported_file
+
+    values = keyword_options(
+        "profile_model", model, options, PerfRequest, DynamicFields, dynamic_axes=(), export_config=None
+    )
+    request = perf_request(values, stated_keywords(PerfRequest, options))
+    plan = plan_perf(request)
+    plan.recover()
+    results = run_perf(plan, request, lambda found: exported_file(found, on_step), on_step=on_step, progress=progress)
+    return next(iter(results.values())) if len(results) == 1 else results

@@ -38,17 +38,17 @@ def command(**options: Any) -> None:
     --target is not met.
 
     Examples:
-      winml quantize -m model.onnx -o int8.onnx
-      winml quantize -m model.onnx -o int4.onnx --precision int4
-      winml quantize -m built -o built-int8
-      winml quantize -m model.onnx -o int8.onnx --exclude BertLayer.0 --exclude 'encoder.layer.1.output'
-      winml quantize -m model.onnx -o mixed.onnx --per-module rules.json
-      winml quantize -m model.onnx -o qdq.onnx --mode qdq --calibration-data samples
-      winml quantize -m built -o built-int4 -p int4 --algorithm gptq --calibration-data texts.jsonl
-      winml quantize -m built -o built-mixed --budget 4.5bits --report page.html
-      winml quantize -m model.onnx --sensitivity --report page.html
-      winml quantize -m model.onnx --sensitivity --target sqnr_db=30 --exclude-list rules.json
-      winml quantize -m model.onnx --sensitivity --target accuracy=0.9 --dataset reviews.csv
+      winml quantize model.onnx -o int8.onnx
+      winml quantize model.onnx -o int4.onnx --precision int4
+      winml quantize built -o built-int8
+      winml quantize model.onnx -o int8.onnx --exclude BertLayer.0 --exclude 'encoder.layer.1.output'
+      winml quantize model.onnx -o mixed.onnx --per-module rules.json
+      winml quantize model.onnx -o qdq.onnx --mode qdq --calibration-data samples
+      winml quantize built -o built-int4 -p int4 --algorithm gptq --calibration-data texts.jsonl
+      winml quantize built -o built-mixed --budget 4.5bits --report page.html
+      winml quantize model.onnx --sensitivity --report page.html
+      winml quantize model.onnx --sensitivity --target sqnr_db=30 --exclude-list rules.json
+      winml quantize model.onnx --sensitivity --target accuracy=0.9 --dataset reviews.csv
     """
     request = read_request(verb.QuantizeRequest, options)
     if request.sensitivity:

@@ -113,7 +113,7 @@ class Calibrated:
 
 
 @dataclass(frozen=True)
-class QuantizedFile(TransformedFile, schema_version=1):
+class QuantizedFile(TransformedFile, schema_version=1, document="quantize.table:quantization_document", rows="modules"):
     """Record of a quantized file."""
 
     precision: str

@@ -12,6 +12,7 @@ from winml.modelkit.evaluate.metrics import needed_samples
 from winml.modelkit.profile.statistics import Ratio
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.report.result import Result
 from winml.modelkit.verdicts import Verdict
 from winml.modelkit.words import count_noun, sqnr_words
 
@@ -284,7 +285,13 @@ class SensitivityCost(Record, digits=3):
 
 
 @dataclass(frozen=True)
-class QuantizationSensitivity(Record, schema_version=SCHEMA_VERSION):
+class QuantizationSensitivity(
+    Result,
+    Record,
+    schema_version=SCHEMA_VERSION,
+    document="quantize.sensitivity_table:sensitivity_document",
+    rows="modules",
+):
     """Output error of each module when quantized alone."""
 
     model: str

@@ -219,10 +219,11 @@ def _refuse_other_file(option: str, path: Path, plan: FilePlan[QuantizedFile]) -
 
 
 @python_function()
-def quantize_onnx(
+def quantize_model(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
+    submodel: Sequence[str] = (),
     options: QuantizeOptions | None = None,
     overwrite: bool = False,
     verify: bool = True,
@@ -235,8 +236,9 @@ def quantize_onnx(
     """Quantize an ONNX file, or modules of it. Its module tags are preserved.
 
     Args:
-        model: The file; it is not changed.
-        output: The ``.onnx`` file to write.
+        model: The file, or a build folder; it is not changed.
+        output: The ``.onnx`` file to write; the folder for a build folder.
+        submodel: Parts of a build folder; empty: all.
         options: Options; None: those in ``flags``.
         overwrite: Replace an existing file.
         verify: Compare the result with ``model`` in ONNX Runtime.
@@ -248,7 +250,8 @@ def quantize_onnx(
         **flags: Fields of :class:`QuantizeOptions`: ``precision``, ``mode``, ``exclude`` and so on.
 
     Returns:
-        The record of the quantization; the file is written.
+        The record of the quantization; the file is written. For a build folder, the
+        :class:`~winml.modelkit.transform.records.TransformedFolder` with the record of each part.
 
     Raises:
         UsageError: an unknown flag, an output that exists, a selector that names no module, or nothing to
@@ -262,16 +265,23 @@ def quantize_onnx(
     from winml.modelkit.quantize.options import QuantizeOptions
 
     request = QuantizeRequest(
-        options=options_of(QuantizeOptions, options, flags, "quantize_onnx"),
+        options=options_of(QuantizeOptions, options, flags, "quantize_model"),
         model=Path(model),
         output=Path(output),
+        submodel=tuple(submodel),
         overwrite=overwrite,
         verify=verify,
         external_data=external_data,
         seed=seed,
         sizes=sizes,
     )
-    return request.plan_file().run_file(on_step)
+    result: Any = request.plan().run(on_step)
+    record: QuantizedFile = result
+    return record
+
+
+quantize_onnx = quantize_model
+"""Former name of :func:`quantize_model`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.report.result import Result
 
 SCHEMA_VERSION = 1
 """Version of the JSON format, specified in docs/reference/formats.md."""
@@ -141,7 +142,7 @@ def _is_missed(cell: CellResult, kind: str, measure: str, limit: float) -> bool:
 
 
 @dataclass(frozen=True)
-class SweepResult(Record, schema_version=SCHEMA_VERSION):
+class SweepResult(Result, Record, schema_version=SCHEMA_VERSION, document="sweep.table:sweep_document", rows="cells"):
     """Result of a sweep."""
 
     folder: str

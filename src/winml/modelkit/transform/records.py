@@ -17,6 +17,7 @@ from winml.modelkit.onnx.function_folding import FIRST_IR_VERSION
 from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.report.result import Result
 from winml.modelkit.tags.address import ModuleIdentity
 from winml.modelkit.tags.carry.carrying import CarryReport
 from winml.modelkit.tags.tagging import Coverage
@@ -43,7 +44,7 @@ class GraphSummary(Record):
 
 
 @dataclass(frozen=True)
-class TransformedFile(Record):
+class TransformedFile(Result, Record):
     """A file made from a source file."""
 
     source: Path
@@ -160,7 +161,7 @@ class PinnedModel(Record):
 
 
 @dataclass(frozen=True)
-class RetaggedModel(Record):
+class RetaggedModel(Result, Record, document="transform.table:retagged_document"):
     """A file with tags transferred from its source."""
 
     model_path: Path

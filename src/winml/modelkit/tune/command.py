@@ -12,17 +12,17 @@ from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import checkpoint_options, model_option, request_options, result_options
 from winml.modelkit.cli._progress import live_progress
-from winml.modelkit.cli._requests import FOR_CHECKPOINTS, resolve_named_model, sizes_by_name, stated_fields
+from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result
 from winml.modelkit.tune.verb import TuneRequest, plan_tuning, run_tuning
+from winml.modelkit.verbs.named_models import model_name, resolve_named_model, sizes_by_name
 
 if TYPE_CHECKING:
     from winml.modelkit.tune.records import TuneResult
-_DYNAMIC = ("dynamic_batch", "dynamic_sequence", "dynamic_image_size", "dynamic_axes", "allow_dynamic")
 
 
 @click.command(name="tune", cls=WinMLCommand)
-@model_option(required=True, help="Hub id, checkpoint, Python factory, ONNX file or build folder.")
+@model_option("Hub id, checkpoint, Python factory, ONNX file or build folder.")
 @request_options(TuneRequest)
 @checkpoint_options
 @result_options()
@@ -35,11 +35,11 @@ def command(**options: Any) -> None:
     Exit codes: 0 success, also if the verdict is no or undecided, 1 failure, 2 usage error.
 
     Examples:
-      winml tune -m ./checkpoint -o tuned
-      winml tune -m model.onnx -o tuned --min-sqnr 25 --budget 20
-      winml tune -m ./checkpoint -o tuned --max-drop accuracy=0.01 --dataset reviews.csv
-      winml tune -m model.onnx -o tuned --only dynamic,qdq --target throughput
-      winml tune -m ./checkpoint -o tuned --dry-run
+      winml tune ./checkpoint -o tuned
+      winml tune model.onnx -o tuned --min-sqnr 25 --budget 20
+      winml tune ./checkpoint -o tuned --max-drop accuracy=0.01 --dataset reviews.csv
+      winml tune model.onnx -o tuned --only dynamic,qdq --target throughput
+      winml tune ./checkpoint -o tuned --dry-run
     """
     request = _read_request(options)
     with library_output_to_stderr():
@@ -62,7 +62,8 @@ def _read_request(options: Mapping[str, Any]) -> TuneRequest:
     """Make the request from the command line."""
     from winml.modelkit.models.request import ModelRequest
 
-    source = resolve_named_model(options["model"], options, (*FOR_CHECKPOINTS, *_DYNAMIC))
+    name = model_name(options, "a Hub id, a checkpoint, file.py:factory, an ONNX file or a build folder")
+    source = resolve_named_model(name, options)
     sizes: dict[str, Any] = {"seed": options["seed"]}
     if source.path is not None:
         sizes |= {"sizes": sizes_by_name({**options, "batch_size": None}), "batch_size": options["batch_size"]}

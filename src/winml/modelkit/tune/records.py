@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from winml.modelkit.compare.quality_minimum import PREDICTIONS
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.records import Record, entry, json_value, recorded
+from winml.modelkit.report.result import Result
 from winml.modelkit.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -181,7 +182,9 @@ class Winner(Record):
 
 
 @dataclass(frozen=True)
-class TuneResult(Record, schema_version=SCHEMA_VERSION):
+class TuneResult(
+    Result, Record, schema_version=SCHEMA_VERSION, document="tune.table:tuning_document", rows="candidates"
+):
     """The result of a tuning."""
 
     model: str

@@ -68,7 +68,7 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
 
     options: OptionsT
     """Options of the work on the graph."""
-    model: Path | None = declare(None, MODEL, short="-m", is_common=True)
+    model: Path | None = declare(None, MODEL, short="-m", is_common=True, is_also_argument=True)
     """ONNX file or build folder. It is not modified. A file on the Hub is OWNER/NAME/PATH.onnx."""
     submodel: tuple[str, ...] = declare((), MODEL, metavar="PART", default_words="all")
     """Part of a folder with several parts, such as decoder."""
@@ -166,7 +166,7 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
         """
         model = self.model
         if model is None:
-            raise UsageError("no model is specified", hint=f"Specify an ONNX file with {opt.model}.")
+            raise UsageError("no model is specified", hint="Specify an ONNX file or a build folder.")
         if model.is_dir():
             from winml.modelkit.builds.found_models import read_model_folder
 

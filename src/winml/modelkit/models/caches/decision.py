@@ -20,6 +20,7 @@ from winml.modelkit.models.inputs.decision import (
     decide_inputs,
     forward_keywords,
     forward_parameters,
+    patched_inputs,
 )
 from winml.modelkit.models.inputs.dynamic_axes import open_axes
 
@@ -166,14 +167,19 @@ def _apply_description(decision: InputDecision, request: ModelRequest) -> InputD
         UsageError: the described inputs are not the inputs of this model.
     """
     assert request.input_specs is not None
-    names, described_names = ([spec.name for spec in specs] for specs in (decision.inputs, request.input_specs))
+    described = request.input_specs
+    if request.patches_inputs:
+        described = patched_inputs(
+            dataclasses.replace(decision, meanings=AxisMeanings()), described, request.specs_origin
+        )
+    names, described_names = ([spec.name for spec in specs] for specs in (decision.inputs, described))
     if sorted(names) != sorted(described_names):
         differing = sorted({*names} ^ {*described_names})
         raise UsageError(
             f"{spell(request.specs_origin)}: {differing[0]}: the graph with a cache takes {', '.join(names)}",
             hint=no_cache_hint(),
         )
-    by_name = {spec.name: spec for spec in request.input_specs}
+    by_name = {spec.name: spec for spec in described}
     return dataclasses.replace(
         decision,
         inputs=tuple(by_name[name] for name in names),

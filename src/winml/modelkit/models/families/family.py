@@ -18,6 +18,7 @@ from winml.modelkit.models.inputs.decision import (
     decide_inputs,
     forward_keywords,
     known_meanings,
+    patched_inputs,
 )
 from winml.modelkit.models.inputs.dynamic_axes import open_axes
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments, arguments_of_names
@@ -169,7 +170,7 @@ def single_part_model(
     """
     decision = decide_model_inputs(model, checkpoint, task, request)
     decision = dataclasses.replace(decision, notes=(*notes, *decision.notes))
-    spec_names = [spec.name for spec in request.input_specs or ()]
+    spec_names = [spec.name for spec in decision.inputs] if request.input_specs is not None else []
     arguments = arguments_of_names(model, spec_names, spell(request.specs_origin))
     return part_of_decision(model, decision, forward_keywords(model), arguments)
 
@@ -193,11 +194,27 @@ def decide_model_inputs(
         )
         firm_keys = frozenset(request.fixed_sizes)
         return open_axes(decision, request.dynamic, request.left_open, firm_keys=firm_keys)
-    check_input_specs(model, request.input_specs, spell(request.specs_origin))
-    meanings = known_meanings(model, checkpoint.config, request.input_specs, checkpoint.root, task)
+    specs = request.input_specs
     notes = unused_size_notes(request)
-    decision = InputDecision(request.input_specs, notes, meanings, requested_by=spell(request.specs_origin))
+    if request.patches_inputs:
+        specs = patched_inputs(_own_inputs(model, checkpoint, task, request), specs, request.specs_origin)
+    check_input_specs(model, specs, spell(request.specs_origin))
+    meanings = known_meanings(model, checkpoint.config, specs, checkpoint.root, task)
+    decision = InputDecision(specs, notes, meanings, requested_by=spell(request.specs_origin))
     return open_axes(decision, request.dynamic, are_sizes_firm=True)
+
+
+def _own_inputs(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> InputDecision:
+    """Return the inputs that the model takes without a description; none if they are not known."""
+    try:
+        return decide_inputs(
+            model, checkpoint.config, checkpoint.root, task=task, shape=request.shape_config,
+            batch_size=request.batch_size,
+        )  # fmt: skip
+    except UsageError:
+        return InputDecision(())
 
 
 def open_keys(
@@ -226,7 +243,13 @@ def open_keys(
 
 
 def unused_size_notes(request: ModelRequest) -> tuple[str, ...]:
-    """Return a note on sizes that a manifest of the inputs makes useless, if there are any."""
+    """Return a note on sizes that descriptions of the inputs override, if there are any."""
     options = {opt.shape_config: request.shape_config, opt.batch_size: request.batch_size}
     names = [name for name, value in options.items() if value is not None]
-    return (f"{spell(request.specs_origin)} determines the inputs; {' and '.join(names)} ignored",) if names else ()
+    if not names:
+        return ()
+    origin, sizes = spell(request.specs_origin), " and ".join(names)
+    is_patch = request.patches_inputs
+    return (
+        f"{origin} takes precedence over {sizes}" if is_patch else f"{origin} determines the inputs; {sizes} ignored",
+    )

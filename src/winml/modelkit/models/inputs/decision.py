@@ -276,6 +276,41 @@ def forward_keywords(model: torch.nn.Module | type[torch.nn.Module]) -> dict[str
     return {name: value for name, value in _FIXED_KEYWORDS.items() if name in parameters}
 
 
+def patched_inputs(own: InputDecision, patches: Sequence[InputTensorSpec], origin: str) -> tuple[InputTensorSpec, ...]:
+    """Return the inputs of a model with descriptions by the user; other inputs stay.
+
+    A described size also applies to the other inputs that have it, such as the length of a text.
+
+    Args:
+        own: The inputs that the model takes.
+        patches: The descriptions.
+        origin: Option that states them, for messages.
+
+    Raises:
+        UsageError: the type of an input that is not the model's own is missing.
+    """
+    by_name = {spec.name: spec for spec in patches}
+    sizes: dict[str, int | str] = {}
+    for spec in patches:
+        keys = own.meanings.keys.get(spec.name, ())
+        sizes |= {key: size for key, size in zip(keys, spec.shape, strict=False) if key is not None}
+
+    def resized(spec: InputTensorSpec) -> InputTensorSpec:
+        keys = own.meanings.keys.get(spec.name, (None,) * len(spec.shape))
+        shape = tuple(sizes.get(key or "", size) for key, size in zip(keys, spec.shape, strict=True))
+        return spec if shape == spec.shape else spec.model_copy(update={"shape": shape})
+
+    own_names = [spec.name for spec in own.inputs]
+    untyped = next((spec.name for spec in patches if spec.name not in own_names and not spec.is_typed), None)
+    if untyped is not None:
+        raise UsageError(
+            f"{spell(origin)}: {untyped}: the dtype is missing",
+            hint=f"State it; it is known of {', '.join(own_names)} alone." if own_names else "State it.",
+        )
+    kept = (by_name[item.name].completed_by(item) if item.name in by_name else resized(item) for item in own.inputs)
+    return (*kept, *(spec for spec in patches if spec.name not in own_names))
+
+
 def check_input_specs(
     model: torch.nn.Module | type[torch.nn.Module],
     specs: Sequence[InputTensorSpec],

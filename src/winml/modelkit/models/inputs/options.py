@@ -79,7 +79,7 @@ def parse_shape_config(text_or_path: str | os.PathLike[str]) -> ShapeConfig:
 
 
 def parse_input_specs(text_or_path: str | os.PathLike[str]) -> tuple[InputTensorSpec, ...]:
-    """Read ``--input-specs``: the full manifest of the inputs, inline or in a file.
+    """Read ``--input-specs``: descriptions of inputs, inline or in a file. An element type may be omitted.
 
     Either a list of ``{"name", "shape", "dtype", "value_range"?, "first_values"?}`` objects, the format of
     ``winml.io.inputs`` in the model, or one object with the names as keys. In such an object, an input inside a
@@ -91,7 +91,7 @@ def parse_input_specs(text_or_path: str | os.PathLike[str]) -> tuple[InputTensor
     """
     value, origin = read_json(text_or_path, opt.input_specs)
     entries = _input_entries(value, origin)
-    specs = tuple(parse_options(InputTensorSpec, entry, location) for location, entry in entries)
+    specs = tuple(InputTensorSpec.read_patch(entry, location) for location, entry in entries)
     if not specs:
         raise ConfigError(f"{origin}: no input is described", hint='Describe at least one {"name", "shape", "dtype"}.')
     names = [spec.name for spec in specs]

@@ -1,0 +1,230 @@
+"""Functions of the commands: options as keywords, results as text, page and data frame."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import winml.modelkit as winml
+from evaluation_checkpoints import save_task_checkpoint, text_tokenizer
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small text classifier with its tokenizer."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "classifier"
+    labels = ("negative", "positive")
+    save_task_checkpoint(folder, "bert", "BertForSequenceClassification", text_tokenizer(), labels=labels)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The export of the classifier, beside its tokenizer."""
+    path = tmp_path_factory.mktemp("exported") / "model.onnx"
+    winml.export_model(checkpoint, path, sizes={"sequence_length": 16}, opset_version=18)
+    return path
+
+
+def test_export_takes_checkpoints_and_modules(exported: Path, tmp_path: Path) -> None:
+    """Options of the export and of loading are keywords."""
+    model = onnx.load(exported)
+    assert 18 == next(item.version for item in model.opset_import if item.domain == "")
+    assert [1, 16] == [size.dim_value for size in model.graph.input[0].type.tensor_type.shape.dim]
+    result = winml.export_model(torch.nn.Linear(3, 4), tmp_path / "net.onnx", torch.ones(1, 3), opset_version=18)
+    assert result.only_part.opset_produced == 18
+    with pytest.raises(winml.UsageError, match=r"^task "):
+        winml.export_model(torch.nn.Linear(3, 4), tmp_path / "other.onnx", torch.ones(1, 3), task="fill-mask")
+
+
+def test_build_takes_the_options_of_the_command(checkpoint: Path, exported: Path, tmp_path: Path) -> None:
+    """A checkpoint and a file are built by one function; options override the config."""
+    built = winml.build_model(
+        checkpoint, tmp_path / "built", config={"optim": {"level": "full"}}, level="basic", dynamic_batch=True,
+        precision="int8", exclude=["BertPooler"], verify=False, with_companions=False,
+    )  # fmt: skip
+    record: Any = built.as_record()
+    stages = {stage["name"]: stage["status"] for stage in record["parts"][0]["stages"]}
+    assert {"export": "run", "optimize": "run", "quantize": "run", "compile": "skipped"} == stages
+    assert not (tmp_path / "built" / "tokenizer.json").exists()
+    assert onnx.load(built.model_path).graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    again = winml.build_model(exported, tmp_path / "again", level="basic", verify=False)
+    assert again.model_path.is_file()
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ("build_model", ("OUT",)),
+        ("export_model", ("OUT.onnx",)),
+        ("extract_modules", ("BertLayer.0", "OUT")),
+        ("inspect_model", ()),
+        ("profile_model", ()),
+        ("run_model", ("A dog runs.",)),
+    ],
+)
+def test_unknown_keyword_is_named_with_the_nearest(
+    function: str, arguments: tuple[str, ...], checkpoint: Path, tmp_path: Path
+) -> None:
+    """A misspelled option has an effect in no function."""
+    paths = [tmp_path / word if word.startswith("OUT") else word for word in arguments]
+    with pytest.raises(winml.ConfigError, match=f"{function}: .*'revisoin'.*'revision'"):
+        getattr(winml, function)(checkpoint, *paths, revisoin="main")
+    assert not list(tmp_path.iterdir())
+
+
+def test_profile_measures_what_the_options_state(exported: Path) -> None:
+    """The kind of the result follows from the options."""
+    whole = winml.profile_model(exported, iterations=3, baseline=str(exported))
+    assert 3 == len(whole.latency.samples_ms)
+    assert whole.baseline is not None
+    times = winml.profile_model(exported, by_module=True, iterations=3)
+    frame = times.to_frame()
+    assert {"", "bert.encoder.layer.0"} <= {*frame["module"]}
+    assert 1.0 == pytest.approx(frame["share"].iloc[0])
+    one = winml.profile_model(exported, module="BertPooler", iterations=3)
+    assert ["bert.pooler"] == [*one.to_frame()["module"]]
+    with pytest.raises(winml.UsageError, match=r"^sizes: "):
+        winml.profile_model(exported, sizes={"batch_size": 3}, batch_size=2)
+
+
+def test_run_returns_the_answer(exported: Path, tmp_path: Path) -> None:
+    """Texts are positional or named, tensors by name; PyTorch is the reference on request."""
+    answer = winml.run_model(exported, "A dog runs.", top=1, reference=True)
+    assert answer.entries == winml.run_model(exported, text="A dog runs.", top=1).entries
+    assert answer.reference is not None
+    assert answer.reference.is_same
+    for name in ("input_ids", "attention_mask", "token_type_ids"):
+        np.save(tmp_path / f"{name}.npy", np.ones((1, 16), np.int64))
+    inputs = {name: f"@{tmp_path / name}.npy" for name in ("input_ids", "attention_mask", "token_type_ids")}
+    assert "tensors" == winml.run_model(exported, inputs=inputs).kind
+    with pytest.raises(winml.UsageError, match="'image'"):
+        winml.run_model(exported, "photo.jpg")
+
+
+def test_file_is_verified_against_its_recorded_checkpoint(exported: Path, checkpoint: Path) -> None:
+    """The reference is read from the file, or passed."""
+    for reference in (None, checkpoint):
+        proof = winml.verify_model(exported, reference)
+        assert str(checkpoint) == str(proof.reference)
+        assert proof.worst.fidelity.cosine == pytest.approx(1, abs=1e-5)
+    with pytest.raises(winml.UsageError, match="no ONNX file"):
+        winml.verify_model(checkpoint)
+
+
+def test_inspect_describes_files_and_checkpoints(exported: Path, checkpoint: Path) -> None:
+    """Options of loading are refused for a file, and a selector for a checkpoint."""
+    file: Any = winml.inspect_model(exported, module="BertPooler")
+    assert ["BertPooler"] == [module.class_name for module in file.modules]
+    planned: Any = winml.inspect_model(checkpoint, sizes={"sequence_length": 8})
+    assert (1, 8) == planned.inputs[0].shape
+    with pytest.raises(winml.UsageError, match="'BertPooler'"):
+        winml.inspect_model(checkpoint, module="BertPooler")
+    with pytest.raises(winml.UsageError, match=r"^revision "):
+        winml.inspect_model(exported, revision="main")
+
+
+def test_modules_are_extracted_and_tags_restored(exported: Path, tmp_path: Path) -> None:
+    """Files are written as the commands write them."""
+    parts = winml.extract_modules(exported, "BertPooler", tmp_path / "parts", with_inputs=True)
+    assert 1 == len(parts.modules)
+    assert 3 == len([*(tmp_path / "parts").glob("*.onnx"), *(tmp_path / "parts").glob("*.npz")])
+    restored = winml.retag_model(exported, exported, tmp_path / "tagged.onnx")
+    assert 100 == restored.coverage.percent
+    with pytest.raises(winml.UsageError, match="exists"):
+        winml.retag_model(exported, exported, tmp_path / "tagged.onnx")
+
+
+def test_folder_is_quantized_as_a_whole(checkpoint: Path, tmp_path: Path) -> None:
+    """A build folder is a model, and its files come along."""
+    winml.build_model(checkpoint, tmp_path / "built", verify=False)
+    winml.quantize_model(tmp_path / "built", tmp_path / "int8", verify=False)
+    assert {"model.onnx", "tokenizer.json"} <= {path.name for path in (tmp_path / "int8").iterdir()}
+
+
+@pytest.fixture(scope="module")
+def results(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One result of each function that takes a second."""
+    folder = tmp_path_factory.mktemp("results")
+    makers: dict[str, Callable[[], Any]] = {
+        "optimize_model": lambda: winml.optimize_model(exported, folder / "fast.onnx", level="full"),
+        "quantize_model": lambda: winml.quantize_model(exported, folder / "int8.onnx", verify=False),
+        "profile_model": lambda: winml.profile_model(exported, iterations=3),
+        "by module": lambda: winml.profile_model(exported, by_module=True, iterations=3),
+        "selected modules": lambda: winml.profile_model(exported, module="BertPooler", iterations=3),
+        "compare_models": lambda: winml.compare_models(exported, folder / "int8.onnx", by_module=True),
+        "diff_models": lambda: winml.diff_models(exported, folder / "fast.onnx"),
+        "inspect_model": lambda: winml.inspect_model(exported),
+        "run_model": lambda: winml.run_model(exported, "A dog runs."),
+        "extract_modules": lambda: winml.extract_modules(exported, "BertPooler", folder / "parts"),
+        "retag_model": lambda: winml.retag_model(exported, exported, folder / "tagged.onnx"),
+        "quantization_sensitivity": lambda: winml.quantization_sensitivity(exported, samples=1, depth=3),
+        "build_model": lambda: winml.build_model(exported, folder / "built", verify=False),
+    }
+    return {name: make() for name, make in makers.items()}
+
+
+def test_text_of_a_result_is_short(results: dict[str, Any]) -> None:
+    """The text is what the command prints, and its beginning the representation."""
+    for name, result in results.items():
+        lines = repr(result).splitlines()
+        assert 1 <= len(lines) <= 13, name
+        assert result.text().splitlines()[: min(len(lines), 12)] == lines[:12], name
+        assert "object at 0x" not in repr(result)
+
+
+def test_page_of_a_result_is_framed(results: dict[str, Any]) -> None:
+    """A notebook shows the page of the report; its script does not reach the notebook."""
+    for name, result in results.items():
+        page = result._repr_html_()
+        assert page.startswith('<iframe srcdoc="'), name
+        assert page.count("<iframe") == 1
+        assert "<script" not in page.replace("&lt;script", "")
+
+
+def test_frame_of_a_result_has_its_rows(results: dict[str, Any]) -> None:
+    """Each module, metric or entry is a row; a result of one file is one row."""
+    rows = {name: len(result.to_frame()) for name, result in results.items()}
+    assert 1 == rows["optimize_model"] == rows["profile_model"] == rows["retag_model"] == rows["selected modules"]
+    assert rows["by module"] > 5
+    assert rows["compare_models"] == len(results["compare_models"].modules)
+    assert rows["quantize_model"] == len(results["quantize_model"].as_record()["modules"])
+    assert rows["run_model"] == len(results["run_model"].entries)
+    assert rows["build_model"] == len(results["build_model"].as_record()["parts"])
+
+
+def test_frame_without_pandas_names_the_package(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package is optional."""
+    imported = builtins.__import__
+
+    def refuse(name: str, *arguments: Any) -> Any:
+        if name == "pandas":
+            raise ImportError(name)
+        return imported(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(winml.InputError, match="requires pandas") as caught:
+        results["run_model"].to_frame()
+    assert "pip install" in caught.value.hint
+
+
+def test_rows_that_a_run_lacks_are_named(exported: Path) -> None:
+    """A comparison of outputs alone has no modules."""
+    with pytest.raises(winml.UsageError, match="modules"):
+        winml.compare_models(exported, exported).to_frame()
+
+
+def test_public_names_are_listed() -> None:
+    """Classes of tasks are listed, former names are not; both can be imported."""
+    listed = dir(winml)
+    assert {"WinMLModelForCausalLM", "export_model", "profile_model"} <= {*listed}
+    assert [] == [name for name in listed if not hasattr(winml, name)]
+    assert not {"quantize_onnx", "build_hf_model", "importlib", "TYPE_CHECKING"} & {*listed}
+    assert winml.quantize_onnx is winml.quantize_model
