@@ -122,6 +122,9 @@ class WinMLBuildConfig(Options):
     """Evaluation of the result. Null: none."""
     layout: LayoutName | None = None
     """Tool that will open the folder; determines file names and companion files. Null: none."""
+    dtypes: tuple[str, ...] = ()
+    """Names of the files to write for the tool of `layout`, such as `q4` and `fp16` of transformers.js. Empty: one file
+    of `quant.precision`."""
     auto: bool = True
     """Determine missing values from the model. If false, all values that a stage needs are required."""
 
@@ -134,7 +137,8 @@ class WinMLBuildConfig(Options):
         if self.export is not None and self.export.input_tensors is not None:
             record["export"]["input_tensors"] = [_input_record(spec) for spec in self.export.input_tensors]
         layout = {} if self.layout is None else {"layout": self.layout}
-        return {**record, **layout, "auto": self.auto}
+        dtypes = {"dtypes": list(self.dtypes)} if self.dtypes else {}
+        return {**record, **layout, **dtypes, "auto": self.auto}
 
 
 def with_values(config: WinMLBuildConfig, section_values: Mapping[str, Mapping[str, Any]]) -> WinMLBuildConfig:

@@ -59,7 +59,8 @@ def _fused_stage_name(plan: BuildPlan) -> StageName | None:
     """Return the stage that changes the exported graph in memory; ``None`` if the export writes a file."""
     if plan.onnx_path is not None:
         return None
-    options = requested_quantization(plan.config)
+    # Several files are made from one graph in a file.
+    options = None if plan.config.dtypes else requested_quantization(plan.config)
     # Activation ranges and cache scales are measured on a file.
     if (
         options is not None

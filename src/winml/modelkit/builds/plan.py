@@ -16,9 +16,9 @@ from winml.modelkit.builds.config import (
     WinMLBuildConfig,
     loader_section,
     quantize_options,
-    requested_quantization,
     with_values,
 )
+from winml.modelkit.builds.dtypes import refuse_dtypes, requested_quantizations
 from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, refuse_unfit_limits
 from winml.modelkit.builds.layouts.layout import Layout, find_layout
 from winml.modelkit.errors import (
@@ -78,6 +78,18 @@ class BuildPlan:
         return find_layout(self.config.layout)
 
 
+_RUNTIME_MODE = "weight-only"
+"""Quantization mode that makes operators of ONNX Runtime."""
+
+
+def is_for_onnxruntime(plan: BuildPlan) -> bool:
+    """Return True if only ONNX Runtime can run the result of a build, independent of the optimizer."""
+    return plan.layout.for_onnxruntime or any(
+        options.kv_cache is not None or any(mode == _RUNTIME_MODE for _, mode in options.requested_modes())
+        for options in requested_quantizations(plan.config)
+    )
+
+
 def is_onnx_path(model: str) -> bool:
     """Return True if a model name is the path of an ONNX file."""
     return model.strip().lower().endswith(".onnx")
@@ -116,9 +128,11 @@ def plan_build(
     config = config.model_copy(update={"loader": loader_section(request), **dict.fromkeys(sections_off)})
     if config.optim is not None:
         _refuse_optimization(config.optim, None if is_onnx_path(request.model) else config.export)
+    refuse_dtypes(config)
     if config.quant is not None:
         options = quantize_options(config.quant)
-        options.refuse_contradictions()
+        if not config.dtypes:
+            options.refuse_contradictions()
         refuse_missing_files(options)
         _refuse_idle_limit(config)
     if config.eval is not None:
@@ -148,7 +162,7 @@ def plan_build(
         raise ConfigError(
             "auto is false, but export.input_tensors is missing", hint="winml config writes a complete config."
         )
-    if (quantization := requested_quantization(config)) is not None:
+    for quantization in requested_quantizations(config):
         _refuse_requantization(request, quantization)
     request = configured_request(request, config.export, "export.{}")
     request = replace(request, cross_keys=find_layout(config.layout).cross_keys)
@@ -236,7 +250,7 @@ def _refuse_idle_limit(config: WinMLBuildConfig) -> None:
         UsageError: no stage would apply the limit.
     """
     section = config.quant
-    if section is None or section.min_sqnr_db is None or requested_quantization(config) is not None:
+    if section is None or section.min_sqnr_db is None or requested_quantizations(config):
         return
     if config.compile is None or idle_compilation(config):
         raise UsageError(
