@@ -102,5 +102,17 @@ def refuse_dtypes(config: WinMLBuildConfig) -> None:
             f"{request} cannot be combined with a compilation for {config.compile.ep}",
             hint=f"Remove {opt.ep} (compile.ep in a config): {config.layout} compiles the files itself.",
         )
-    for options in requested_quantizations(config):
-        options.refuse_contradictions()
+    for name in made_dtypes(config):
+        _refuse_unread_options(config, name)
+
+
+def _refuse_unread_options(config: WinMLBuildConfig, dtype: str) -> None:
+    """Refuse options of the quantize stage that the quantization of a dtype does not read; raises UsageError."""
+    options = dtype_quantization(config, dtype)
+    try:
+        if options is not None:
+            options.refuse_contradictions()
+    except UsageError as error:
+        error.message = f"{opt.dtypes} {dtype}: {error.message}"
+        error.hint = "Omit the option, or the dtype."
+        raise

@@ -156,20 +156,16 @@ def narrow_cache(graph: ir.Graph) -> None:
 
         past32 → Cast → past16 → attention → present16 → Cast → present32       past16 → attention → present16
 
-    A past with another reader stays float32, and so does a present that no Cast makes.
+    A state stays float32 if a node reads its past in float32, or if its present is computed in float32.
     """
-    for past in graph.inputs:
-        casts = list(dict.fromkeys(node for node, _ in past.uses()))
-        is_cached = (past.name or "").startswith(_PAST_PREFIX) and past.dtype == ir.DataType.FLOAT
-        if not is_cached or not casts or not all(map(_casts_to_half, casts)):
-            continue
-        past.type = ir.TensorType(_HALF)
-        for cast in casts:
-            ir.convenience.replace_all_uses_with(cast.outputs[0], past)
-            graph.remove(cast, safe=True)
+    pasts = {value.name: value for value in graph.inputs}
     for index, present in enumerate(graph.outputs):
-        maker, name = present.producer(), present.name or ""
-        if maker is None or maker.op_type != "Cast" or not name.startswith(_PRESENT_PREFIX) or present.uses():
+        name = present.name or ""
+        past, maker = pasts.get(name.replace(_PRESENT_PREFIX, _PAST_PREFIX, 1)), present.producer()
+        if not name.startswith(_PRESENT_PREFIX) or past is None or past.dtype != ir.DataType.FLOAT:
+            continue
+        casts = list(dict.fromkeys(node for node, _ in past.uses()))
+        if maker is None or maker.op_type != "Cast" or present.uses() or not all(map(_casts_to_half, casts)):
             continue
         state = maker.inputs[0]
         if state is None or state.dtype != _HALF or state.producer() is None or state.is_graph_output():
@@ -177,6 +173,10 @@ def narrow_cache(graph: ir.Graph) -> None:
         graph.outputs[index] = state
         graph.remove(maker, safe=True)
         state.name = name
+        past.type = ir.TensorType(_HALF)
+        for cast in casts:
+            ir.convenience.replace_all_uses_with(cast.outputs[0], past)
+            graph.remove(cast, safe=True)
 
 
 def _casts_to_half(node: ir.Node) -> bool:
