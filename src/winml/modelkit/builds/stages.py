@@ -651,22 +651,17 @@ def stage_files(stage: Stage, path: Path, config: WinMLBuildConfig | None) -> li
 
 def adapter_names(plan: BuildPlan) -> tuple[str, ...]:
     """Return the paths, relative to the build folder, of the adapters that are selected at run time."""
-    folder = Path(built_name(file_names.ONLY_PART, of_several=False, config=plan.config)).parent
+    folder = Path(built_names(file_names.ONLY_PART, of_several=False, config=plan.config)[0]).parent
     names = (named_adapter(text).name for text in plan.request.adapter)
     return tuple((folder / f"{name}{file_names.ADAPTER_SUFFIX}").as_posix() for name in names if name is not None)
 
 
-def built_name(part: str, *, of_several: bool, config: WinMLBuildConfig | None) -> str:
-    """Return the path of a finished part relative to the build folder, with ``/``; that of the first dtype.
+def built_names(part: str, *, of_several: bool, config: WinMLBuildConfig | None) -> tuple[str, ...]:
+    """Return the paths of a finished part in the build folder, one for each dtype, with ``/``.
 
     Raises:
         UsageError: the layout has no name for the precision.
     """
-    return built_names(part, of_several=of_several, config=config)[0]
-
-
-def built_names(part: str, *, of_several: bool, config: WinMLBuildConfig | None) -> tuple[str, ...]:
-    """Return the paths of a finished part in the build folder, one for each dtype; see :func:`built_name`."""
     layout = find_layout(None if config is None else config.layout)
     if config is not None and config.dtypes:
         plain = Path(layout.model_name(part, of_several, FLOAT32))

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.builds.layouts import layout
+from winml.modelkit.builds.layouts.transformers_js_dtypes import DTYPES
 from winml.modelkit.builds.layouts.transformers_js_types import TYPES
 from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, numbered_data_path
 from winml.modelkit.options import JsonError, read_json_file
-from winml.modelkit.quantize.precisions import FLOAT16, INT4, INT8, PRECISIONS
+from winml.modelkit.quantize.precisions import PRECISIONS
 
 TASKS = frozenset(
     {
@@ -224,24 +225,6 @@ def _model_name(part: str, of_several: bool, precision: str) -> str:
     return f"onnx/{_model_stem(part, of_several)}{suffix}.onnx"
 
 
-_NO_OPERATOR = "ONNX Runtime has no operator with weights of one bit"
-_DTYPES: Mapping[str, layout.Dtype] = {
-    "fp32": layout.Dtype(""),
-    "fp16": layout.Dtype("_fp16", FLOAT16),
-    "q8": layout.Dtype("_quantized", INT8),
-    "int8": layout.Dtype("_int8", INT8),
-    "uint8": layout.Dtype("_uint8", "uint8"),
-    "q4": layout.Dtype("_q4", INT4),
-    "q4f16": layout.Dtype("_q4f16", FLOAT16, of="q4"),
-    "q2": layout.Dtype("_q2", "int2"),
-    "q2f16": layout.Dtype("_q2f16", FLOAT16, of="q2"),
-    "bnb4": layout.Dtype("_bnb4", unwritable="winml has no 4-bit floats of bitsandbytes; q4 has the same size"),
-    "q1": layout.Dtype("_q1", unwritable=_NO_OPERATOR),
-    "q1f16": layout.Dtype("_q1f16", unwritable=_NO_OPERATOR),
-}
-"""Specified by transformers.js 4.3.2, ``DEFAULT_DTYPE_SUFFIX_MAPPING``: dtype → end of the file name. Chosen: a dtype
-with ``f16`` has the weights of the dtype without, and computes in float16."""
-
 _SECTION, _COUNTS, _CACHES = "transformers.js_config", "use_external_data_format", "kv_cache_dtype"
 """Specified: section of transformers.js in the config; its keys with model file → number of its data files, and with
 dtype → type of the KV cache, which transformers.js 3 reads. Later versions read the type from the graph."""
@@ -303,7 +286,7 @@ def _half_caches(models: Mapping[str, Path]) -> dict[str, str]:
         inputs = read_structure(path).graph.input if path.is_file() else ()
         types = {value.type.tensor_type.elem_type for value in inputs if value.name.startswith("past_key_values.")}
         if onnx.TensorProto.FLOAT16 in types:
-            ends = {dtype: entry.suffix for dtype, entry in _DTYPES.items() if Path(name).stem.endswith(entry.suffix)}
+            ends = {dtype: entry.suffix for dtype, entry in DTYPES.items() if Path(name).stem.endswith(entry.suffix)}
             caches[max(ends, key=lambda dtype: len(ends[dtype]))] = "float16"
     return caches
 
@@ -322,6 +305,6 @@ TRANSFORMERS_JS = layout.Layout(
     rewrite=_preprocessor_text,
     unread=("vocab.txt", TOKENIZER_CONFIG_NAME),
     numbers_data=True,
-    dtypes=_DTYPES,
+    dtypes=DTYPES,
 )
 """Layout for browsers and Node.js."""
