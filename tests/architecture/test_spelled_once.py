@@ -50,6 +50,7 @@ def test_file_names_are_spelled_in_one_file() -> None:
 
 _OTHER_NAMES = {
     "builds.foreign_configs": "words of winml-cli's configs",
+    "builds.layouts.transformers_js_dtypes": "names of transformers.js",
     "export.declared_options": "types of activations",
     "export.loading": "types that a checkpoint is loaded in",
     "models": "types of stored tensors, and those that a checkpoint is loaded in",

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import soundfile
 import torch
@@ -136,6 +137,19 @@ import { ModelRegistry, env } from '@huggingface/transformers';
 env.allowRemoteModels = false;
 env.localModelPath = '';
 console.log(JSON.stringify(await ModelRegistry.get_model_files(process.argv.at(-1), { dtype: 'fp32' })));
+"""
+LOGITS = """
+import { AutoModelForSequenceClassification, AutoTokenizer, env } from '@huggingface/transformers';
+env.allowRemoteModels = false;
+env.localModelPath = '';
+const [folder, text, ...dtypes] = process.argv.slice(1);
+const tokens = (await AutoTokenizer.from_pretrained(folder))(text);
+const found = {};
+for (const dtype of dtypes) {
+    const model = await AutoModelForSequenceClassification.from_pretrained(folder, { dtype });
+    found[dtype] = (await model(tokens)).logits.to('float32').tolist()[0];
+}
+console.log(JSON.stringify(found));
 """
 SPECIAL_TOKENS = """
 import json, sys
@@ -555,6 +569,146 @@ def test_name_of_a_model_bears_its_precision(built: Path, tmp_path: Path) -> Non
     )
     assert 2 == outcome.code
     assert "precision w8a16" in outcome.err
+
+
+DTYPES = ("q4", "q4f16", "fp16", "fp32")
+SUFFIXES = {"fp32": "", "fp16": "_fp16", "q8": "_quantized", "int8": "_int8", "uint8": "_uint8", "q4": "_q4",
+            "q4f16": "_q4f16"}  # fmt: skip
+"""Dtype of transformers.js → end of the file name."""
+
+
+@pytest.fixture(scope="module")
+def exact_checkpoint(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Llama with weights that 4 bits represent exactly."""
+    source = shutil.copytree(checkpoint, tmp_path_factory.mktemp("exact") / "checkpoint")
+    model: Any = AutoModelForCausalLM.from_pretrained(source).eval()
+    _fill_with_4_bits(model)
+    model.save_pretrained(source)
+    return source
+
+
+@pytest.fixture(scope="module")
+def several_dtypes(exact_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Llama in several dtypes of transformers.js."""
+    folder = tmp_path_factory.mktemp("dtypes") / "folder"
+    return laid_out(exact_checkpoint, folder, "transformers.js", "--dtypes", ",".join(DTYPES))
+
+
+def _cache_types(model: Path) -> set[int]:
+    graph = onnx.load(model, load_external_data=False).graph
+    states = [
+        value for value in (*graph.input, *graph.output) if value.name.startswith(("past_key_values.", "present."))
+    ]
+    return {value.type.tensor_type.elem_type for value in states}
+
+
+def test_dtypes_are_written_from_one_fused_graph(several_dtypes: Path) -> None:
+    """Files with float16 have a float16 cache, which the config names; logits stay float32."""
+    names = {f"model{SUFFIXES[dtype]}.onnx" for dtype in DTYPES}
+    assert names == {path.name for path in (several_dtypes / "onnx").glob("*.onnx")}
+    for dtype in DTYPES:
+        path = several_dtypes / "onnx" / f"model{SUFFIXES[dtype]}.onnx"
+        is_half = dtype in ("q4f16", "fp16")
+        assert {onnx.TensorProto.FLOAT16 if is_half else onnx.TensorProto.FLOAT} == _cache_types(path)
+        graph = onnx.load(path).graph
+        assert "GroupQueryAttention" in {node.op_type for node in graph.node}
+        assert onnx.TensorProto.FLOAT == graph.output[0].type.tensor_type.elem_type
+    config = json.loads((several_dtypes / "config.json").read_bytes())["transformers.js_config"]
+    assert {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}} == config
+    manifest = read_manifest((several_dtypes / "build_manifest.json").read_bytes())
+    assert names == {Path(file.name).name for file in manifest.deploy if file.name.endswith(".onnx")}
+    assert several_dtypes / "onnx" / "model_q4.onnx" == onnx_file(str(several_dtypes))
+
+
+def test_other_dtypes_reuse_the_export(several_dtypes: Path, exact_checkpoint: Path, tmp_path: Path) -> None:
+    """Files of dtypes that are no longer requested are removed; equal requests reuse all files."""
+    folder = shutil.copytree(several_dtypes, tmp_path / "folder")
+
+    def statuses(*dtypes: str) -> list[str]:
+        laid_out(exact_checkpoint, folder, "transformers.js", "--dtypes", ",".join(dtypes))
+        return [stage.status for stage in read_manifest((folder / "build_manifest.json").read_bytes()).stages]
+
+    assert ["reused", "reused", "reused", "skipped"] == statuses(*DTYPES)
+    assert ["reused", "reused", "run", "skipped"] == statuses("q4f16")
+    assert ["model_q4f16.onnx"] == [path.name for path in (folder / "onnx").glob("*.onnx")]
+
+
+@pytest.mark.reader("transformers.js")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reader_of_a_dtype_writes_what_pytorch_writes(several_dtypes: Path, exact_checkpoint: Path, dtype: str) -> None:
+    """The reader allocates a cache in the type of the file."""
+    tokens = AutoTokenizer.from_pretrained(exact_checkpoint)(PROMPT, return_tensors="pt")["input_ids"]
+    model: Any = AutoModelForCausalLM.from_pretrained(exact_checkpoint).eval()
+    expected = model.generate(tokens, max_new_tokens=NEW_TOKENS)[0, tokens.shape[1] :].tolist()
+    program = PROGRAMS["transformers.js"].replace("'fp32'", f"'{dtype}'")
+    assert expected == read_with("transformers.js", program, several_dtypes, PROMPT, str(NEW_TOKENS))
+
+
+@pytest.mark.reader("transformers.js")
+def test_reader_of_dtypes_of_a_classifier_answers_as_the_processor(tmp_path: Path) -> None:
+    """Each file has the logits that ONNX Runtime's CPU provider computes with it."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(**sizes, intermediate_size=64, num_labels=3)
+    transformers.BertForSequenceClassification(config).eval().save_pretrained(tmp_path / "checkpoint")
+    save_tokenizer(tmp_path / "checkpoint")
+    options = ("--dtypes", ",".join(SUFFIXES), "--no-verify", "--deploy-only")
+    folder = laid_out(tmp_path / "checkpoint", tmp_path / "folder", "transformers.js", *options)
+    assert not list(folder.glob("quantized*"))
+    tokens = AutoTokenizer.from_pretrained(tmp_path / "checkpoint")(PROMPT, return_tensors="np")
+    found = read_with("transformers.js", LOGITS, folder, PROMPT, *SUFFIXES)
+    for dtype, suffix in SUFFIXES.items():
+        session = onnxruntime.InferenceSession(folder / "onnx" / f"model{suffix}.onnx")
+        expected, *_ = session.run(None, {**tokens, "token_type_ids": np.zeros_like(tokens["input_ids"])})
+        np.testing.assert_allclose(found[dtype], expected[0], rtol=0, atol=5e-3)
+
+
+@pytest.mark.reader("transformers.js")
+def test_reader_of_dtypes_of_an_encoder_decoder_writes_what_pytorch_writes(tmp_path: Path) -> None:
+    """Each part has a file of each dtype."""
+    checkpoint = save_encoder_decoder(tmp_path / "checkpoint", "t5")
+    given = AutoTokenizer.from_pretrained(checkpoint)(PROMPT, return_tensors="pt")
+    model: Any = AutoModelForSeq2SeqLM.from_pretrained(checkpoint).eval()
+    asked = {"max_new_tokens": NEW_TOKENS, "no_repeat_ngram_size": 1}
+    expected = model.generate(given["input_ids"], attention_mask=given["attention_mask"], **asked)[0].tolist()
+    folder = laid_out(checkpoint, tmp_path / "folder", "transformers.js", "--no-verify", "--dtypes", "fp16,q8,fp32")
+    assert 6 == len(list((folder / "onnx").glob("*.onnx")))
+    for dtype in ("fp16", "fp32"):
+        program = ENCODED_PROGRAMS["transformers.js"].replace("'fp32'", f"'{dtype}'")
+        assert expected == read_with("transformers.js", program, folder, PROMPT, str(NEW_TOKENS))
+
+
+def test_data_of_dtypes_are_counted_by_file(with_data: Path, tmp_path: Path) -> None:
+    """A browser fetches the data of a file that has data, and of no other."""
+    source = data_layout.parent / "model.onnx"
+    folder = laid_out(source, tmp_path / "folder", "transformers.js", "--dtypes", "q8,fp32", "--no-verify")
+    config = json.loads((folder / "config.json").read_bytes())["transformers.js_config"]
+    assert {"use_external_data_format": {"model.onnx": 1}} == config
+    names = {"model_quantized.onnx", "model.onnx", "model.onnx_data", "model_quantized_htp_metadata.json"}
+    assert names >= {path.name for path in (folder / "onnx").iterdir()} >= {"model.onnx_data"}
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (("--layout", "optimum", "--dtypes", "q4"), "optimum has no dtypes"),
+        (("--dtypes", "q4"), "no layout"),
+        (("--layout", "transformers.js", "--dtypes", "q4,q5"), "--dtypes q5"),
+        (("--layout", "transformers.js", "--dtypes", "bnb4"), "--dtypes bnb4"),
+        (("--layout", "transformers.js", "--dtypes", ","), "no dtype"),
+        (("--layout", "transformers.js", "--dtypes", "q4", "--precision", "int8"), "--precision"),
+        (("--layout", "transformers.js", "--dtypes", "q4", "--no-quant"), "--no-quant"),
+        (("--layout", "transformers.js", "--dtypes", "q8", "--block-size", "32"), "--dtypes q8: --block-size 32"),
+    ],
+)
+def test_dtypes_that_cannot_be_written_are_refused_before_the_export(
+    shallow: Path, tmp_path: Path, options: tuple[str, ...], word: str
+) -> None:
+    """The folder is not created."""
+    outcome = run_here("build", "-m", shallow, "-o", tmp_path / "folder", *options)
+    assert 2 == outcome.code
+    assert word in outcome.err
+    assert not (tmp_path / "folder").exists()
 
 
 def test_states_and_tasks_unknown_to_a_reader_are_refused(bert: Path, tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from winml.modelkit.builds.config import (
     WinMLBuildConfig,
     idle_quantization,
     parse_build_config,
-    planned_optimization,
     quantize_options,
     with_precision,
 )
+from winml.modelkit.builds.dtypes import planned_optimization
 from winml.modelkit.builds.foreign_configs import read_winml_cli_config
 from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.in_memory_stages import handed_over_stages

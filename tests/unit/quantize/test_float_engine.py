@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from blocked_graphs import floats, sqnr_db, task_for, weighted
 from graphs import answer, operators, run_onnx, tags
 from winml.modelkit.quantize.engines.half_float import clipped_values, convert_floats
+from winml.modelkit.quantize.kv_cache import narrow_cache
 
 CHAIN = """m (float[2,64] x) => (float[2,64] y, float[2,64] z) <float[1] w = {0}, float[1] wb = {0}> {
     a = MatMul (x, w)
@@ -241,3 +243,29 @@ def test_bfloat16_weights_are_cast_to_float32(is_shared: bool) -> None:
     if not is_shared:
         assert ("/M/MatMul", "direct") == tags(kept)[0]
         assert sqnr_db(model, kept, x=floats(2, 64)) > 40
+
+
+CACHED = """m (float[1,2] past0, float[1,2] past1) => (float[1,2] present0, float[1,2] present1, float[1,2] y) {
+    a = Cast <to = 10> (past0)
+    b = Neg (a)
+    present0 = Cast <to = 1> (b)
+    c = Cast <to = 10> (past1)
+    d = Abs (c)
+    present1 = Cast <to = 1> (d)
+    y = Neg (past1)
+}"""
+
+
+def test_cache_that_only_half_precision_reads_becomes_half_precision() -> None:
+    """A state with a reader in float32 stays float32, as input and as output."""
+    model = ir.from_onnx_text(f'<ir_version: 8, opset_import: ["" : 17]> {CACHED}')
+    halves = {"a", "b", "c", "d"}
+    for value in (*model.graph.inputs, *(value for node in model.graph for value in node.outputs)):
+        value.type = ir.TensorType(ir.DataType.FLOAT16 if value.name in halves else ir.DataType.FLOAT)
+        for prefix, name in {"past": "past_key_values.", "present": "present."}.items():
+            value.name = re.sub(rf"^{prefix}(\d)$", rf"{name}\1.key", value.name or "")
+    narrow_cache(model.graph)
+    types = {value.name: value.dtype for value in (*model.graph.inputs, *model.graph.outputs)}
+    found = {name for name, dtype in types.items() if dtype == ir.DataType.FLOAT16}
+    assert {"past_key_values.0.key", "present.0.key"} == found
+    assert ["Neg", "Cast", "Abs", "Cast", "Neg"] == [node.op_type for node in model.graph]

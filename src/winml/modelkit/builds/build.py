@@ -20,11 +20,12 @@ import onnx_ir as ir
 from winml.modelkit import file_names
 from winml.modelkit.builds.cache import library_versions
 from winml.modelkit.builds.config import EvalSection, quantize_options
+from winml.modelkit.builds.dtypes import dtype_quantization
 from winml.modelkit.builds.evaluated_models import evaluate_build
 from winml.modelkit.builds.folder import held_folder, refuse_input_as_output
 from winml.modelkit.builds.identity import ModelIdentity, identify_model, identify_onnx
 from winml.modelkit.builds.in_memory_stages import handed_over_stages
-from winml.modelkit.builds.layouts.folder_layout import file_record
+from winml.modelkit.builds.layouts.folder_layout import file_record, group_by_model
 from winml.modelkit.builds.manifest_records import (
     TOOL_NAME,
     BuildManifest,
@@ -362,7 +363,7 @@ class _Build(StageWalk):
                     continue
                 path = folder / self.layout.model_name(part)
                 names[part.name] = self.layout.place(part, folder, files)
-                self._write_sidecar(part, path, names[part.name], files)
+                self._write_sidecar(part, path, group_by_model(names[part.name])[0], files)
             if self.plan.layout.numbers_data:
                 # A name that is not derived from the content may be that of a user's file.
                 owned_names = self.folder.owned_names()
@@ -378,11 +379,12 @@ class _Build(StageWalk):
         self.companions.settle(files)
         placed_models = {}
         for part in self.parts:
-            path = folder / self.layout.model_name(part)
-            sidecar = file_names.sidecar_path(path)
+            models = [folder / name for name in self.layout.model_names(part)]
+            sidecar = file_names.sidecar_path(models[0])
             has_sidecar = sidecar.relative_to(folder).as_posix() in written
             placed_models[part.name] = reusable[part.name] or PlacedModel(
-                self.files.of((path, *external_files(path))), self.files.of([sidecar])[0] if has_sidecar else None
+                self.files.of(file for model in models for file in (model, *external_files(model))),
+                self.files.of([sidecar])[0] if has_sidecar else None,
             )
         return placed_models
 
@@ -503,7 +505,11 @@ def _compare_generated_text(plan: BuildPlan, parts: Sequence[BuiltPart], earlier
     config, section = plan.config.export, plan.config.quant
     assert config is not None  # several parts exist, so an export ran
     assert section is not None  # the quantize stage ran
-    limit = Quantization(decoder.current or paths[file_names.DECODER], quantize_options(section), {}).least_sqnr_db
+    dtypes = plan.config.dtypes
+    options = dtype_quantization(plan.config, dtypes[0]) if dtypes else quantize_options(section)
+    if options is None:
+        return  # float32 parts: the export compared them
+    limit = Quantization(decoder.current or paths[file_names.DECODER], options, {}).least_sqnr_db
     comparison = words_of_text_together(plan.request, config, paths, limit)
     if comparison is not None:
         decoder.records[-1] = _set_comparison(decoder.records[-1], comparison)

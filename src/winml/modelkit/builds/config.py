@@ -131,6 +131,9 @@ class WinMLBuildConfig(Options):
     """Evaluation of the result. Null: none."""
     layout: LayoutName | None = None
     """Tool that will open the folder; determines file names and companion files. Null: none."""
+    dtypes: tuple[str, ...] = ()
+    """Names of the files to write for the tool of `layout`, such as `q4` and `fp16` of transformers.js. Empty: one file
+    of `quant.precision`."""
     auto: bool = True
     """Determine missing values from the model. If false, all values that a stage needs are required."""
 
@@ -143,7 +146,8 @@ class WinMLBuildConfig(Options):
         if self.export is not None and self.export.input_tensors is not None:
             record["export"]["input_tensors"] = [_input_record(spec) for spec in self.export.input_tensors]
         layout = {} if self.layout is None else {"layout": self.layout}
-        return {**record, **layout, "auto": self.auto}
+        dtypes = {"dtypes": list(self.dtypes)} if self.dtypes else {}
+        return {**record, **layout, **dtypes, "auto": self.auto}
 
 
 def with_values(config: WinMLBuildConfig, section_values: Mapping[str, Mapping[str, Any]]) -> WinMLBuildConfig:
@@ -279,17 +283,6 @@ DEFAULT_LEVEL: Final = "full"
 def with_default_level(section: OptimSection) -> OptimSection:
     """Return a section with the default level, unless it states a level or a capability."""
     return section if section.states_optimization else section.model_copy(update={"level": DEFAULT_LEVEL})
-
-
-def planned_optimization(config: WinMLBuildConfig) -> OptimizeOptions | None:
-    """Return the options of the optimize stage, without fusions that the quantize stage does not support.
-
-    ``None`` if the stage is left out.
-    """
-    if config.optim is None:
-        return None
-    quantization = requested_quantization(config)
-    return config.optim if quantization is None else config.optim.with_plain_layers(quantization.quantized_operators())
 
 
 def idle_quantization(section: QuantSection) -> str:

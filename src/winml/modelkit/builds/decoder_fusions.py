@@ -11,8 +11,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from winml.modelkit.builds.config import requested_quantization
-from winml.modelkit.builds.plan import BuildPlan
+from winml.modelkit.builds.plan import BuildPlan, is_for_onnxruntime
 from winml.modelkit.errors import opt
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.coded_weights import CodedTensor
@@ -20,9 +19,6 @@ from winml.modelkit.onnx.files.graph_reading import load_by_reference
 from winml.modelkit.optimize.decoders.interface import DecoderInterface
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.quantize.engines.weight_only import DOMAIN
-
-_RUNTIME_MODE = "weight-only"
-"""Quantization mode that makes operators of ONNX Runtime."""
 
 
 def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) -> OptimizeOptions:
@@ -33,7 +29,7 @@ def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) 
         model: The exported graph.
         plan: The build.
     """
-    if not (_is_for_onnxruntime(plan) or _has_coded_weights(model)) or DecoderInterface.of(model) is None:
+    if not (is_for_onnxruntime(plan) or _has_coded_weights(model)) or DecoderInterface.of(model) is None:
         return section
     options = section.with_decoder_fusions()
     return options.with_token_windows() if plan.layout.pads_right else options
@@ -42,7 +38,7 @@ def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) 
 def is_fused(model: Path, plan: BuildPlan) -> bool:
     """Return True if a build fused a graph without a request."""
     graph = load_by_reference(model)
-    return (_is_for_onnxruntime(plan) or _has_coded_weights(graph)) and DecoderInterface.of(graph) is not None
+    return (is_for_onnxruntime(plan) or _has_coded_weights(graph)) and DecoderInterface.of(graph) is not None
 
 
 def note_on_bfloat16(model: Path) -> str:
@@ -63,13 +59,3 @@ def _has_coded_weights(model: ir.Model) -> bool:
     if any(isinstance(value.const_value, CodedTensor) for value in model.graph.initializers.values()):
         return True
     return any(node.domain == DOMAIN and QUANTIZATION_KEY in node.metadata_props for node in model.graph)
-
-
-def _is_for_onnxruntime(plan: BuildPlan) -> bool:
-    """Return True if only ONNX Runtime can run the result of a build, independent of the optimizer."""
-    if plan.layout.for_onnxruntime:
-        return True
-    options = requested_quantization(plan.config)
-    if options is None:
-        return False
-    return options.kv_cache is not None or any(mode == _RUNTIME_MODE for _, mode in options.requested_modes())

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from winml.modelkit.builds.config import planned_optimization, quantize_options
+from winml.modelkit.builds.config import quantize_options
+from winml.modelkit.builds.dtypes import planned_optimization
 from winml.modelkit.builds.plan import BuildPlan, has_coded_weights, stage_in_memory
 from winml.modelkit.builds.stages import Stage, StageOutcome, StageTask, external_from_bytes, run_export
 

@@ -20,6 +20,7 @@ from winml.modelkit.builds.config import (
     with_default_level,
     with_values,
 )
+from winml.modelkit.builds.dtypes import refuse_dtypes, requested_quantizations
 from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, refuse_unfit_limits
 from winml.modelkit.builds.layouts.layout import Layout, find_layout
 from winml.modelkit.errors import (
@@ -82,6 +83,18 @@ class BuildPlan:
         return find_layout(self.config.layout)
 
 
+_RUNTIME_MODE = "weight-only"
+"""Quantization mode that makes operators of ONNX Runtime."""
+
+
+def is_for_onnxruntime(plan: BuildPlan) -> bool:
+    """Return True if only ONNX Runtime can run the result of a build, independent of the optimizer."""
+    return plan.layout.for_onnxruntime or any(
+        options.kv_cache is not None or any(mode == _RUNTIME_MODE for _, mode in options.requested_modes())
+        for options in requested_quantizations(plan.config)
+    )
+
+
 def is_onnx_path(model: str) -> bool:
     """Return True if a model name is the path of an ONNX file."""
     return model.strip().lower().endswith(".onnx")
@@ -120,9 +133,11 @@ def plan_build(
     config = config.model_copy(update={"loader": loader_section(request), **dict.fromkeys(sections_off)})
     if config.optim is not None:
         _refuse_optimization(config.optim, None if is_onnx_path(request.model) else config.export)
+    refuse_dtypes(config)
     if config.quant is not None:
         options = quantize_options(config.quant)
-        options.refuse_contradictions()
+        if not config.dtypes:
+            options.refuse_contradictions()
         refuse_missing_files(options)
         _refuse_idle_limit(config)
     if config.eval is not None:
@@ -152,7 +167,7 @@ def plan_build(
         raise ConfigError(
             "auto is false, but export.input_tensors is missing", hint="winml config writes a complete config."
         )
-    if (quantization := requested_quantization(config)) is not None:
+    for quantization in requested_quantizations(config):
         _refuse_requantization(request, quantization)
     request = configured_request(request, config.export, "export.{}")
     request = replace(request, cross_keys=find_layout(config.layout).cross_keys)
@@ -177,7 +192,8 @@ def stage_in_memory(plan: BuildPlan) -> Literal["quantize", "optimize"] | None:
     """Return the stage that changes the exported graph in memory; ``None`` if the export writes a file."""
     if plan.onnx_path is not None:
         return None
-    options = requested_quantization(plan.config)
+    # Several files are made from one graph in a file.
+    options = None if plan.config.dtypes else requested_quantization(plan.config)
     # Activation ranges and cache scales are measured on a file.
     if (
         options is not None
@@ -271,7 +287,7 @@ def _refuse_idle_limit(config: WinMLBuildConfig) -> None:
         UsageError: no stage would apply the limit.
     """
     section = config.quant
-    if section is None or section.min_sqnr_db is None or requested_quantization(config) is not None:
+    if section is None or section.min_sqnr_db is None or requested_quantizations(config):
         return
     if config.compile is None or idle_compilation(config):
         raise UsageError(

@@ -19,7 +19,7 @@ from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.manifest_records import StageRecord
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_walk import StageStore, StageWalk, StoredResult
-from winml.modelkit.builds.stages import STAGES, BuiltPart, Stage, adapter_names
+from winml.modelkit.builds.stages import STAGES, BuiltPart, Stage, adapter_names, stage_files
 from winml.modelkit.models.checkpoints.adapters import adapter_files, read_adapters
 from winml.modelkit.models.request import cached_checkpoint, resolve_source
 from winml.modelkit.onnx.files.named_paths import cache_root
@@ -196,7 +196,8 @@ class _Outline(StageWalk):
             self._is_exported |= stage.makes_graph
             self._note_stage_files(stage, part, self._unknown)
             section = self.plan.config.quant
-            detail = f"; {quantize_options(section).words}" if stage.name == "quantize" and section is not None else ""
+            words = ", ".join(self.plan.config.dtypes) or ("" if section is None else quantize_options(section).words)
+            detail = f"; {words}" if stage.name == "quantize" and section is not None else ""
             runs = f"runs, if {self._unknown}" if self._unknown else f"runs: {record.reason or 'no result yet'}"
             return f"{runs}{detail}"
         if record.reason:  # linked from another folder
@@ -213,8 +214,9 @@ class _Outline(StageWalk):
     def _note_stage_files(self, stage: Stage, part: BuiltPart, condition: str) -> None:
         """Note the files that a stage writes for a part; ``condition``: when, empty: always."""
         model = file_names.part_path(self.folder.path / stage.file, part.name, of_several=part.of_several)
-        self._note_file(model, condition)
-        self._note_data(planned_data(model).path, condition)
+        for path in stage_files(stage, model, self.plan.config):
+            self._note_file(path, condition)
+            self._note_data(planned_data(path).path, condition)
         if stage.makes_graph and self._writes_sidecar():
             self._note_file(file_names.sidecar_path(model), condition)
 
@@ -232,10 +234,11 @@ class _Outline(StageWalk):
             )
             return
         condition = f"{doubt.cause} changes its input" if reusable is not None and doubt is not None else self._unknown
-        model = self.folder.path / self.layout.model_name(part)
-        self._note_file(model, condition)
+        model, *others = (self.folder.path / name for name in self.layout.model_names(part))
         numbered = self.plan.layout.numbers_data
-        self._note_data(file_names.numbered_data_path(model, 0) if numbered else planned_data(model).path, condition)
+        for path in (model, *others):
+            self._note_file(path, condition)
+            self._note_data(file_names.numbered_data_path(path, 0) if numbered else planned_data(path).path, condition)
         is_described = part.has_run and self.plan.onnx_path is None and self._writes_sidecar()
         if not self.plan.deploy_only and (is_described or part.exported is not None):
             self._note_file(file_names.sidecar_path(model), condition)

@@ -19,14 +19,27 @@ from winml.modelkit.builds.config import (
     OptimSection,
     auto_words,
     idle_quantization,
-    planned_optimization,
     quantize_options,
     requested_quantization,
 )
+from winml.modelkit.builds.dtypes import (
+    dtype_file,
+    dtype_quantization,
+    dtypes_of,
+    made_dtypes,
+    planned_optimization,
+    requested_quantizations,
+)
 from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
 from winml.modelkit.builds.manifest_records import FileRecord, StageName, StageRecord
-from winml.modelkit.builds.plan import BuildPlan, idle_compilation, request_record, without_compilation
-from winml.modelkit.errors import StageError, UsageError, VerificationError, opt, spell
+from winml.modelkit.builds.plan import (
+    BuildPlan,
+    idle_compilation,
+    is_for_onnxruntime,
+    request_record,
+    without_compilation,
+)
+from winml.modelkit.errors import StageError, UsageError, VerificationError, WinMLError, opt, spell
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.models.checkpoints.adapters import named_adapter
 from winml.modelkit.onnx.specs import current_name
@@ -300,7 +313,8 @@ def _optimize_options(plan: BuildPlan) -> dict[str, object]:
     flags = stated.model_dump(mode="json", exclude_none=True)
     unfused = sorted(entry.name for entry in {*stated.enabled()}.difference(options.enabled()))
     plug_in_record = {"plug_ins": plug_ins} if (plug_ins := options.plug_ins()) else {}
-    fusion_record: dict[str, object] = {"fuses_decoders": True} if plan.layout.for_onnxruntime else {}
+    fuses_decoders = plan.layout.for_onnxruntime or (plan.config.dtypes and is_for_onnxruntime(plan))
+    fusion_record: dict[str, object] = {"fuses_decoders": True} if fuses_decoders else {}
     if unfused:
         fusion_record["unfused_for_quantization"] = unfused
     record = {"optim": flags, "skip_pre_normalization": plan.skip_pre_normalization, "verify": plan.verify}
@@ -402,14 +416,69 @@ def _quantize_options(plan: BuildPlan) -> dict[str, object]:
     assert plan.config.quant is not None  # skipped otherwise
     options = quantize_options(plan.config.quant)
     data = options.calibration_data
-    may_draw = options.needs_samples or options.has_open_mode
+    may_draw = any(options.needs_samples or options.has_open_mode for options in requested_quantizations(plan.config))
     is_drawn = may_draw and (data is None or calibration_kind(data) == "data set")
     seed = {"seed": plan.request.seed} if is_drawn else {}  # determines the samples of the calibration
-    return {"quant": _quantization_record(plan, options), "verify": plan.verify, **seed}
+    dtypes = {"dtypes": list(plan.config.dtypes)} if plan.config.dtypes else {}
+    return {"quant": _quantization_record(plan, options), **dtypes, "verify": plan.verify, **seed}
+
+
+def _run_dtypes(task: StageTask) -> tuple[StageOutcome, ...]:
+    """Make the files of all dtypes from the file of the previous stage; the first one is the result."""
+    from winml.modelkit.onnx.files.placing import external_files
+
+    config, known = task.plan.config, find_layout(task.plan.config.layout).dtypes
+    models: dict[str, Path] = {}
+    summaries, notes, normalizations = [], list[str](), 0
+    for name in made_dtypes(config):
+        source = models.get(known[name].of, task.source)
+        models[name] = dtype_file(task.output, name, config)
+        outcome = _run_dtype(replace(task, source=source, output=models[name]), name)
+        normalizations += outcome.normalizations
+        summaries.append(f"{name}: {outcome.summary}")
+        notes += outcome.notes
+    paths = [models[name] for name in dict.fromkeys((*config.dtypes, *models))]
+    files = dict.fromkeys(file for path in paths for file in (path, *external_files(path)))
+    outcome = StageOutcome(tuple(files), normalizations, "; ".join(summaries), notes=tuple(dict.fromkeys(notes)))
+    return (outcome,)
+
+
+def _run_dtype(task: StageTask, dtype: str) -> StageOutcome:
+    """Make the file of one dtype.
+
+    Raises:
+        WinMLError: the file cannot be made, or its outputs are too far from those of its source; names the dtype.
+    """
+    from winml.modelkit.optimize.file_optimization import optimization
+    from winml.modelkit.optimize.options import OptimizeOptions
+    from winml.modelkit.quantize.file_quantization import Quantization
+    from winml.modelkit.transform.graph_file import make_file
+
+    file_task, options = _file_task(task, "quantize"), dtype_quantization(task.plan.config, dtype)
+    if options is None:
+        is_ours = task.source != task.plan.onnx_path
+        copy = make_file(replace(file_task, shares_files=is_ours), optimization(OptimizeOptions(), {}))
+        return StageOutcome((task.output,), copy.normalizations, "not quantized")
+    is_half = bool(options.base.float_type)
+    work = Quantization(file_task.source, options, {}, may_stay_float=task.of_several, has_half_caches=is_half)
+    try:
+        result = make_file(file_task, work)
+    except WinMLError as error:
+        error.message = f"{opt.dtypes} {dtype}: {error.message}"
+        if isinstance(error, VerificationError) and error.is_quality:
+            error.hint = (
+                f"No file of {dtype} was written. Exclude the modules that lose most ({opt.exclude}), omit {dtype}, "
+                f"lower {opt.min_sqnr}, or write it anyway with {opt.no_verify}."
+            )
+        raise
+    notes = tuple(f"{dtype}: {note}" for note in result.notes)
+    return StageOutcome((task.output,), result.normalizations, _quantized_words(result), notes=notes)
 
 
 def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
     """Quantize the file of the previous stage."""
+    if task.plan.config.dtypes:
+        return _run_dtypes(task)
     from winml.modelkit.quantize.file_quantization import Quantization
     from winml.modelkit.transform.graph_file import make_file
 
@@ -499,7 +568,7 @@ STAGES: tuple[Stage, ...] = (
         libraries=_GRAPH_LIBRARIES,
         options=_quantize_options,
         work=_run_quantize,
-        idle=lambda config: "" if config.quant is None else idle_quantization(config.quant),
+        idle=lambda config: "" if config.quant is None or config.dtypes else idle_quantization(config.quant),
         takes_bits=True,
     ),
     # Last: a graph compiled for one device cannot be changed any more.
@@ -576,32 +645,44 @@ def names_of(
     models, data, sidecars = list[Path](), list[Path](), list[Path]()
     for part in parts:
         for stage in stages:
-            models.append(file_names.part_path(Path(stage.file), part, of_several=of_several))
+            path = file_names.part_path(Path(stage.file), part, of_several=of_several)
+            models += stage_files(stage, path, config)
             if stage.makes_graph:
-                sidecars.append(file_names.sidecar_path(models[-1]))
-        models.append(Path(built_name(part, of_several=of_several, config=config)))
-        sidecars.append(file_names.sidecar_path(models[-1]))
+                sidecars.append(file_names.sidecar_path(path))
+        finished = [Path(name) for name in built_names(part, of_several=of_several, config=config)]
+        models += finished
+        sidecars.append(file_names.sidecar_path(finished[0]))
         if layout.numbers_data:
-            data.append(file_names.numbered_data_path(models[-1], 0))
+            data += (file_names.numbered_data_path(path, 0) for path in finished)
     return (*(path.as_posix() for path in (*models, *data, *sidecars)), *layout.written, file_names.BUILD_CONFIG_NAME)
+
+
+def stage_files(stage: Stage, path: Path, config: WinMLBuildConfig | None) -> list[Path]:
+    """Return the models that a stage writes for a part: ``path``, and the quantize stage one for each further dtype."""
+    if config is None or not config.dtypes or not stage.takes_bits:
+        return [path]
+    return [dtype_file(path, dtype, config) for dtype in made_dtypes(config)]
 
 
 def adapter_names(plan: BuildPlan) -> tuple[str, ...]:
     """Return the paths, relative to the build folder, of the adapters that are selected at run time."""
-    folder = Path(built_name(file_names.ONLY_PART, of_several=False, config=plan.config)).parent
+    folder = Path(built_names(file_names.ONLY_PART, of_several=False, config=plan.config)[0]).parent
     names = (named_adapter(text).name for text in plan.request.adapter)
     return tuple((folder / f"{name}{file_names.ADAPTER_SUFFIX}").as_posix() for name in names if name is not None)
 
 
-def built_name(part: str, *, of_several: bool, config: WinMLBuildConfig | None) -> str:
-    """Return the path of a finished part relative to the build folder, with ``/``.
+def built_names(part: str, *, of_several: bool, config: WinMLBuildConfig | None) -> tuple[str, ...]:
+    """Return the paths of a finished part in the build folder, one for each dtype, with ``/``.
 
     Raises:
         UsageError: the layout has no name for the precision.
     """
     layout = find_layout(None if config is None else config.layout)
+    if config is not None and config.dtypes:
+        plain = Path(layout.model_name(part, of_several, FLOAT32))
+        return tuple(plain.with_stem(f"{plain.stem}{dtype.suffix}").as_posix() for dtype in dtypes_of(config).values())
     options = None if config is None else requested_quantization(config)
-    return layout.model_name(part, of_several, FLOAT32 if options is None else options.base.name)
+    return (layout.model_name(part, of_several, FLOAT32 if options is None else options.base.name),)
 
 
 _REQUESTED_BY = {"export": "export_config", "optim": "level", "quant": "precision", "compile": "ep"}

@@ -50,6 +50,9 @@ class BuildRequest:
     a build are preserved."""
     layout: str | None = declare(None, OUTPUT, only=LAYOUTS.names)
     """Arrange the folder for this runtime, which then loads it directly."""
+    dtypes: str | None = declare(None, OUTPUT, metavar="NAMES")
+    """Files to write with --layout transformers.js, by its names of dtypes. Separated by commas, such as q4,q4f16,fp16;
+    one export serves all. The first one is the model that winml itself opens in the folder."""
     deploy_only: bool = declare(False, OUTPUT)
     """Retain only the files to deploy: the model, and the files that runtimes need beside it."""
     tokenizer: bool = declare(True, OUTPUT)
@@ -255,6 +258,11 @@ def _apply_options(request: BuildRequest) -> WinMLBuildConfig:
     if request.accept_assumptions:
         sections["export"]["accept_assumptions"] = True
     values: dict[str, Any] = {} if request.layout is None else {"layout": request.layout}
+    if request.dtypes is not None:
+        names = (name.strip() for name in request.dtypes.split(","))
+        values["dtypes"] = tuple(dict.fromkeys(filter(None, names)))
+        if not values["dtypes"]:
+            raise UsageError(f"{opt.dtypes} {request.dtypes!r}: no dtype is named", hint="Use q8, for example.")
     if request.compile or request.ep_options:
         values["compile"] = _requested_compilation(request)
     return with_values(config.model_copy(update=values), sections)

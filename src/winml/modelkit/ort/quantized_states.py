@@ -1,14 +1,14 @@
-"""Dequantization of a quantized KV cache.
+"""Conversion of a KV cache to the type of another graph: 8-bit integers, float16 or float32.
 
-Scales are read from the attention nodes of the file. A graph with an integer cache is thus fed and compared like a
-graph with a float cache.
+Scales of integers are read from the attention nodes of the file. A graph with an integer cache is thus fed and compared
+like a graph with a float cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,9 @@ present among the outputs.
 """
 _INTEGERS = "tensor(int8)"
 """Specified by ONNX Runtime: type of a cache in 8 bits."""
-_FLOATS = "tensor(float)"
+_FLOATS: Mapping[str, type[np.floating[Any]]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+_PAST = "past_key_values."
+"""Start of the names of the states among the inputs of a graph."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class QuantizedStates:
 
     scales: Mapping[str, Array] = field(default_factory=dict)
     """Name of an input or output of the graph → scale of its integers, broadcast to its shape."""
-    float_inputs: frozenset[str] = frozenset()
-    """Inputs of the graph that are float32."""
+    float_inputs: Mapping[str, type[np.floating[Any]]] = field(default_factory=dict)
+    """Input of the graph in float32 or float16 → its type."""
 
     @classmethod
     def of(cls, path: Path, session: Session) -> QuantizedStates:
@@ -46,7 +48,7 @@ class QuantizedStates:
             path: The file.
             session: The opened file.
         """
-        float_inputs = frozenset(name for name, type_name in session.inputs.items() if type_name == _FLOATS)
+        float_inputs = {name: _FLOATS[words] for name, words in session.inputs.items() if words in _FLOATS}
         if _INTEGERS not in session.inputs.values():
             return cls(float_inputs=float_inputs)
         from winml.modelkit.onnx.files.graph_reading import load_by_reference
@@ -72,10 +74,12 @@ class QuantizedStates:
         return {name: self._fit_array(name, array) for name, array in feeds.items()}
 
     def _fit_array(self, name: str, array: Array) -> Array:
-        """Quantize a float state; give an empty state the type of the graph. Other arrays are returned unchanged."""
-        if array.dtype == np.int8:
-            return array.astype(np.float32) if not array.size and name in self.float_inputs else array
-        return array if name not in self.scales else _quantize_array(array, self.scales[name])
+        """Quantize a float state; give a state the float type of the graph. Other arrays are returned unchanged."""
+        if name in self.scales:
+            return array if array.dtype == np.int8 else _quantize_array(array, self.scales[name])
+        is_float = name in self.float_inputs and (name.startswith(_PAST) or array.dtype == np.int8)
+        has_values = array.dtype == np.int8 and array.size  # integers without a scale
+        return array.astype(self.float_inputs[name]) if is_float and not has_values else array
 
     def dequantized(self, outputs: Arrays) -> dict[str, Array]:
         """Return the outputs of a graph, with integer states dequantized."""

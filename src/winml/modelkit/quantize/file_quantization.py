@@ -23,7 +23,7 @@ from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.quality_samples import SampleRequest
 from winml.modelkit.errors import QuantizeError, VerificationError, opt, spell
 from winml.modelkit.file_names import files_folder
-from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY
+from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY, QUANTIZATION_KEY
 from winml.modelkit.onnx.bundle import is_one_of_several
 from winml.modelkit.onnx.cutting import GraphModules
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
@@ -40,7 +40,7 @@ from winml.modelkit.quantize.calibration.activation_statistics import measure_st
 from winml.modelkit.quantize.calibration.calibration_data import Calibration, CalibrationStatistics, refuse_missing_data
 from winml.modelkit.quantize.calibration.layer_calibration import LayerCalibration
 from winml.modelkit.quantize.engines.half_float import clipped_values
-from winml.modelkit.quantize.kv_cache import attentions_over_cache, quantize_cache, refuse_no_cache
+from winml.modelkit.quantize.kv_cache import attentions_over_cache, narrow_cache, quantize_cache, refuse_no_cache
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
 from winml.modelkit.quantize.placements import placement_for
@@ -86,6 +86,8 @@ def _kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[
         yield words
 
 
+_CACHE_TYPES: Mapping[ir.DataType | None, str] = {ir.DataType.INT8: "int8", ir.DataType.FLOAT16: "float16"}
+"""Type of a KV cache that a quantization writes → its name in the records of inputs and outputs."""
 _LEAST_SAVING = 0.9
 """Minimum ratio of result size to source size for a note that little was saved. Chosen: scales take less than the
 rest."""
@@ -105,6 +107,8 @@ class QuantizationOutcome:
     """Precisions of the quantized modules."""
     saved_share: float = 1.0
     """Share of the weight bytes saved by quantization, if the mode left nodes float; else 1."""
+    is_further: bool = False
+    """True if the source was quantized already, so that few bytes are left to save."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -120,6 +124,8 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
     """Sizes of dynamic dimensions to compare at; for other dimensions, several sizes are tried."""
     may_stay_float: bool = False
     """Allow a part already within the limit to stay float (else raise)."""
+    has_half_caches: bool = False
+    """True if a KV cache read and written in float16 is an input and output in float16 too."""
     tools: SampleTools | None = None
     """Samples and statistics; ``None`` before :func:`equipped`."""
     outcome: QuantizationOutcome = field(default_factory=QuantizationOutcome)
@@ -201,7 +207,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             *(calibration.notes if calibration is not None else ()),
             *done.file.notes,
             *self.late_notes(done.result.model),
-            *(_size_notes(done.file.before, done.file.after) if modes else ()),
+            *(_size_notes(done.file.before, done.file.after) if modes and not outcome.is_further else ()),
         )
         file = {**vars(done.file), "notes": notes}
         return QuantizedFile(
@@ -267,6 +273,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         """Quantize the model at the opset of the operators; first select bits if a limit is stated."""
         prepared = prepare(model, self.options, self.source.stem)
         model, modules, outcome = prepared.model, prepared.modules, self.outcome
+        outcome.is_further = QUANTIZATION_KEY in model.metadata_props
         outcome.notes += prepared.notes
         if self._is_within_limit(model):
             self._stay_float()
@@ -292,6 +299,8 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         outcome.used = frozenset(module.requested for module in result.modules if module.quantized)
         if options.kv_cache is not None:
             outcome.notes += quantize_cache(result.model, self._cache_maxima)
+        if self.has_half_caches:
+            narrow_cache(result.model.graph)
         return result
 
     def _is_within_limit(self, model: ir.Model) -> bool:
@@ -394,7 +403,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
 
     def metadata(self, model: ir.Model) -> Mapping[str, Any]:
         """Input and output records with the new types."""
-        if self.options.kv_cache is None:
+        if self.options.kv_cache is None and not self.has_half_caches:
             return {}
         types = {value.name: value.dtype for value in (*model.graph.inputs, *model.graph.outputs)}
         records: dict[str, Any] = {}
@@ -402,8 +411,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             with contextlib.suppress(ValueError, KeyError, TypeError):  # damaged metadata stays unchanged
                 listed = load_metadata(model.metadata_props.get(key, "[]"))
                 records[key] = [
-                    {**entry, "dtype": "int8"} if types.get(entry["name"]) == ir.DataType.INT8 else entry
-                    for entry in listed
+                    {**entry, "dtype": _CACHE_TYPES.get(types.get(entry["name"]), entry["dtype"])} for entry in listed
                 ]
         return records
 

@@ -36,6 +36,8 @@ _PAST, _PRESENT, _SCALES = (3, 4), (1, 2), (12, 13)
 """Specified: input and output positions of keys and values, and input positions of their scales."""
 _CACHE_DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 """Specified by ONNX Runtime 1.31: activation types for which the CPU kernel supports an integer cache."""
+_HALF = ir.DataType.FLOAT16
+_PAST_PREFIX, _PRESENT_PREFIX = "past_key_values.", "present."
 _LARGEST = 127 / 1.25
 """Code of the largest measured value; the kernel's maximum is 127. Chosen: a quarter of headroom for values that
 samples do not contain. Measured on a small decoder, 16 sentences: 33 dB instead of 27 dB without headroom; 36 dB with
@@ -145,3 +147,39 @@ def _set_inputs(node: ir.Node, scales: list[ir.Value]) -> None:
     node.resize_inputs(max(len(node.inputs), _SCALES[1] + 1))
     for place, value in zip(_SCALES, scales, strict=True):
         node.replace_input_with(place, value)
+
+
+def narrow_cache(graph: ir.Graph) -> None:
+    """Change the float32 KV cache of a graph that computes in float16 to float16, in place: its Casts are removed.
+
+    Before / After::
+
+        past32 → Cast → past16 → attention → present16 → Cast → present32       past16 → attention → present16
+
+    A state stays float32 if a node reads its past in float32, or if its present is computed in float32.
+    """
+    pasts = {value.name: value for value in graph.inputs}
+    for index, present in enumerate(graph.outputs):
+        name = present.name or ""
+        past, maker = pasts.get(name.replace(_PRESENT_PREFIX, _PAST_PREFIX, 1)), present.producer()
+        if not name.startswith(_PRESENT_PREFIX) or past is None or past.dtype != ir.DataType.FLOAT:
+            continue
+        casts = list(dict.fromkeys(node for node, _ in past.uses()))
+        if maker is None or maker.op_type != "Cast" or present.uses() or not all(map(_casts_to_half, casts)):
+            continue
+        state = maker.inputs[0]
+        if state is None or state.dtype != _HALF or state.producer() is None or state.is_graph_output():
+            continue
+        graph.outputs[index] = state
+        graph.remove(maker, safe=True)
+        state.name = name
+        past.type = ir.TensorType(_HALF)
+        for cast in casts:
+            ir.convenience.replace_all_uses_with(cast.outputs[0], past)
+            graph.remove(cast, safe=True)
+
+
+def _casts_to_half(node: ir.Node) -> bool:
+    """Return True for a Cast to float16 whose result is no output of the graph."""
+    result = node.outputs[0]
+    return node.op_type == "Cast" and result.dtype == _HALF and not result.is_graph_output()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from winml.modelkit.builds.dtypes import dtype_file
 from winml.modelkit.builds.folder import BuildFolder
 from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.layouts import layout
 from winml.modelkit.builds.manifest_records import FileRecord
 from winml.modelkit.builds.plan import BuildPlan
-from winml.modelkit.builds.stages import BuiltPart, adapter_names, built_name
+from winml.modelkit.builds.stages import BuiltPart, adapter_names, built_names
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, files_folder, is_data_of, numbered_data_path
 from winml.modelkit.models.checkpoints.adapters import read_adapters
 from winml.modelkit.models.checkpoints.companion_files import companion_files
@@ -66,8 +67,19 @@ class FolderLayout:
         return config or next((path for path in identity.places if path.name == CHECKPOINT_CONFIG_NAME), None)
 
     def model_name(self, part: BuiltPart) -> str:
-        """Return the path of a finished part relative to the folder, with ``/``."""
-        return built_name(part.name, of_several=part.of_several, config=self._plan.config)
+        """Return the path of a finished part relative to the folder, with ``/``; that of the first dtype."""
+        return self.model_names(part)[0]
+
+    def model_names(self, part: BuiltPart) -> tuple[str, ...]:
+        """Return the paths of the files of a finished part relative to the folder, one for each dtype."""
+        return built_names(part.name, of_several=part.of_several, config=self._plan.config)
+
+    def _models(self, part: BuiltPart) -> dict[str, Path]:
+        """Return final name → current file, for each dtype of a part."""
+        assert part.current is not None  # an export ran, or the model was an ONNX file
+        config = self._plan.config
+        files = [dtype_file(part.current, dtype, config) for dtype in config.dtypes] or [part.current]
+        return dict(zip(self.model_names(part), files, strict=True))
 
     def place(self, part: BuiltPart, folder: Path, files: OutputFiles) -> tuple[str, ...]:
         """Write a finished part under its final name, as part of a transaction.
@@ -78,31 +90,39 @@ class FolderLayout:
             files: The transaction.
 
         Returns:
-            The names of the written files, the model first. Data files that a model shares with its stages are not
-                listed.
+            The names of the written files, each model before its data, the first dtype first. Data files that a model
+                shares with its stages are not listed.
         """
+        # The result of a stage belongs to the build and stays in the folder, unlike the source model.
+        is_ours = bool(part.current_files)
+        models = self._models(part).items()
+        return tuple(
+            created for name, file in models for created in self._place_file(file, name, folder, files, is_ours)
+        )
+
+    def _place_file(self, source: Path, name: str, folder: Path, files: OutputFiles, may_link: bool) -> list[str]:
+        """Write one file of a finished part; return the names of model and data files, relative to the folder."""
         from winml.modelkit.onnx.files import writing
         from winml.modelkit.onnx.files.placing import place_copy
 
-        assert part.current is not None  # an export ran, or the model was an ONNX file
-        path = folder / self.model_name(part)
+        path = folder / name
         staged = files.reserve(path)
-        # The result of a stage belongs to the build and stays in the folder, unlike the source model.
-        is_ours = bool(part.current_files)
         if self._layout.numbers_data:
-            created = writing.place_numbered(part.current, staged, may_link=is_ours)
+            created = writing.place_numbered(source, staged, may_link=may_link)
             for data in created[1:]:
                 files.reserve(path.with_name(data.name))  # replaces the file of an earlier build with this name
         elif self._plan.is_deployed:
-            created = writing.place_self_contained(part.current, staged, may_link=is_ours)
+            created = writing.place_self_contained(source, staged, may_link=may_link)
         else:
-            shares = is_ours and path.parent == folder  # a model can name only data files of its own folder
-            created = place_copy(part.current, staged, share_data=shares, may_link=is_ours)
-        return tuple(path.with_name(file.name).relative_to(folder).as_posix() for file in created)
+            shares = may_link and path.parent == folder  # a model can name only data files of its own folder
+            created = place_copy(source, staged, share_data=shares, may_link=may_link)
+        return [path.with_name(file.name).relative_to(folder).as_posix() for file in created]
 
     def names_data_of(self, names: Sequence[str]) -> bool:
-        """Return True if data files have the names that the layout requires; the first name is the model's."""
-        model, data = Path(names[0]), names[1:]
+        """Return True if data files have the names that the layout requires; each follows its model."""
+        return all(self._names_data_of(Path(model), data) for model, *data in group_by_model(names))
+
+    def _names_data_of(self, model: Path, data: Sequence[str]) -> bool:
         if self._layout.numbers_data:
             return list(data) == [numbered_data_path(model, number).as_posix() for number in range(len(data))]
         return not self._plan.is_deployed or all(is_data_of(model.name, Path(name).name) for name in data)
@@ -155,6 +175,7 @@ class FolderLayout:
             self._sources,
             {part.name: (part.current, self.model_name(part)) for part in parts if part.current is not None},
             {part: tuple(names)[1:] for part, names in placed.items()},
+            {name: file for part in parts if part.current is not None for name, file in self._models(part).items()},
         )
         texts = {**self.rewritten, **self._layout.describe(files)}
         self.written_names = tuple(texts)
@@ -177,6 +198,16 @@ class FolderLayout:
             beside = (folder / self.model_name(part)).parent
             write_adapters(adapters, part.current, lambda name, beside=beside: files.reserve(beside / name))  # type: ignore[misc]
         self.written_names = (*self.written_names, *names)
+
+
+def group_by_model(names: Iterable[str]) -> list[list[str]]:
+    """Divide the names of placed files into one group per model: the model, then its data files."""
+    groups: list[list[str]] = []
+    for name in names:
+        if name.endswith(".onnx"):
+            groups.append([])
+        groups[-1].append(name)
+    return groups
 
 
 class BuildCompanions:

@@ -22,6 +22,20 @@ from winml.modelkit.registries import Registry
 
 
 @dataclass(frozen=True)
+class Dtype:
+    """A data type of the weights by which a reader selects the file of a model."""
+
+    suffix: str
+    """End of the file name, before ``.onnx``."""
+    precision: str | None = None
+    """Precision of the quantization that makes the file; None: the file stays float32."""
+    of: str = ""
+    """Dtype whose file is converted; "": the float32 file."""
+    unwritable: str = ""
+    """Reason why winml does not write the file; "" if it does."""
+
+
+@dataclass(frozen=True)
 class LayoutFiles:
     """Input of ``describe``: files of a folder."""
 
@@ -31,6 +45,8 @@ class LayoutFiles:
     """Part → its current ONNX file, and its final name in the folder."""
     data: Mapping[str, Sequence[str]]
     """Part → names of its data files in the folder; empty before the files are placed."""
+    dtypes: Mapping[str, Path] = field(default_factory=dict)
+    """Final name of each model file, one per part and dtype → its current ONNX file."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +83,8 @@ class Layout:
     """Part of an encoder-decoder that computes the keys and values of the encoded input; None: the encoder."""
     unread: tuple[str, ...] = ()
     """Tokenizer files that the readers cannot use alone."""
+    dtypes: Mapping[str, Dtype] = field(default_factory=dict)
+    """Name → dtype that the readers select a file by; empty: they expect one file per part."""
     numbers_data: bool = False
     """True if readers expect data files by name: ``<model>_data``, ``<model>_data_1`` and so on."""
     for_onnxruntime: bool = False

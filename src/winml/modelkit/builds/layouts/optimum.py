@@ -6,15 +6,17 @@ transformers read, and a note if the empty cache of optimum does not fit the gra
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from winml.modelkit.builds.layouts import layout
+from winml.modelkit.builds.layouts.transformers_js_dtypes import DTYPES
 from winml.modelkit.builds.layouts.transformers_js_types import TYPES
 from winml.modelkit.errors import InputError, UsageError, opt
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, numbered_data_path
 from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.quantize.precisions import PRECISIONS
 
@@ -223,18 +225,20 @@ def _model_name(part: str, of_several: bool, precision: str) -> str:
     return f"onnx/{_model_stem(part, of_several)}{suffix}.onnx"
 
 
-_SECTION, _COUNTS = "transformers.js_config", "use_external_data_format"
-"""Specified: section of transformers.js in the config; its key with model file → number of its data files."""
+_SECTION, _COUNTS, _CACHES = "transformers.js_config", "use_external_data_format", "kv_cache_dtype"
+"""Specified: section of transformers.js in the config; its keys with model file → number of its data files, and with
+dtype → type of the KV cache, which transformers.js 3 reads. Later versions read the type from the graph."""
 
 
-def _config_naming_data(source: Path, counts: Mapping[str, int]) -> str:
+def _config_of_files(source: Path, counts: Mapping[str, int], caches: Mapping[str, str]) -> str:
     """Return the text of a config with the number of data files of each model, which a browser then fetches.
 
-    The text is that of the checkpoint if all weights are inside the models.
+    The text is that of the checkpoint if all weights are inside the models and all caches in float32.
 
     Args:
         source: ``config.json`` of the checkpoint.
         counts: Name of each model file → number of its data files.
+        caches: Dtype → type of its KV cache, if other than float32.
 
     Raises:
         InputError: the config is damaged.
@@ -243,21 +247,48 @@ def _config_naming_data(source: Path, counts: Mapping[str, int]) -> str:
     outside = {name: count for name, count in counts.items() if count}
     if not isinstance(record, dict) or not isinstance(record.get(_SECTION, {}), dict):
         raise InputError(f"{source}: is no config: {_SECTION!r} or the whole is no JSON object")
-    section = {key: value for key, value in record.get(_SECTION, {}).items() if key != _COUNTS}
+    section = {key: value for key, value in record.get(_SECTION, {}).items() if key not in (_COUNTS, _CACHES)}
     if outside:
         section[_COUNTS] = outside
+    if caches:
+        section[_CACHES] = dict(caches)
     if section == record.get(_SECTION, {}):
         return source.read_text(encoding="utf-8")
     return json.dumps({**record, _SECTION: section}, indent=2, ensure_ascii=False) + "\n"
 
 
 def _describe_data(files: layout.LayoutFiles) -> dict[str, str]:
-    """Return ``config.json`` with the number of data files of each model; ``{}`` without a config."""
+    """Return ``config.json`` with data files and cache types of the models; ``{}`` without a config."""
     config = files.sources.get(CHECKPOINT_CONFIG_NAME)
     if config is None:
         return {}
-    counts = {Path(name).name: len(files.data.get(part, ())) for part, (_, name) in files.models.items()}
-    return {CHECKPOINT_CONFIG_NAME: _config_naming_data(config, counts)}
+    placed = {name for names in files.data.values() for name in names}
+    counts = {Path(name).name: _count_data(name, placed) for name in files.dtypes}
+    return {CHECKPOINT_CONFIG_NAME: _config_of_files(config, counts, _half_caches(files.dtypes))}
+
+
+def _count_data(model: str, names: Collection[str]) -> int:
+    """Return the number of data files of a model among the names of placed files."""
+    numbers = itertools.count()
+    return sum(
+        1 for _ in itertools.takewhile(lambda n: numbered_data_path(Path(model), n).as_posix() in names, numbers)
+    )
+
+
+def _half_caches(models: Mapping[str, Path]) -> dict[str, str]:
+    """Return dtype → ``float16`` for the decoders with a KV cache in float16; files that do not exist are skipped."""
+    import onnx
+
+    from winml.modelkit.onnx.files.reading import read_structure
+
+    caches = {}
+    for name, path in models.items():
+        inputs = read_structure(path).graph.input if path.is_file() else ()
+        types = {value.type.tensor_type.elem_type for value in inputs if value.name.startswith("past_key_values.")}
+        if onnx.TensorProto.FLOAT16 in types:
+            ends = {dtype: entry.suffix for dtype, entry in DTYPES.items() if Path(name).stem.endswith(entry.suffix)}
+            caches[max(ends, key=lambda dtype: len(ends[dtype]))] = "float16"
+    return caches
 
 
 TRANSFORMERS_JS = layout.Layout(
@@ -274,5 +305,6 @@ TRANSFORMERS_JS = layout.Layout(
     rewrite=_preprocessor_text,
     unread=("vocab.txt", TOKENIZER_CONFIG_NAME),
     numbers_data=True,
+    dtypes=DTYPES,
 )
 """Layout for browsers and Node.js."""
