@@ -31,7 +31,7 @@ from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
 from winml.modelkit.onnx.stage import StageResult
 from winml.modelkit.onnx.weights import add_initializer, computed_tensor, drop_unused_initializers
 from winml.modelkit.quantize.declared_options import Algorithm, BlockSize
-from winml.modelkit.quantize.engines.block_quantizers import BlockForm, Blocks, WeightMatrix, unpack_blocks
+from winml.modelkit.quantize.engines.block_quantizers import BlockFormat, Blocks, WeightMatrix, unpack_blocks
 from winml.modelkit.quantize.engines.integer_weights import WeightUse
 from winml.modelkit.quantize.engines.weight_only import (
     COMPUTE_IN_INT8,
@@ -83,8 +83,8 @@ class _CarriedWeight(PackedWeight):
         self.coded = coded
         bits = coded.bits if coded.kind == "integer" else 8
         algorithm: Algorithm = "hqq" if coded.has_float_zero_points else "rtn"  # the algorithm with float zero points
-        form = BlockForm(bits, coded.block_size, is_symmetric=not coded.has_zero_points, algorithm=algorithm)
-        super().__init__(matrix, form, use, desk, is_table_only=is_table_only)
+        fmt = BlockFormat(bits, coded.block_size, is_symmetric=not coded.has_zero_points, algorithm=algorithm)
+        super().__init__(matrix, fmt, use, desk, is_table_only=is_table_only)
 
     def compute(self) -> dict[str, Array]:
         """Read the codes: part name → array.
@@ -92,18 +92,18 @@ class _CarriedWeight(PackedWeight):
         Raises:
             CheckpointError: the file is shorter than before.
         """
-        parts, form = self.coded.read(), self.form
-        codes, scales, middle = parts.codes, parts.scales, 1 << (form.bits - 1)
+        parts, fmt = self.coded.read(), self.block_format
+        codes, scales, middle = parts.codes, parts.scales, 1 << (fmt.bits - 1)
         if self.coded.kind in _EXACT_IN_8_BITS:
             codes, scales = _convert_to_integers(self.coded, parts)
-        blocks = form.block_count(self.coded.depth)
-        row_bytes = blocks * form.block_size // form.values_per_byte
+        blocks = fmt.block_count(self.coded.depth)
+        row_bytes = blocks * fmt.block_size // fmt.values_per_byte
         if missing := row_bytes - codes.shape[1]:
             codes = np.pad(codes, ((0, 0), (0, missing)))
         zero_points = parts.zero_points
         packed_points = zero_points
-        if zero_points is not None and not form.has_float_zero_points:
-            packed_points = coded_weights.pack_codes(zero_points, form.bits, fill=middle)
+        if zero_points is not None and not fmt.has_float_zero_points:
+            packed_points = coded_weights.pack_codes(zero_points, fmt.bits, fill=middle)
         return self._finished(Blocks(codes.reshape(len(codes), blocks, -1), scales, packed_points))
 
 
@@ -125,7 +125,7 @@ class NearestWeight(PackedWeight):
         """Quantize the weight: part name → array; also measures the error."""
         parts = super().compute()
         values = self.matrix.values().T
-        error = unpack_blocks(Blocks(**parts), self.form, self.matrix.depth).T - values
+        error = unpack_blocks(Blocks(**parts), self.block_format, self.matrix.depth).T - values
         self.lost, self.signal = float(np.vdot(error, error)), float(np.vdot(values, values))
         return parts
 
@@ -324,15 +324,15 @@ class _CodesPacking(Packing):
         is_taken = not (tensor.weight.has_float_zero_points and "Gather" in readers)
         if is_taken and _is_representable(tensor.weight, operand):
             return _CarriedWeight(tensor.weight, matrix, use, self._desk, is_table_only=is_table_only)
-        form = BlockForm(8, _NEAREST_BLOCK_SIZE, is_symmetric=True, algorithm="rtn")
-        weight = NearestWeight(matrix, form, use, self._desk, is_table_only=is_table_only)
+        fmt = BlockFormat(8, _NEAREST_BLOCK_SIZE, is_symmetric=True, algorithm="rtn")
+        weight = NearestWeight(matrix, fmt, use, self._desk, is_table_only=is_table_only)
         self.nearest.append(weight)
         return weight
 
     def _accuracy_level(self, weight: PackedWeight) -> int:
         if self._activations is not None:
             return _COMPUTE_IN_FLOAT if self._activations == "float32" else COMPUTE_IN_INT8
-        return _COMPUTE_IN_FLOAT if weight.form.bits in _FLOAT_KERNEL_BITS else COMPUTE_IN_INT8
+        return _COMPUTE_IN_FLOAT if weight.block_format.bits in _FLOAT_KERNEL_BITS else COMPUTE_IN_INT8
 
 
 def _tensor_of(operand: Operand) -> coded_weights.CodedTensor:

@@ -63,7 +63,7 @@ _NORMALIZATIONS = frozenset({"LayerNormalization", "RMSNormalization", "Simplifi
 class Equalization:
     """Result of the equalization."""
 
-    forms: Mapping[str, str] = field(default_factory=dict)
+    changes: Mapping[str, str] = field(default_factory=dict)
     """Name of a changed value → description of the change."""
     count: int = 0
     notes: tuple[str, ...] = ()
@@ -119,13 +119,13 @@ def equalize(
         has_channel_scales: True if each output channel of a weight has a scale.
     """
     give_products_own_weights(model, names)
-    forms: dict[str, str] = {}
+    changes: dict[str, str] = {}
     count, notes = 0, []
     if options.cross_layer_equalization:
         sites = [
             site for site in _find_sites(model, names) if any(slot.node.op_type in _LAYERS for slot in site.makers)
         ]
-        _apply_factors(model, _cross_layer_factors(sites), forms)
+        _apply_factors(model, _cross_layer_factors(sites), changes)
         count += len(sites)
         notes.append(
             f"Cross-layer equalization balanced {len(sites)} pairs of layers."
@@ -149,10 +149,10 @@ def equalize(
             >= _output_error(site, rows[site.value.name or ""], names, None, has_channel_scales)
         }
         factors = {site: numbers for site, numbers in factors.items() if site not in worse}
-        _apply_factors(model, factors, forms)
+        _apply_factors(model, factors, changes)
         count += len(factors)
         notes.append(_smoothing_words(options.smooth_quant, list(factors), len(worse)))
-    return Equalization(forms, count, tuple(notes))
+    return Equalization(changes, count, tuple(notes))
 
 
 def _smoothing_words(strength: float, balanced: list[_Site], worse: int) -> str:
@@ -388,8 +388,8 @@ def _has_outliers(maxima: Array) -> bool:
     return middle > 0 and float(maxima.max()) > _OUTLIERS * middle
 
 
-def _apply_factors(model: ir.Model, factors: Mapping[_Site, Array], forms: dict[str, str]) -> None:
-    """Divide activations and multiply weights, in place; record the changed values in ``forms``."""
+def _apply_factors(model: ir.Model, factors: Mapping[_Site, Array], changes: dict[str, str]) -> None:
+    """Divide activations and multiply weights, in place; record the changed values in ``changes``."""
     fresh = FreshNames.of_graph(model.graph)
     for site, numbers in factors.items():
         numbers = numbers.astype(np.float32)
@@ -402,7 +402,7 @@ def _apply_factors(model: ir.Model, factors: Mapping[_Site, Array], forms: dict[
         if not site.makers:
             changed = [_insert_division(model.graph, site, numbers, fresh).name or ""]
         for name in changed:
-            forms[name] = f"{forms[name]}, {word}" if name in forms else word
+            changes[name] = f"{changes[name]}, {word}" if name in changes else word
 
 
 def _multiply(graph: ir.Graph, slot: _Slot, numbers: Array, fresh: FreshNames) -> None:

@@ -315,9 +315,9 @@ def _measured_values(
     measured: dict[str, MeasuredValue] = {}
     for task in tasks:
         for name in task.placement.measured:
-            form = "; ".join(filter(None, ("finite masks" * (name in masked), equalized.forms.get(name, ""))))
+            change = "; ".join(filter(None, ("finite masks" * (name in masked), equalized.changes.get(name, ""))))
             bits, known = task.precision.range_bits, measured.get(name)
-            measured[name] = MeasuredValue(name, bits if known is None else min(bits, known.bits), form)
+            measured[name] = MeasuredValue(name, bits if known is None else min(bits, known.bits), change)
     return tuple(measured.values())
 
 

@@ -159,11 +159,11 @@ class QuantizedVariants:
 
     def has_measured(self, key: str, *, is_judged: bool = False, count: int | None = None) -> bool:
         """Return True if a stored measurement has as many samples as requested, and scores if required."""
-        form = self.stored.get(key)
-        if form is None or not form.runs:
-            return form is not None
-        needs_scores = is_judged and self.evaluator is not None and not form.scores
-        return form.samples >= (self.samples if count is None else count) and not needs_scores
+        variant = self.stored.get(key)
+        if variant is None or not variant.runs:
+            return variant is not None
+        needs_scores = is_judged and self.evaluator is not None and not variant.scores
+        return variant.samples >= (self.samples if count is None else count) and not needs_scores
 
     def measure(
         self, key: str, options: QuantizeOptions, *, is_judged: bool = False, count: int | None = None
@@ -249,7 +249,7 @@ class QuantizedVariants:
             self.cost = replace(self.cost, **{name: getattr(self.cost, name) + more for name, more in added.items()})
 
 
-def form_key(nodes: Iterable[str]) -> str:
+def variant_key(nodes: Iterable[str]) -> str:
     """Key of the variant in which exactly these nodes are quantized."""
     return hashlib.sha256("\n".join(sorted(nodes)).encode()).hexdigest()
 
@@ -271,12 +271,12 @@ class MeasuredVariants:
         """
         self._file = None if path is None else ResumableResults(path, request)
         self._lock = threading.Lock()
-        self._forms: dict[str, MeasuredVariant] = {}
+        self._measured: dict[str, MeasuredVariant] = {}
         if self._file is not None:
             refuse_existing([self._file.path], overwrite=True)
             recover([self._file.path])
-            self._forms = self._read(self._file, overwrite=overwrite)
-        self._earlier = frozenset(self._forms)
+            self._measured = self._read(self._file, overwrite=overwrite)
+        self._earlier = frozenset(self._measured)
         self._used: set[str] = set()
 
     @property
@@ -291,27 +291,27 @@ class MeasuredVariants:
 
     def __len__(self) -> int:
         """Number of measurements."""
-        return len(self._forms)
+        return len(self._measured)
 
     def __getitem__(self, key: str) -> MeasuredVariant:
         """Return an existing measurement."""
-        return self._forms[key]
+        return self._measured[key]
 
     def get(self, key: str) -> MeasuredVariant | None:
         """Return a measurement; ``None`` if missing."""
         self._used.add(key)
-        return self._forms.get(key)
+        return self._measured.get(key)
 
-    def put(self, key: str, form: MeasuredVariant) -> None:
+    def put(self, key: str, variant: MeasuredVariant) -> None:
         """Add a measurement and write it to disk.
 
         Raises:
             WriteError: the file cannot be written.
         """
         with self._lock:
-            self._forms[key] = form
+            self._measured[key] = variant
             if self._file is not None:
-                self._file.write({"measured": {name: asdict(item) for name, item in self._forms.items()}})
+                self._file.write({"measured": {name: asdict(item) for name, item in self._measured.items()}})
 
     def _read(self, file: ResumableResults, *, overwrite: bool) -> dict[str, MeasuredVariant]:
         earlier = file.read(
@@ -385,21 +385,21 @@ class SharedStarts:
             before = frozenset(node.name or "" for node in self._nodes[:count])
             self._starts.append(Start(before, values))
 
-    def last_before(self, form: ir.Model) -> Start | None:
+    def last_before(self, variant: ir.Model) -> Start | None:
         """Last position before which a variant equals the float graph; ``None`` for its beginning."""
-        same = _count_unchanged(self._nodes, form)
+        same = _count_unchanged(self._nodes, variant)
         fitting = (start for start in self._starts if len(start.names) <= same)
         return max(fitting, key=lambda start: len(start.names), default=None)
 
     @staticmethod
-    def rest_of(form: ir.Model, start: Start) -> ir.Model | None:
+    def rest_of(variant: ir.Model, start: Start) -> ir.Model | None:
         """Nodes of a variant after a position, as a model; ``None`` if they read values that are not stored."""
-        cut = Cutter(form).cut_exactly(node for node in form.graph if node.name not in start.names)
-        given = {value.name for value in form.graph.inputs}
+        cut = Cutter(variant).cut_exactly(node for node in variant.graph if node.name not in start.names)
+        given = {value.name for value in variant.graph.inputs}
         computed = start.values[0]
         if not cut.outputs or any(value.name not in computed and value.name not in given for value in cut.inputs):
             return None
-        rest = cut_model(form, cut, keeps_sizes=True)
+        rest = cut_model(variant, cut, keeps_sizes=True)
         for value in rest.graph.inputs:
             if (array := computed.get(value.name or "")) is not None:
                 value.dtype = ir.DataType.from_numpy(array.dtype)
@@ -439,9 +439,9 @@ def _fit_positions(places: Mapping[int, tuple[str, ...]], sample: Arrays, limit:
     return {}
 
 
-def _count_unchanged(nodes: Sequence[ir.Node], form: ir.Model) -> int:
+def _count_unchanged(nodes: Sequence[ir.Node], variant: ir.Model) -> int:
     """Number of initial nodes that a variant shares with the float graph, weights included."""
-    own = {node.name: node for node in form.graph}
+    own = {node.name: node for node in variant.graph}
     for count, node in enumerate(nodes):
         other = own.get(node.name)
         if other is None or not _is_same(node, other):

@@ -41,8 +41,8 @@ from winml.modelkit.quantize.quantized_variants import (
     Quantizer,
     Samples,
     VariantEvaluator,
-    form_key,
     take_samples,
+    variant_key,
 )
 from winml.modelkit.quantize.sensitivity_options import SensitivityOptions
 from winml.modelkit.quantize.sensitivity_records import (
@@ -64,7 +64,7 @@ class FoundList:
 
     excluded: tuple[ModulePart, ...]
     """In descending order of sensitivity."""
-    form: MeasuredVariant
+    variant: MeasuredVariant
     is_met: bool
 
 
@@ -93,7 +93,7 @@ class _ExcludeSearch:
         if self._try(0, "all modules quantized").is_met:
             return self._lists[-1]
         if not self.most or not self._try(self.most, f"the {self.most} most sensitive in float").is_met:
-            return max(self._lists, key=lambda found: self.target.quality(found.form))
+            return max(self._lists, key=lambda found: self.target.quality(found.variant))
         return self._remove_needless(self._bisect())
 
     def _bisect(self) -> FoundList:
@@ -123,10 +123,10 @@ class _ExcludeSearch:
         return self._try_units(tuple(self.units[:count]), words)
 
     def _try_units(self, excluded: tuple[ModulePart, ...], words: str) -> FoundList:
-        form = self.measure(excluded)
-        exclusion = FoundList(excluded, form, self.target.is_met(form))
+        variant = self.measure(excluded)
+        exclusion = FoundList(excluded, variant, self.target.is_met(variant))
         self._lists.append(exclusion)
-        self.trials.append(Trial(len(excluded), words, form, exclusion.is_met))
+        self.trials.append(Trial(len(excluded), words, variant, exclusion.is_met))
         return exclusion
 
 
@@ -199,14 +199,14 @@ def quantization_sensitivity(
             search_samples = samples
             if target is not None and evaluator is None and sensitivity.input_data is None:
                 search_samples = take_samples(graph, _sample_request(source, sensitivity, _OTHER_SAMPLES), threads)
-        forms, selecting = (
+        variants, selecting = (
             QuantizedVariants(graph, inputs, quantizer, stored, threads, evaluator, before_each)
             for inputs in (samples, search_samples)
         )
-        study = _Study(graph, options, plan, parts, forms, selecting if search_samples is not samples else forms)
+        study = _Study(graph, options, plan, parts, variants, selecting if search_samples is not samples else variants)
         with clock.step(_MODULES) as step:
             study.measure_modules(sensitivity.jobs, progress, _first_samples(sensitivity, evaluator, samples))
-            step.summary = f"{forms.cost.measured} variants measured"
+            step.summary = f"{variants.cost.measured} variants measured"
         exclude_list = times = None
         if target is not None:
             with clock.step(_SEARCH) as step:
@@ -232,7 +232,7 @@ def quantization_sensitivity(
         exclude_list=exclude_list,
         latency=times,
         float_scores=study.float_scores,
-        cost=replace(forms.cost, resumed=stored.resumed),
+        cost=replace(variants.cost, resumed=stored.resumed),
         steps=clock.timings(),
         notes=(*graph.notes, *values.notes, *_notes(study, samples)),
     )
@@ -304,7 +304,7 @@ suffice to rank them (rank correlation with all samples: bert-base 0.98, MiniLM 
 _MANY_VALUES = 4096
 """Minimum number of output values per sample for a first pass. Chosen: few samples of a classifier are a handful of
 numbers, which rank modules by chance."""
-_MANY_FORMS = 16
+_MANY_VARIANTS = 16
 """Minimum number of variants for a first pass. Chosen: fewer are measured on all samples in a minute."""
 _MEASURED_FULLY = 8
 """Number of variants of the most sensitive modules that are measured on all samples afterwards. Chosen: the rows shown
@@ -352,7 +352,7 @@ class _Study:
     options: QuantizeOptions
     plan: QuantizationPlan
     parts: tuple[ModulePart, ...]
-    forms: QuantizedVariants
+    variants: QuantizedVariants
     """Measures on the samples that results are judged on."""
     selecting: QuantizedVariants
     """Measures on the samples that select modules."""
@@ -370,14 +370,14 @@ class _Study:
     @property
     def whole(self) -> MeasuredVariant:
         """Measurement with all modules quantized."""
-        return self.forms.stored[form_key(self.planned)]
+        return self.variants.stored[variant_key(self.planned)]
 
-    def form_of(self, part: ModulePart) -> MeasuredVariant | None:
+    def find_measurement(self, part: ModulePart) -> MeasuredVariant | None:
         """Measurement or estimate of a part; ``None`` without nodes to quantize."""
         if not part.nodes:
             return None
-        form = self.forms.stored.get(form_key(part.node_names))
-        return self._estimates[form_key(part.node_names)] if form is None else form
+        variant = self.variants.stored.get(variant_key(part.node_names))
+        return self._estimates[variant_key(part.node_names)] if variant is None else variant
 
     def measure_modules(self, jobs: int, progress: Progress | None, few: int | None) -> None:
         """Measure the whole model and each part; parts with the same nodes are measured once.
@@ -388,31 +388,31 @@ class _Study:
             few: Number of samples to rank parts on; the most sensitive parts are then measured on all samples.
                 ``None``: all parts are measured on all samples.
         """
-        whole = form_key(self.planned)
+        whole = variant_key(self.planned)
         requested = {whole: self.options}
         for part in self.parts:
             if part.nodes:
-                requested.setdefault(form_key(part.node_names), only_options(part, self.options, self.graph.modules))
-        self._total = sum(self.forms.stored.get(key) is None for key in requested) or 1
-        if few is None or len(requested) < _MANY_FORMS:
-            self._measure_forms(requested, jobs, progress, None)
+                requested.setdefault(variant_key(part.node_names), only_options(part, self.options, self.graph.modules))
+        self._total = sum(self.variants.stored.get(key) is None for key in requested) or 1
+        if few is None or len(requested) < _MANY_VARIANTS:
+            self._measure_variants(requested, jobs, progress, None)
             return
         composed = self._composed_parts()
         composed.pop(whole, None)
         first = {key: options for key, options in requested.items() if key != whole and key not in composed}
-        self._total = sum(self.forms.stored.get(key) is None for key in first) + _MEASURED_FULLY
-        self._measure_forms(first, jobs, progress, few)
+        self._total = sum(self.variants.stored.get(key) is None for key in first) + _MEASURED_FULLY
+        self._measure_variants(first, jobs, progress, few)
         float_bytes = weight_bytes(self.graph.model)
         for key, parts in composed.items():
-            forms = [form for part in parts if (form := self.form_of(part)) is not None]
-            if (estimate := MeasuredVariant.estimated(forms, float_bytes)) is not None:
+            variants = [variant for part in parts if (variant := self.find_measurement(part)) is not None]
+            if (estimate := MeasuredVariant.estimated(variants, float_bytes)) is not None:
                 self._estimates[key] = estimate
         unknown = {key: requested[key] for key in composed if key not in self._estimates}
-        self._measure_forms({whole: self.options}, jobs, progress, None)
-        self._measure_forms(unknown, jobs, progress, few)
-        ranked = dict.fromkeys(form_key(part.node_names) for part in self._rank(self.parts) if part.nodes)
+        self._measure_variants({whole: self.options}, jobs, progress, None)
+        self._measure_variants(unknown, jobs, progress, few)
+        ranked = dict.fromkeys(variant_key(part.node_names) for part in self._rank(self.parts) if part.nodes)
         certain = {key: requested[key] for key in list(ranked)[:_MEASURED_FULLY]}
-        self._measure_forms(certain, jobs, progress, None)
+        self._measure_variants(certain, jobs, progress, None)
 
     def _composed_parts(self) -> dict[str, tuple[ModulePart, ...]]:
         """Key of a part → the units with the same nodes in total, for parts of several units."""
@@ -421,17 +421,17 @@ class _Study:
         for part in self.parts:
             inner = tuple(unit for unit in units if unit.node_names <= part.node_names)
             if len(inner) > 1 and frozenset().union(*(unit.node_names for unit in inner)) == part.node_names:
-                composed[form_key(part.node_names)] = inner
+                composed[variant_key(part.node_names)] = inner
         return composed
 
-    def _measure_forms(
+    def _measure_variants(
         self, requested: Mapping[str, QuantizeOptions], jobs: int, progress: Progress | None, count: int | None
     ) -> None:
         """Measure the variants without a measurement on ``count`` samples; ``None``: on all samples."""
-        missing = {key: item for key, item in requested.items() if not self.forms.has_measured(key, count=count)}
+        missing = {key: item for key, item in requested.items() if not self.variants.has_measured(key, count=count)}
         if len(missing) >= _SHARING:
-            self.forms.share_starts()
-        measure = functools.partial(self.forms.measure, count=count)
+            self.variants.share_starts()
+        measure = functools.partial(self.variants.measure, count=count)
         with contextlib.ExitStack() as stack:
             run: Callable[..., Iterable[MeasuredVariant]] = map
             if jobs > 1:
@@ -475,7 +475,7 @@ class _Study:
 
     def _measure_judged(self, found: FoundList, units: Sequence[ModulePart]) -> MeasuredVariant:
         """Measure the variant of a list on the samples that it is judged on."""
-        return self._measure_excluding(found.excluded, units, self.forms)
+        return self._measure_excluding(found.excluded, units, self.variants)
 
     def timed(self, listed: ExcludeList, timing: LatencyOptions) -> tuple[ExcludeList, TimedVariant | None]:
         """Add the latency of a list, and measure the fully quantized variant.
@@ -483,34 +483,34 @@ class _Study:
         A list that misses its target and a whole model that does not run are not timed.
         """
         if not listed.is_met:
-            self.float_scores = self.forms.float_scores()
+            self.float_scores = self.variants.float_scores()
             return listed, None
         rules = self.options.model_copy(update={"per_module": dict(listed.rules)})
-        complete = self.forms.timed(self.options, timing) if self.whole.runs else None
-        return replace(listed, latency=self.forms.timed(rules, timing) if listed.excluded else complete), complete
+        complete = self.variants.timed(self.options, timing) if self.whole.runs else None
+        return replace(listed, latency=self.variants.timed(rules, timing) if listed.excluded else complete), complete
 
     def _nodes_of(self, part: ModulePart) -> int:
-        form = self.form_of(part)
-        return form.nodes if form is not None else 0
+        variant = self.find_measurement(part)
+        return variant.nodes if variant is not None else 0
 
     def _rank(self, parts: Iterable[ModulePart]) -> list[ModulePart]:
         """Sort parts by descending error; parts without quantized nodes come last."""
 
         def damage(part: ModulePart) -> tuple[int, float]:
-            form = self.form_of(part)
-            if form is None or not form.nodes:
-                return (2 if form is None else 1), 0.0
-            return 0, form.worst.sqnr_db if form.worst is not None else float("-inf")
+            variant = self.find_measurement(part)
+            if variant is None or not variant.nodes:
+                return (2 if variant is None else 1), 0.0
+            return 0, variant.worst.sqnr_db if variant.worst is not None else float("-inf")
 
         return sorted(parts, key=damage)
 
     def _measure_excluding(
-        self, excluded: Sequence[ModulePart], units: Sequence[ModulePart], forms: QuantizedVariants
+        self, excluded: Sequence[ModulePart], units: Sequence[ModulePart], variants: QuantizedVariants
     ) -> MeasuredVariant:
         """Measure the variant in which some units stay float, using the equivalent rules."""
-        prefix = "" if forms is self.forms else "selecting "
-        key = prefix + form_key(self.planned.difference(*(unit.node_names for unit in excluded)))
-        return forms.measure(key, excluding_options(excluded, units, self.options), is_judged=True)
+        prefix = "" if variants is self.variants else "selecting "
+        key = prefix + variant_key(self.planned.difference(*(unit.node_names for unit in excluded)))
+        return variants.measure(key, excluding_options(excluded, units, self.options), is_judged=True)
 
     def rows(self) -> tuple[ModuleSensitivity, ...]:
         """Rows of the ranking."""
@@ -524,23 +524,25 @@ class _Study:
             part=part.part,
             precision=part.precision,
             parameters=self.graph.parameters_of(part.node_names),
-            form=self.form_of(part),
+            form=self.find_measurement(part),
             size_bytes_saved=self._bytes_saved(part),
         )
 
     def _bytes_saved(self, part: ModulePart) -> int:
-        form = self.form_of(part)
-        return weight_bytes(self.graph.model) - form.weight_bytes if form is not None and form.weight_bytes else 0
+        variant = self.find_measurement(part)
+        return (
+            weight_bytes(self.graph.model) - variant.weight_bytes if variant is not None and variant.weight_bytes else 0
+        )
 
 
 def _notes(study: _Study, samples: Samples) -> Iterator[str]:
-    graph, retained = study.graph, study.forms.stored
-    forms = [form for part in study.parts if (form := study.form_of(part)) is not None]
-    if quick := sum(form.samples < study.forms.samples or form.is_estimate for form in forms):
-        estimates = sum(form.is_estimate for form in forms)
+    graph, retained = study.graph, study.variants.stored
+    variants = [variant for part in study.parts if (variant := study.find_measurement(part)) is not None]
+    if quick := sum(variant.samples < study.variants.samples or variant.is_estimate for variant in variants):
+        estimates = sum(variant.is_estimate for variant in variants)
         yield (
             f"{quick} less sensitive modules were ranked on {_FEW_SAMPLES} samples; {estimates} of these are estimates "
-            f"from their parts. {opt.samples} {study.forms.samples} measures every module on all samples."
+            f"from their parts. {opt.samples} {study.variants.samples} measures every module on all samples."
         )
     if graph.modules.source != "winml tags":
         yield f"The file has no winml tags; modules were read from its {graph.modules.source}."

@@ -124,7 +124,7 @@ def _error_bars(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> doc
 
 def _sensitivity_fields(result: sensitivity_records.QuantizationSensitivity) -> Iterator[doc.Field]:
     yield "precision", f"{result.precision} ({', '.join(result.modes)})"
-    yield "all modules", _form_words(result.whole)
+    yield "all modules", _similarity_words(result.whole)
     yield "weights", f"{size_words(result.float_bytes)} → {size_words(result.whole.weight_bytes)}"
     if result.latency:
         yield "latency", _latency_words(result.latency)
@@ -144,7 +144,7 @@ def _exclude_list_blocks(listed: sensitivity_records.ExcludeList) -> Iterator[do
     verdict = "met" if listed.is_met else "not met; this is the best that was reached"
     fields: list[doc.Field] = [
         ("target", f"{listed.target.words}: {verdict}"),
-        ("reached", _form_words(listed.form)),
+        ("reached", _similarity_words(listed.form)),
         ("weights", size_words(listed.form.weight_bytes)),
         ("latency", _latency_words(listed.latency) if listed.latency else None),
         *(("in float", tag) for tag in listed.excluded),
@@ -176,12 +176,12 @@ def _exclude_list_blocks(listed: sensitivity_records.ExcludeList) -> Iterator[do
     )
 
 
-def _form_words(form: sensitivity_records.MeasuredVariant) -> str:
+def _similarity_words(variant: sensitivity_records.MeasuredVariant) -> str:
     """Describe the similarity of a variant's worst output."""
-    if form.worst is None or form.problem:
-        return form.problem
-    scores = "".join(f", {name} {value:.4f}" for name, value in form.scores.items())
-    return f"{nearness_words(form.worst)} for {form.worst.name}{scores}"
+    if variant.worst is None or variant.problem:
+        return variant.problem
+    scores = "".join(f", {name} {value:.4f}" for name, value in variant.scores.items())
+    return f"{nearness_words(variant.worst)} for {variant.worst.name}{scores}"
 
 
 def _latency_words(timed: sensitivity_records.TimedVariant) -> str:
@@ -206,9 +206,9 @@ def _module_row(module: sensitivity_records.ModuleSensitivity) -> list[doc.Cell]
     ]
 
 
-def _nearness_cells(form: sensitivity_records.MeasuredVariant | None) -> Iterator[doc.Cell]:
+def _nearness_cells(variant: sensitivity_records.MeasuredVariant | None) -> Iterator[doc.Cell]:
     """Yield SQNR, cosine and relative error; ``None`` if not measured."""
-    numbers = form.measures() if form is not None else {}
+    numbers = variant.measures() if variant is not None else {}
     yield from (numbers.get(name) for name in ("sqnr_db", "cosine", "relative_error"))
 
 

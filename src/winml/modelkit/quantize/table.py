@@ -117,7 +117,7 @@ def _budget_words(search: BudgetSearch) -> str:
 
 def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
     perplexity = [doc.Column("perplexity", "score")] if search.float_perplexity is not None else []
-    forms = dict.fromkeys(name for module in search.modules for name in module.alone_db)
+    formats = dict.fromkeys(name for module in search.modules for name in module.alone_db)
     algorithms = dict.fromkeys(name for module in search.modules for name in module.own_db)
     yield doc.Dots(
         [
@@ -168,7 +168,7 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
     yield doc.Table(
         [
             *doc.columns(("module", "name"), "format", ("parameters", "parameters"), ("size", "bytes")),
-            *(doc.Column(f"{name} dB", "decibels") for name in forms),
+            *(doc.Column(f"{name} dB", "decibels") for name in formats),
         ],
         [
             [
@@ -176,7 +176,7 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
                 module.form,
                 module.parameters,
                 module.size_bytes,
-                *(module.alone_db.get(name) for name in forms),
+                *(module.alone_db.get(name) for name in formats),
             ]
             for module in search.modules
         ],

@@ -34,7 +34,7 @@ class MeasuredValue:
     name: str
     bits: int = 8
     """Bits of the quantized integers."""
-    form: str = ""
+    change: str = ""
     """Graph change that affects this value; empty if unchanged, so that its statistics serve all other placements."""
 
 

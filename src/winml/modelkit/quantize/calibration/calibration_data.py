@@ -416,7 +416,7 @@ class CalibrationStatistics:
         """Return the range of each value; only missing statistics are measured."""
         method = self.calibration.method
         needs_histogram = method != "minmax"
-        keys = {value.name: _statistics_key(value.name, value.form) for value in values}
+        keys = {value.name: _statistics_key(value.name, value.change) for value in values}
         missing = [
             value.name
             for value in values
@@ -480,9 +480,9 @@ class CalibrationStatistics:
         return True
 
 
-def _statistics_key(name: str, form: str) -> str:
+def _statistics_key(name: str, change: str) -> str:
     """Return the key of a value's statistics: its name, with the form if any."""
-    return f"{name} ({form})" if form else name
+    return f"{name} ({change})" if change else name
 
 
 def _cache_problem(found: OtherRequest) -> str:

@@ -32,7 +32,7 @@ from winml.modelkit.progress import count_progress
 from winml.modelkit.quantize.calibration.calibration_data import Calibration
 from winml.modelkit.quantize.declared_options import Algorithm
 from winml.modelkit.quantize.engines.block_quantizers import (
-    BlockForm,
+    BlockFormat,
     Blocks,
     InputStatistics,
     SolvedWeight,
@@ -67,7 +67,7 @@ class LayerCalibration:
     """Folder of the blocks and of resumable results; it must exist as long as the blocks are read."""
     resumed: list[tuple[int, int]] = field(default_factory=list, compare=False)
     """(finished layers, layers of the model) of each resumed walk."""
-    _solved_weights: dict[tuple[WeightKey, BlockForm, Algorithm], SolvedWeight] = field(
+    _solved_weights: dict[tuple[WeightKey, BlockFormat, Algorithm], SolvedWeight] = field(
         default_factory=dict, compare=False
     )
 
@@ -91,8 +91,8 @@ class LayerCalibration:
         """Blocks solved for weights of these names with this format and algorithm."""
         return [
             solved
-            for (key, form, requested), solved in self._solved_weights.items()
-            if key.name in names and (form.bits, form.block_size, requested) == (bits, block_size, algorithm)
+            for (key, fmt, requested), solved in self._solved_weights.items()
+            if key.name in names and (fmt.bits, fmt.block_size, requested) == (bits, block_size, algorithm)
         ]
 
     def _search_algorithms(self, model: ir.Model, weights: Sequence[BlockWeight]) -> dict[WeightKey, SolvedWeight]:
@@ -107,7 +107,7 @@ class LayerCalibration:
         """
         request = {
             "graph": graph_digest(model),
-            "weights": [[*weight.key, *astuple(weight.form), weight.algorithm] for weight in weights],
+            "weights": [[*weight.key, *astuple(weight.block_format), weight.algorithm] for weight in weights],
             "winml": __version__,
             "onnxruntime": onnxruntime_version(),
         }
@@ -212,7 +212,7 @@ class _Walk:
         self,
         weight: BlockWeight,
         algorithm: str,
-        form: BlockForm,
+        fmt: BlockFormat,
         blocks: Blocks,
         scale: Array | None = None,
         errors: Mapping[str, float] | None = None,
@@ -226,9 +226,9 @@ class _Walk:
             self._scales[id(scale)] = name = f"{place}_input_scale"
             self._blocks.put(name, scale)
         stored = None if scale is None else self._scales[id(scale)]
-        record = {"algorithm": algorithm, "searched_by": form.algorithm, "scale": stored, "errors": dict(errors or {})}
+        record = {"algorithm": algorithm, "searched_by": fmt.algorithm, "scale": stored, "errors": dict(errors or {})}
         self._records[place] = record
-        return self._solved(place, form, scale)
+        return self._solved(place, fmt, scale)
 
     def keep(self, finished: int, later: Collection[str]) -> None:
         """Record the finished layers and the values that later layers read."""
@@ -272,16 +272,16 @@ class _Walk:
             (int(place), dict(weight_record)) for place, weight_record in record["weights"].items()
         ):
             weight = self._weights[place]
-            form = replace(weight.form, algorithm=weight_record["searched_by"])
+            fmt = replace(weight.block_format, algorithm=weight_record["searched_by"])
             self._records[place] = weight_record
             scale = None if weight_record["scale"] is None else scales[weight_record["scale"]]
-            solved[weight.key] = self._solved(place, form, scale)
+            solved[weight.key] = self._solved(place, fmt, scale)
         self.values.arrays.digests |= record["values"]
         self._blocks.digests = dict(record["blocks"])
         self._scales = {id(array): name for name, array in scales.items()}
         return int(record["finished"]), solved
 
-    def _solved(self, place: int, form: BlockForm, scale: Array | None) -> SolvedWeight:
+    def _solved(self, place: int, fmt: BlockFormat, scale: Array | None) -> SolvedWeight:
         names = {part: f"{place}_{part}" for part in ("packed", "scales", "zero_points")}
 
         def read() -> Blocks:
@@ -289,7 +289,7 @@ class _Walk:
             return Blocks(parts["packed"], parts["scales"], parts.get("zero_points"))
 
         record = self._records[place]
-        return SolvedWeight(record["algorithm"], form, read, scale, record["errors"])
+        return SolvedWeight(record["algorithm"], fmt, read, scale, record["errors"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -425,7 +425,7 @@ def _dequantize_lazily(key: WeightKey, value: ir.Value, found: SolvedWeight) -> 
 
     def read() -> Array:
         depth = tensor.shape.numpy()[-1 if key.is_transposed else -2]
-        matrix = unpack_blocks(found.read(), found.form, depth)
+        matrix = unpack_blocks(found.read(), found.block_format, depth)
         if found.input_scale is not None:
             matrix = matrix / found.input_scale[:, None]
         whole = np.ascontiguousarray(matrix.T if key.is_transposed else matrix).reshape(tensor.shape.numpy())
@@ -442,7 +442,7 @@ class _Candidate(NamedTuple):
     algorithm: str
     blocks: Sequence[Blocks]
     """Aligned with the weights of a group."""
-    forms: Sequence[BlockForm]
+    block_formats: Sequence[BlockFormat]
     scale: Array | None
     errors: Sequence[float]
 
@@ -522,7 +522,7 @@ class _LayerSolver:
             weight.key: self._walk.hold(
                 weight,
                 item.algorithm,
-                item.forms[place],
+                item.block_formats[place],
                 item.blocks[place],
                 item.scale,
                 {other.algorithm: other.errors[place] for other in tried},
@@ -537,8 +537,8 @@ class _LayerSolver:
         solved = {}
         for weight in group:
             sums = statistics if weight is group[-1] else _copy_statistics(statistics)
-            blocks = gptq_blocks(_read_matrix(weight), sums, weight.form)
-            solved[weight.key] = self._walk.hold(weight, "gptq", weight.form, blocks)
+            blocks = gptq_blocks(_read_matrix(weight), sums, weight.block_format)
+            solved[weight.key] = self._walk.hold(weight, "gptq", weight.block_format, blocks)
         return solved
 
     @staticmethod
@@ -550,50 +550,52 @@ class _LayerSolver:
         *,
         shares_input: bool,
     ) -> Iterator[_Candidate]:
-        forms = [weight.form for weight in group]
+        formats = [weight.block_format for weight in group]
         wanted = _CANDIDATES if requested == "auto" else (requested,)
         judged = sums.judged
 
-        def candidate(algorithm: str, blocks: Sequence[Blocks], used: Sequence[BlockForm], scale: Array | None) -> Any:
+        def candidate(
+            algorithm: str, blocks: Sequence[Blocks], used: Sequence[BlockFormat], scale: Array | None
+        ) -> Any:
             errors = []
-            for matrix, found, form in zip(matrices, blocks, used, strict=True):
-                rounded = unpack_blocks(found, form, len(matrix))
+            for matrix, found, fmt in zip(matrices, blocks, used, strict=True):
+                rounded = unpack_blocks(found, fmt, len(matrix))
                 rounded = rounded if scale is None else rounded / scale[:, None]
                 errors.append(relative_error(rounded - matrix, matrix, judged))
             return _Candidate(algorithm, blocks, used, scale, errors)
 
-        def rounded(scale: Array | None, used: Sequence[BlockForm]) -> list[Blocks]:
+        def rounded(scale: Array | None, used: Sequence[BlockFormat]) -> list[Blocks]:
             return [
-                quantize_blocks(matrix if scale is None else matrix * scale[:, None], form)
-                for matrix, form in zip(matrices, used, strict=True)
+                quantize_blocks(matrix if scale is None else matrix * scale[:, None], fmt)
+                for matrix, fmt in zip(matrices, used, strict=True)
             ]
 
         def solved(scale: Array | None) -> list[Blocks]:
             fitted = sums.fitted if scale is None else sums.fitted.scaled(scale)
             return [
-                gptq_blocks(matrix if scale is None else matrix * scale[:, None], _copy_statistics(fitted), form)
-                for matrix, form in zip(matrices, forms, strict=True)
+                gptq_blocks(matrix if scale is None else matrix * scale[:, None], _copy_statistics(fitted), fmt)
+                for matrix, fmt in zip(matrices, formats, strict=True)
             ]
 
         if requested in ("rtn", "hqq"):
-            yield candidate(requested, rounded(None, forms), forms, None)
+            yield candidate(requested, rounded(None, formats), formats, None)
             return
         if "rtn" in wanted:
-            yield candidate("rtn", rounded(None, forms), forms, None)
-        if "k_quant" in wanted and not any(form.is_symmetric for form in forms):
-            searched = [replace(form, algorithm="k_quant") for form in forms]
+            yield candidate("rtn", rounded(None, formats), formats, None)
+        if "k_quant" in wanted and not any(fmt.is_symmetric for fmt in formats):
+            searched = [replace(fmt, algorithm="k_quant") for fmt in formats]
             yield candidate("k_quant", rounded(None, searched), searched, None)
         if "gptq" in wanted:
-            yield candidate("gptq", solved(None), forms, None)
+            yield candidate("gptq", solved(None), formats, None)
         if "awq" not in wanted:
             return
         # A weight with several inputs, or with row lookups, has no input to divide.
         may_scale = shares_input and not any(_has_lookups(weight) for weight in group)
-        scale = awq_scale(matrices, sums.fitted, forms) if may_scale else None
+        scale = awq_scale(matrices, sums.fitted, formats) if may_scale else None
         if scale is not None or "rtn" not in wanted:
-            yield candidate("awq" if scale is not None else "rtn", rounded(scale, forms), forms, scale)
+            yield candidate("awq" if scale is not None else "rtn", rounded(scale, formats), formats, scale)
         if scale is not None and "awq+gptq" in wanted:
-            yield candidate("awq+gptq", solved(scale), forms, scale)
+            yield candidate("awq+gptq", solved(scale), formats, scale)
 
 
 def _read_matrix(weight: BlockWeight) -> Array:

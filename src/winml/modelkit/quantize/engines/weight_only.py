@@ -80,7 +80,7 @@ class PackedWeight:
     def __init__(
         self,
         matrix: block_quantizers.WeightMatrix,
-        form: block_quantizers.BlockForm,
+        fmt: block_quantizers.BlockFormat,
         use: WeightUse,
         desk: PackingDesk,
         *,
@@ -91,7 +91,7 @@ class PackedWeight:
 
         Args:
             matrix: The weight.
-            form: Format of the blocks.
+            fmt: Format of the blocks.
             use: Weight and reading node, for messages.
             desk: Cache of recently quantized weights.
             is_table_only: True if only row lookups read the weight. Its packed values then have two axes, as
@@ -100,7 +100,7 @@ class PackedWeight:
         """
         self.solved = solved
         self.is_table_only = is_table_only
-        self.matrix, self.form, self._use, self._desk = matrix, form, use, desk
+        self.matrix, self.block_format, self._use, self._desk = matrix, fmt, use, desk
         self._scale_dtype = matrix.tensor.dtype
 
     def compute(self) -> dict[str, Array]:
@@ -112,12 +112,12 @@ class PackedWeight:
         if self.solved is not None:
             return self._finished(self.solved.read())
         by_depth = self.matrix.is_read_by_depth
-        slabs = self.matrix.slabs(self.form.block_size * self.form.values_per_byte if by_depth else 1)
+        slabs = self.matrix.slabs(self.block_format.block_size * self.block_format.values_per_byte if by_depth else 1)
         if len(slabs) == 1:
             return self._finished(self._quantized(slabs[0])[1])
         parts: dict[str, Array] = {}
         # Algorithms that search for scales warn and log, which is not thread-safe.
-        with ThreadPoolExecutor(_QUANTIZING_THREADS if self.form.algorithm == "rtn" else 1) as threads:
+        with ThreadPoolExecutor(_QUANTIZING_THREADS if self.block_format.algorithm == "rtn" else 1) as threads:
             for start, blocks in threads.map(self._quantized, slabs):
                 for name, values in blocks._asdict().items():
                     if values is None:
@@ -125,7 +125,7 @@ class PackedWeight:
                     if name not in parts:
                         parts[name] = np.empty(self._shapes[name], values.dtype)
                     step = parts[name].shape[1] / self._blocks[1] if name == _PACKED_ZERO_POINTS else 1
-                    first = round(start // self.form.block_size * step) if by_depth else start
+                    first = round(start // self.block_format.block_size * step) if by_depth else start
                     place = (
                         np.s_[:, first : first + values.shape[1]] if by_depth else np.s_[first : first + len(values)]
                     )
@@ -135,32 +135,32 @@ class PackedWeight:
     def _quantized(self, read: Callable[[], block_quantizers.Slab]) -> tuple[int, block_quantizers.Blocks]:
         slab = read()
         self._use.refuse_non_finite(slab.values)
-        return slab.start, block_quantizers.quantize_blocks(slab.values, self.form)
+        return slab.start, block_quantizers.quantize_blocks(slab.values, self.block_format)
 
     def tensors(self) -> tuple[ir.TensorProtocol, ...]:
         """Packed values, scales and, if the format has them, zero points; named after the weight."""
         dtypes = {_PACKED: ir.DataType.UINT8, _PACKED_SCALES: self._scale_dtype, _PACKED_ZERO_POINTS: ir.DataType.UINT8}
-        if self.form.has_float_zero_points:
+        if self.block_format.has_float_zero_points:
             dtypes[_PACKED_ZERO_POINTS] = self._scale_dtype
-        names = {_PACKED: f"{self._use.weight}_Q{self.form.bits}", _PACKED_SCALES: f"{self._use.weight}_scales",
+        names = {_PACKED: f"{self._use.weight}_Q{self.block_format.bits}", _PACKED_SCALES: f"{self._use.weight}_scales",
                  _PACKED_ZERO_POINTS: f"{self._use.weight}_zero_points"}  # fmt: skip
         return tuple(self._tensor(part, dtypes[part], names[part]) for part in self._shapes)
 
     @property
     def _blocks(self) -> tuple[int, int]:
         """(rows of the packed matrix, blocks per row)."""
-        return self.matrix.width, self.form.block_count(self.matrix.depth)
+        return self.matrix.width, self.block_format.block_count(self.matrix.depth)
 
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """Packed part → shape."""
         width, count = self._blocks
         shapes: dict[str, tuple[int, ...]] = {
-            _PACKED: (width, count, self.form.block_size // self.form.values_per_byte),
+            _PACKED: (width, count, self.block_format.block_size // self.block_format.values_per_byte),
             _PACKED_SCALES: (width, count),
         }
-        if self.form.has_zero_points:
-            per_byte = 1 if self.form.has_float_zero_points else self.form.values_per_byte
+        if self.block_format.has_zero_points:
+            per_byte = 1 if self.block_format.has_float_zero_points else self.block_format.values_per_byte
             shapes[_PACKED_ZERO_POINTS] = (width, math.ceil(count / per_byte))
         return shapes
 
@@ -353,8 +353,8 @@ class Packing:
         attributes = {
             "K": matrix.depth,
             "N": matrix.width,
-            "bits": packed.weight.form.bits,
-            "block_size": packed.weight.form.block_size,
+            "bits": packed.weight.block_format.bits,
+            "block_size": packed.weight.block_format.block_size,
             "accuracy_level": self._accuracy_level(packed.weight),
         }
         product = ir.node("MatMulNBits", inputs, attributes, domain=DOMAIN, name=node.name)
@@ -362,7 +362,7 @@ class Packing:
             record = {
                 "precision": self._task.precision.name,
                 "kind": "operator",
-                "block_size": packed.weight.form.block_size,
+                "block_size": packed.weight.block_format.block_size,
                 "algorithm": solved.algorithm,
             }
             product.metadata_props[QUANTIZATION_KEY] = json.dumps(record)
@@ -419,16 +419,16 @@ class Packing:
     def _lookup(self, node: ir.Node, operand: Operand) -> ir.Node | None:
         """Create the lookup in a packed table; ``None`` if no block size divides its rows."""
         packed = self._packed_weight(node, operand)
-        form = packed.weight.form
-        if packed.weight.matrix.depth % form.block_size:
+        fmt = packed.weight.block_format
+        if packed.weight.matrix.depth % fmt.block_size:
             return None  # no block size divides its rows, and rows are not padded
         values, *others = packed.parts
         table = self._table(node, values, packed.weight)
         attributes = {
             "gather_axis": 0,
             "quantize_axis": 1,
-            "bits": form.bits,
-            "block_size": form.block_size,
+            "bits": fmt.bits,
+            "block_size": fmt.block_size,
         }
         return ir.node(
             "GatherBlockQuantized", [table, node.inputs[1], *others], attributes, domain=DOMAIN, name=node.name
@@ -453,10 +453,10 @@ class Packing:
         """
         matrix = block_quantizers.WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
         solved = self._task.solved.get(operand.key)
-        form = _block_form(self._task, node, matrix.depth, is_table="Gather" in readers)
-        form = form if solved is None else solved.form
+        fmt = _make_block_format(self._task, node, matrix.depth, is_table="Gather" in readers)
+        fmt = fmt if solved is None else solved.block_format
         use = WeightUse.of(operand.value, node)
-        return PackedWeight(matrix, form, use, self._desk, is_table_only=readers == {"Gather"}, solved=solved)
+        return PackedWeight(matrix, fmt, use, self._desk, is_table_only=readers == {"Gather"}, solved=solved)
 
     def _table(self, node: ir.Node, values: ir.Value, weight: PackedWeight) -> ir.Value:
         """Return the packed values with two axes.
@@ -468,7 +468,7 @@ class Packing:
         if weight.is_table_only:
             return values
         name = values.name or ""
-        sizes = [weight.matrix.width, weight.matrix.depth // weight.form.values_per_byte]
+        sizes = [weight.matrix.width, weight.matrix.depth // weight.block_format.values_per_byte]
         if name not in self._tables and self._task.options.takes_constant_tables:
             assert values.const_value is not None  # registered with its tensor
             self._tables[name] = self._registered(ReshapedTensor(values.const_value, sizes, f"{name}_table"))
@@ -484,7 +484,7 @@ class Packing:
         return add_initializer(self._graph, tensor, self._fresh.take(tensor.name or ""))
 
 
-def _block_form(task: EngineTask, node: ir.Node, depth: int, *, is_table: bool) -> block_quantizers.BlockForm:
+def _make_block_format(task: EngineTask, node: ir.Node, depth: int, *, is_table: bool) -> block_quantizers.BlockFormat:
     """Block format of a weight in a task.
 
     Args:
@@ -508,7 +508,7 @@ def _block_form(task: EngineTask, node: ir.Node, depth: int, *, is_table: bool) 
         # Measured: for an odd number of blocks, ONNX Runtime 1.23 reads the zero points without the half byte that pads
         # a row, unlike later versions and MatMulNBits. Without zero points, all versions compute the same outputs.
         is_symmetric, algorithm = True, "rtn"
-    return block_quantizers.BlockForm(bits, size, is_symmetric=is_symmetric, algorithm=algorithm)
+    return block_quantizers.BlockFormat(bits, size, is_symmetric=is_symmetric, algorithm=algorithm)
 
 
 def operand_of(node: ir.Node) -> Operand | None:
@@ -573,16 +573,16 @@ class BlockWeight:
 
     key: WeightKey
     matrix: block_quantizers.WeightMatrix
-    form: block_quantizers.BlockForm
+    block_format: block_quantizers.BlockFormat
     algorithm: Algorithm
     """Algorithm that solves the blocks."""
     products: tuple[ir.Node, ...]
     """Products in graph order; lookups of rows of the weight are not included."""
 
     @property
-    def request(self) -> tuple[WeightKey, block_quantizers.BlockForm, Algorithm]:
+    def request(self) -> tuple[WeightKey, block_quantizers.BlockFormat, Algorithm]:
         """The weight with its requested format and algorithm."""
-        return self.key, self.form, self.algorithm
+        return self.key, self.block_format, self.algorithm
 
     @property
     def inputs(self) -> tuple[ir.Value, ...]:
@@ -602,10 +602,10 @@ def block_weights(graph: ir.Graph, task: EngineTask) -> tuple[BlockWeight, ...]:
         if not products:
             continue
         matrix = block_quantizers.WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
-        form = _block_form(task, node, matrix.depth, is_table=len(products) < len(readers))
+        fmt = _make_block_format(task, node, matrix.depth, is_table=len(products) < len(readers))
         algorithm = task.algorithm_of(node)
-        algorithm = algorithm if algorithm in DATA_ALGORITHMS else form.algorithm
-        weights[operand.key] = BlockWeight(operand.key, matrix, form, algorithm, products)
+        algorithm = algorithm if algorithm in DATA_ALGORITHMS else fmt.algorithm
+        weights[operand.key] = BlockWeight(operand.key, matrix, fmt, algorithm, products)
     return tuple(weights.values())
 
 
