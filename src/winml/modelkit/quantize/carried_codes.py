@@ -104,7 +104,7 @@ class _CarriedWeight(PackedWeight):
         packed_points = zero_points
         if zero_points is not None and not fmt.has_float_zero_points:
             packed_points = coded_weights.pack_codes(zero_points, fmt.bits, fill=middle)
-        return self._finished(Blocks(codes.reshape(len(codes), blocks, -1), scales, packed_points))
+        return self._cast_parts(Blocks(codes.reshape(len(codes), blocks, -1), scales, packed_points))
 
 
 def _convert_to_integers(coded: coded_weights.CodedWeight, parts: coded_weights.CodedParts) -> tuple[Array, Array]:
@@ -254,30 +254,30 @@ class _CodesPacking(Packing):
         tensor = _find_coded_tensor(node)
         assert tensor is not None  # checked by the caller
         if tensor.weight.kind in _BNB_KINDS and (operand := operand_of(node)) is not None:
-            new = self._bnb_product(node, operand)
+            new = self._replace_bnb_product(node, operand)
         else:
             new = self.replace(node)
         if new is not None:
             self.done.append(tensor.weight)
             new.metadata_props[QUANTIZATION_KEY] = json.dumps(_node_record(new, tensor.weight))
 
-    def _product(self, node: ir.Node, operand: Operand) -> ir.Node:
-        coded = _tensor_of(operand).weight
+    def _make_product(self, node: ir.Node, operand: Operand) -> ir.Node:
+        coded = _get_coded_tensor(operand).weight
         if coded.read_order is not None and _is_representable(coded, operand):
             ordered = self._reorder_channels(node, coded.read_order())
             node.replace_input_with(0, ordered)
-        return super()._product(node, operand)
+        return super()._make_product(node, operand)
 
-    def _bnb_product(self, node: ir.Node, operand: Operand) -> ir.Node | None:
+    def _replace_bnb_product(self, node: ir.Node, operand: Operand) -> ir.Node | None:
         """Replace a product with a 4-bit weight of bitsandbytes; tables and weights read by columns use
         :meth:`replace`.
         """
-        weight = _tensor_of(operand).weight
+        weight = _get_coded_tensor(operand).weight
         if node.op_type == "Gather" or not _is_read_by_rows(operand):
             return self.replace(node)
         name = operand.value.name or ""
         if name not in self._bnb_parts:
-            self._bnb_parts[name] = tuple(self._registered(tensor) for tensor in _bnb_tensors(weight, name))
+            self._bnb_parts[name] = tuple(self._add_tensor(tensor) for tensor in _bnb_tensors(weight, name))
         attributes = {
             "K": weight.depth, "N": weight.rows, "block_size": weight.block_size,
             "quant_type": _BNB_KINDS[weight.kind],
@@ -291,7 +291,7 @@ class _CodesPacking(Packing):
         if bias is not None:
             product = self._insert_before(node, new, f"{node.outputs[0].name}_product", node.outputs[0])
             last = ir.node("Add", [product, bias], name=self._fresh.take(f"{node.name}/Add"))
-        self._exchange(node, last)
+        self._replace_node(node, last)
         return new
 
     def _reorder_channels(self, node: ir.Node, order: Array) -> ir.Value:
@@ -300,7 +300,7 @@ class _CodesPacking(Packing):
         assert activation is not None
         key = (activation, order.tobytes())
         if key not in self._orders:
-            indices = self._registered(ir.tensor(order, ir.DataType.INT64, name=f"{node.name}_input_order"))
+            indices = self._add_tensor(ir.tensor(order, ir.DataType.INT64, name=f"{node.name}_input_order"))
             gather = ir.node(
                 "Gather", [activation, indices], {"axis": -1}, name=self._fresh.take(f"{node.name}/Gather")
             )
@@ -315,8 +315,8 @@ class _CodesPacking(Packing):
             self._orders[key] = gather.outputs[0]
         return self._orders[key]
 
-    def _weight_of(self, node: ir.Node, operand: Operand, readers: set[str]) -> PackedWeight:
-        tensor = _tensor_of(operand)
+    def _pack_weight(self, node: ir.Node, operand: Operand, readers: set[str]) -> PackedWeight:
+        tensor = _get_coded_tensor(operand)
         matrix = WeightMatrix(tensor, operand.is_transposed)
         use = WeightUse.of(operand.value, node)
         is_table_only = readers == {"Gather"}
@@ -335,7 +335,7 @@ class _CodesPacking(Packing):
         return _COMPUTE_IN_FLOAT if weight.block_format.bits in _FLOAT_KERNEL_BITS else COMPUTE_IN_INT8
 
 
-def _tensor_of(operand: Operand) -> coded_weights.CodedTensor:
+def _get_coded_tensor(operand: Operand) -> coded_weights.CodedTensor:
     """Return the coded tensor of an operand."""
     tensor = operand.value.const_value
     assert isinstance(tensor, coded_weights.CodedTensor)
@@ -344,7 +344,7 @@ def _tensor_of(operand: Operand) -> coded_weights.CodedTensor:
 
 def _is_read_by_rows(operand: Operand) -> bool:
     """Return True if the rows of a coded weight, as a node reads it, are output channels or looked-up rows."""
-    return operand.is_transposed == (_tensor_of(operand).permutation is None)
+    return operand.is_transposed == (_get_coded_tensor(operand).permutation is None)
 
 
 def _is_representable(coded: coded_weights.CodedWeight, operand: Operand) -> bool:

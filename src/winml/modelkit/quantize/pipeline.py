@@ -288,7 +288,7 @@ def _create_tasks(
     """Create a task per mode and precision; for providers by unit, modules without weights are included."""
     groups = plan.groups()
     if provider.is_by_unit:
-        for mode, precision in plan.others:
+        for mode, precision in plan.unweighted:
             if MODES[mode].needs_ranges:
                 groups.setdefault((mode, precision), frozenset())
     block_sizes = planning.values_by_rule(plan, options.block_sizes, modules)
@@ -302,7 +302,7 @@ def _create_tasks(
             block_sizes=block_sizes,
             algorithms=algorithms,
             mode=mode,
-            others=plan.others.get((mode, precision), frozenset()),
+            unweighted=plan.unweighted.get((mode, precision), frozenset()),
         )
         for (mode, precision), nodes in groups.items()
     ]
@@ -326,8 +326,8 @@ def _place_values(model: ir.Model, task: planning.EngineTask) -> QdqPlacement:
     if not MODES[task.mode].needs_ranges:
         return QdqPlacement()
     if task.provider.is_by_unit:
-        return place_units(model, task.nodes | task.others, task.provider, task.precision.range_bits)
-    return place_quantized_values(model.graph, task.nodes, task.others)
+        return place_units(model, task.nodes | task.unweighted, task.provider, task.precision.range_bits)
+    return place_quantized_values(model.graph, task.nodes, task.unweighted)
 
 
 def _run_engine(model: ir.Model, task: planning.EngineTask) -> ir.Model:

@@ -60,7 +60,7 @@ class QuantizationPlan:
     """Decisions for the nodes with weights and for other changing nodes, in graph order."""
 
     nodes: tuple[PlannedNode, ...]
-    others: Mapping[tuple[Mode, Precision], frozenset[str]] = field(default_factory=dict)
+    unweighted: Mapping[tuple[Mode, Precision], frozenset[str]] = field(default_factory=dict)
     """(mode, precision) → names of the nodes without weights in modules of this precision."""
     stays_float: frozenset[str] = frozenset()
     """Names of the nodes of the main graph that the options exclude."""
@@ -418,7 +418,7 @@ class EngineTask:
     """Weights with blocks solved on calibration data."""
     mode: Mode = ""
     """Quantization mode of the nodes."""
-    others: frozenset[str] = frozenset()
+    unweighted: frozenset[str] = frozenset()
     """Names of the nodes without weights in the same modules, which may be quantized too."""
 
     @property

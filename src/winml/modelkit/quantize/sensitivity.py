@@ -78,7 +78,7 @@ class _ExcludeSearch:
 
     units: Sequence[ModulePart]
     """Parts that may stay float, in descending order of sensitivity."""
-    most: int
+    limit: int
     """Maximum number of excluded parts: with all parts excluded, nothing might remain to quantize."""
     target: FidelityTarget | MetricTarget
     measure: Callable[[Sequence[ModulePart]], MeasuredVariant]
@@ -92,7 +92,7 @@ class _ExcludeSearch:
         """Find a list that meets the target and from which no module can be removed; else the list of best quality."""
         if self._try(0, "all modules quantized").is_met:
             return self._lists[-1]
-        if not self.most or not self._try(self.most, f"the {self.most} most sensitive in float").is_met:
+        if not self.limit or not self._try(self.limit, f"the {self.limit} most sensitive in float").is_met:
             return max(self._lists, key=lambda found: self.target.quality(found.variant))
         return self._remove_needless(self._bisect())
 
@@ -447,7 +447,7 @@ class _Study:
         are_others = self.whole.nodes > sum(map(self._nodes_of, units))
         search = _ExcludeSearch(
             units=units,
-            most=len(units) - (not are_others),
+            limit=len(units) - (not are_others),
             target=target,
             measure=lambda some: self._measure_excluding(some, units, self.selecting),
             costs_bytes=self._bytes_saved,

@@ -92,7 +92,7 @@ class _Bias(NamedTuple):
 
     reader: ir.Node
     """The layer itself, or the Add after it."""
-    place: int
+    input_index: int
     """Position among the inputs of the reader."""
     values: Array
     """float32, one dimension."""
@@ -371,7 +371,7 @@ class _Rewriting:
         )
 
     def _quantize_bias(self, bias: _Bias, scale: Array) -> None:
-        value = bias.reader.inputs[bias.place]
+        value = bias.reader.inputs[bias.input_index]
         assert value is not None  # the bias was read from it
         name = value.name or ""
         axis = 0 if scale.size > 1 else None
@@ -382,7 +382,7 @@ class _Rewriting:
             self._initializer(f"{name}_zero_point", np.zeros(scale.shape, np.int32)),
         ]
         dequantized = self._insert_dequantize(inputs, value, read_tag(bias.reader), bias.reader, axis)
-        bias.reader.replace_input_with(bias.place, dequantized)
+        bias.reader.replace_input_with(bias.input_index, dequantized)
         weights.drop_unused_initializers(self._graph, [value])
 
     def _insert_dequantize(

@@ -110,29 +110,29 @@ class PackedWeight:
             QuantizeError: a value of the weight is NaN or infinite.
         """
         if self.solved is not None:
-            return self._finished(self.solved.read())
+            return self._cast_parts(self.solved.read())
         by_depth = self.matrix.is_read_by_depth
         slabs = self.matrix.slabs(self.block_format.block_size * self.block_format.values_per_byte if by_depth else 1)
         if len(slabs) == 1:
-            return self._finished(self._quantized(slabs[0])[1])
+            return self._cast_parts(self._quantize_slab(slabs[0])[1])
         parts: dict[str, Array] = {}
         # Algorithms that search for scales warn and log, which is not thread-safe.
         with ThreadPoolExecutor(_QUANTIZING_THREADS if self.block_format.algorithm == "rtn" else 1) as threads:
-            for start, blocks in threads.map(self._quantized, slabs):
+            for start, blocks in threads.map(self._quantize_slab, slabs):
                 for name, values in blocks._asdict().items():
                     if values is None:
                         continue
                     if name not in parts:
-                        parts[name] = np.empty(self._shapes[name], values.dtype)
-                    step = parts[name].shape[1] / self._blocks[1] if name == _PACKED_ZERO_POINTS else 1
+                        parts[name] = np.empty(self._part_shapes[name], values.dtype)
+                    step = parts[name].shape[1] / self._block_grid[1] if name == _PACKED_ZERO_POINTS else 1
                     first = round(start // self.block_format.block_size * step) if by_depth else start
                     place = (
                         np.s_[:, first : first + values.shape[1]] if by_depth else np.s_[first : first + len(values)]
                     )
                     parts[name][place] = values
-        return self._finished(block_quantizers.Blocks(**parts))
+        return self._cast_parts(block_quantizers.Blocks(**parts))
 
-    def _quantized(self, read: Callable[[], block_quantizers.Slab]) -> tuple[int, block_quantizers.Blocks]:
+    def _quantize_slab(self, read: Callable[[], block_quantizers.Slab]) -> tuple[int, block_quantizers.Blocks]:
         slab = read()
         self._use.refuse_non_finite(slab.values)
         return slab.start, block_quantizers.quantize_blocks(slab.values, self.block_format)
@@ -144,17 +144,17 @@ class PackedWeight:
             dtypes[_PACKED_ZERO_POINTS] = self._scale_dtype
         names = {_PACKED: f"{self._use.weight}_Q{self.block_format.bits}", _PACKED_SCALES: f"{self._use.weight}_scales",
                  _PACKED_ZERO_POINTS: f"{self._use.weight}_zero_points"}  # fmt: skip
-        return tuple(self._tensor(part, dtypes[part], names[part]) for part in self._shapes)
+        return tuple(self._make_part_tensor(part, dtypes[part], names[part]) for part in self._part_shapes)
 
     @property
-    def _blocks(self) -> tuple[int, int]:
+    def _block_grid(self) -> tuple[int, int]:
         """(rows of the packed matrix, blocks per row)."""
         return self.matrix.width, self.block_format.block_count(self.matrix.depth)
 
     @property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
+    def _part_shapes(self) -> dict[str, tuple[int, ...]]:
         """Packed part → shape."""
-        width, count = self._blocks
+        width, count = self._block_grid
         shapes: dict[str, tuple[int, ...]] = {
             _PACKED: (width, count, self.block_format.block_size // self.block_format.values_per_byte),
             _PACKED_SCALES: (width, count),
@@ -164,7 +164,7 @@ class PackedWeight:
             shapes[_PACKED_ZERO_POINTS] = (width, math.ceil(count / per_byte))
         return shapes
 
-    def _finished(self, blocks: block_quantizers.Blocks) -> dict[str, Array]:
+    def _cast_parts(self, blocks: block_quantizers.Blocks) -> dict[str, Array]:
         """Part name → array, floats cast to the type of the weight."""
         scale_type = self._scale_dtype.numpy()
         return {
@@ -173,9 +173,9 @@ class PackedWeight:
             if values is not None
         }
 
-    def _tensor(self, part: str, dtype: ir.DataType, name: str) -> ir.LazyTensor:
+    def _make_part_tensor(self, part: str, dtype: ir.DataType, name: str) -> ir.LazyTensor:
         """Create the lazy tensor of a packed part."""
-        computed = self._shapes[part]
+        computed = self._part_shapes[part]
         shape = (computed[0], math.prod(computed[1:])) if self.is_table_only else computed
 
         def read() -> Array:
@@ -298,13 +298,13 @@ class Packing:
         operand = operand_of(node)
         if operand is None:
             return None
-        new = self._product(node, operand) if node.op_type != "Gather" else self._lookup(node, operand)
+        new = self._make_product(node, operand) if node.op_type != "Gather" else self._make_lookup(node, operand)
         if new is None:
             return None
-        self._exchange(node, new)
+        self._replace_node(node, new)
         return new
 
-    def _exchange(self, node: ir.Node, new: ir.Node) -> None:
+    def _replace_node(self, node: ir.Node, new: ir.Node) -> None:
         """Replace a node by a new node with the same module and output name."""
         new.metadata_props.update({**node.metadata_props, **new.metadata_props})
         new.outputs[0].type, new.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
@@ -336,7 +336,7 @@ class Packing:
                 value = weight if weight is not None else value
             drop_unused_initializers(self._graph, [value])
 
-    def _product(self, node: ir.Node, operand: Operand) -> ir.Node:
+    def _make_product(self, node: ir.Node, operand: Operand) -> ir.Node:
         """Create the product with a packed weight."""
         packed = self._packed_weight(node, operand)
         matrix, parts = packed.weight.matrix, packed.parts
@@ -345,7 +345,7 @@ class Packing:
         scale = None if solved is None else solved.input_scale
         assert node.inputs[0] is not None  # a product has two inputs
         inputs: list[ir.Value | None] = [
-            node.inputs[0] if scale is None else self._divided_input(node, node.inputs[0], scale),
+            node.inputs[0] if scale is None else self._divide_input(node, node.inputs[0], scale),
             *parts,
         ]
         if bias is not None:
@@ -368,7 +368,7 @@ class Packing:
             product.metadata_props[QUANTIZATION_KEY] = json.dumps(record)
         return product
 
-    def _divided_input(self, node: ir.Node, value: ir.Value, scale: Array) -> ir.Value:
+    def _divide_input(self, node: ir.Node, value: ir.Value, scale: Array) -> ir.Value:
         """Divide an input of products by a scale per channel.
 
         If exact, the scale is folded into the weight of the normalization that produces the value; else a ``Mul`` is
@@ -378,7 +378,7 @@ class Packing:
         if key not in self._divided:
             inverse = (1 / scale).astype(scale.dtype if value.dtype is None else value.dtype.numpy())
             if not self._divide_normalization(value, scale):
-                factor = self._registered(ir.tensor(inverse, name=f"{value.name}_inverse_scale"))
+                factor = self._add_tensor(ir.tensor(inverse, name=f"{value.name}_inverse_scale"))
                 product = ir.node("Mul", [value, factor], name=self._fresh.take(f"{node.name}/Mul"))
                 value = self._insert_before(node, product, f"{value.name}_divided", value)
             self._divided[key] = value
@@ -407,7 +407,7 @@ class Packing:
             assert read.const_value is not None  # checked above
             numbers = read.const_value.numpy()
             divided = ir.tensor((numbers / scale).astype(numbers.dtype), name=f"{read.name}_divided")
-            maker.replace_input_with(place, self._registered(divided))
+            maker.replace_input_with(place, self._add_tensor(divided))
             drop_unused_initializers(self._graph, [read])
         return True
 
@@ -416,14 +416,14 @@ class Packing:
         del weight
         return COMPUTE_IN_INT8
 
-    def _lookup(self, node: ir.Node, operand: Operand) -> ir.Node | None:
+    def _make_lookup(self, node: ir.Node, operand: Operand) -> ir.Node | None:
         """Create the lookup in a packed table; ``None`` if no block size divides its rows."""
         packed = self._packed_weight(node, operand)
         fmt = packed.weight.block_format
         if packed.weight.matrix.depth % fmt.block_size:
             return None  # no block size divides its rows, and rows are not padded
         values, *others = packed.parts
-        table = self._table(node, values, packed.weight)
+        table = self._make_table(node, values, packed.weight)
         attributes = {
             "gather_axis": 0,
             "quantize_axis": 1,
@@ -439,11 +439,11 @@ class Packing:
         key = operand.key
         if key not in self._packed:
             readers = {reader.op_type for reader in _find_readers(operand, self._task)}
-            weight = self._weight_of(node, operand, readers)
-            self._packed[key] = _PackedParts(weight, tuple(self._registered(tensor) for tensor in weight.tensors()))
+            weight = self._pack_weight(node, operand, readers)
+            self._packed[key] = _PackedParts(weight, tuple(self._add_tensor(tensor) for tensor in weight.tensors()))
         return self._packed[key]
 
-    def _weight_of(self, node: ir.Node, operand: Operand, readers: set[str]) -> PackedWeight:
+    def _pack_weight(self, node: ir.Node, operand: Operand, readers: set[str]) -> PackedWeight:
         """Build the block-quantized weight of a node.
 
         Args:
@@ -451,14 +451,14 @@ class Packing:
             operand: The weight.
             readers: Operators of the nodes that read it.
         """
-        matrix = block_quantizers.WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
+        matrix = block_quantizers.WeightMatrix(_get_tensor(operand.value), operand.is_transposed)
         solved = self._task.solved.get(operand.key)
         fmt = _make_block_format(self._task, node, matrix.depth, is_table="Gather" in readers)
         fmt = fmt if solved is None else solved.block_format
         use = WeightUse.of(operand.value, node)
         return PackedWeight(matrix, fmt, use, self._desk, is_table_only=readers == {"Gather"}, solved=solved)
 
-    def _table(self, node: ir.Node, values: ir.Value, weight: PackedWeight) -> ir.Value:
+    def _make_table(self, node: ir.Node, values: ir.Value, weight: PackedWeight) -> ir.Value:
         """Return the packed values with two axes.
 
         Products read the same values with three axes. A shared weight therefore gets a ``Reshape``, which ONNX Runtime
@@ -471,15 +471,15 @@ class Packing:
         sizes = [weight.matrix.width, weight.matrix.depth // weight.block_format.values_per_byte]
         if name not in self._tables and self._task.options.takes_constant_tables:
             assert values.const_value is not None  # registered with its tensor
-            self._tables[name] = self._registered(ReshapedTensor(values.const_value, sizes, f"{name}_table"))
+            self._tables[name] = self._add_tensor(ReshapedTensor(values.const_value, sizes, f"{name}_table"))
         if name not in self._tables:
-            shape = self._registered(ir.tensor(sizes, ir.DataType.INT64, name=f"{name}_shape"))
+            shape = self._add_tensor(ir.tensor(sizes, ir.DataType.INT64, name=f"{name}_shape"))
             reshape = ir.node("Reshape", [values, shape], name=self._fresh.take(f"{node.name}/Reshape"))
             table = ir.Value(type=ir.TensorType(ir.DataType.UINT8), shape=ir.Shape(sizes))
             self._tables[name] = self._insert_before(node, reshape, f"{name}_table", table)
         return self._tables[name]
 
-    def _registered(self, tensor: ir.TensorProtocol) -> ir.Value:
+    def _add_tensor(self, tensor: ir.TensorProtocol) -> ir.Value:
         """Add a tensor as an initializer with a unique name."""
         return add_initializer(self._graph, tensor, self._fresh.take(tensor.name or ""))
 
@@ -601,7 +601,7 @@ def block_weights(graph: ir.Graph, task: EngineTask) -> tuple[BlockWeight, ...]:
         products = tuple(reader for reader in readers if reader.op_type != "Gather")
         if not products:
             continue
-        matrix = block_quantizers.WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
+        matrix = block_quantizers.WeightMatrix(_get_tensor(operand.value), operand.is_transposed)
         fmt = _make_block_format(task, node, matrix.depth, is_table=len(products) < len(readers))
         algorithm = task.algorithm_of(node)
         algorithm = algorithm if algorithm in DATA_ALGORITHMS else fmt.algorithm
@@ -609,6 +609,6 @@ def block_weights(graph: ir.Graph, task: EngineTask) -> tuple[BlockWeight, ...]:
     return tuple(weights.values())
 
 
-def _tensor_of(value: ir.Value) -> ir.TensorProtocol:
+def _get_tensor(value: ir.Value) -> ir.TensorProtocol:
     assert value.const_value is not None
     return value.const_value
