@@ -92,6 +92,7 @@ def narrow_masks(
 
 
 def _find_softmaxes(model: ir.Model) -> list[ir.Node]:
+    """List the Softmax nodes of the main graph."""
     return [node for node in model.graph if node.op_type == "Softmax"]
 
 
@@ -118,6 +119,7 @@ def _constant_minimum(value: ir.Value | None) -> float | None:
 
 
 def _is_masking(name: str, value: ir.Value, ranges: Mapping[str, tuple[float, float]]) -> bool:
+    """Return True if the minimum of a value, constant or measured, is far below any score."""
     low = _constant_minimum(value)
     return low <= _MASKING if low is not None else name in ranges and ranges[name][0] <= _MASKING / 2
 

@@ -68,7 +68,7 @@ class _Format:
 
 
 def _list_searched_formats(*, with_activations: bool) -> tuple[_Format, ...]:
-    """Return the forms that are tried, from the fewest bits: those of weights alone, or those of activations, too."""
+    """List the candidate formats by rising weight bits: with float activations, or with calibrated activations."""
     return tuple(
         _Format(precision.name, block_size)
         for precision in sorted(PRECISIONS.values(), key=lambda precision: precision.weight_bits)
@@ -78,6 +78,7 @@ def _list_searched_formats(*, with_activations: bool) -> tuple[_Format, ...]:
 
 
 def _has_fixed_ranges(precision: Precision) -> bool:
+    """Return True if the default mode of a precision is ``qdq``, with calibrated activation ranges."""
     return precision.modes[:1] == ("qdq",)
 
 
@@ -287,12 +288,13 @@ class _Study:
 
     @property
     def _step_count(self) -> int:
+        """Number of search steps, for progress messages."""
         budget = self._requested.bit_budget
         is_smallest = budget is not None and budget.is_smallest
         return 4 if is_smallest and self._evaluator is None else 3
 
     def _list_formats(self) -> tuple[_Format, ...]:
-        """Candidate formats of a module; 16-bit activations only for a selected provider that supports them."""
+        """List the candidate formats of a module; 16-bit activations only if the selected provider supports 16 bits."""
         if self._base.mode != "qdq":
             return (*_FORMATS, *_BY_OWN_OUTPUTS) if self._compares_algorithms else _FORMATS
         taken = {8} if self._base.ep in (None, CPU_PLACEMENT) else {8, *placement_for(self._base.ep).activation_bits}
@@ -300,6 +302,7 @@ class _Study:
         return tuple(fmt for fmt in formats if (PRECISIONS[fmt.precision].activation_bits or 8) in taken)
 
     def _measure_unit(self, part: ModulePart, formats: Sequence[_Format]) -> _Unit:
+        """Measure a module alone in each candidate format; return cost and loss by format."""
         parameters = self._graph.parameters_of(part.node_names)
         size = sum(tensor.nbytes for tensor in self._graph.weights_of(part.node_names).values())
         choices = {_Format(FLOAT32): Choice(size, 0.0)}
@@ -322,10 +325,11 @@ class _Study:
 
     @property
     def _compares_algorithms(self) -> bool:
+        """True if the search selects the algorithm of each module too."""
         return self._base.algorithm == "auto" and self._tools.solver is not None
 
     def _estimate_choices(self, part: ModulePart, choices: Mapping[_Format, Choice]) -> dict[_Format, Choice]:
-        """Estimate cost and loss of formats that were not run for a module, from the error of its outputs."""
+        """Estimate cost and loss of formats that were not run for a module, from the error of the module's outputs."""
         compared, estimates = self._solved_blocks(part, _COMPARED), {}
         error = _own_error(compared)
         if _COMPARED not in choices or not error:
@@ -383,6 +387,7 @@ class _Study:
 
     @property
     def _unit_bytes(self) -> int:
+        """Bytes of all units in float."""
         return sum(unit.choices[_Format(FLOAT32)].cost for unit in self._units)
 
     @property
@@ -406,6 +411,7 @@ class _Study:
 
     @property
     def _smallest_mixture(self) -> tuple[_Format, ...]:
+        """Format with the smallest cost, for each unit."""
         return tuple(min(unit.choices, key=unit.choices.__getitem__) for unit in self._units)
 
     def _select_best(self, limit: int, budget: BitBudget) -> tuple[_Format, ...]:
@@ -431,7 +437,7 @@ class _Study:
         raise self._limit_error(budget, candidates)
 
     def _find_smallest_file(self, found: Sequence[tuple[_Format, ...]]) -> tuple[_Format, ...]:
-        """Variant with the smallest file; its weights are not necessarily the smallest."""
+        """Find the variant with the smallest file; the variant with the smallest weights may have a larger graph."""
         least, *others = sorted(found, key=self._bytes_of)
         for formats in others:
             if self._measure_whole(formats).weight_bytes + self._least_graph_bytes < self._file_bytes(least):
@@ -640,6 +646,7 @@ class _Study:
         return tuple([*of_unit][place] for of_unit, place in zip(choices, positions, strict=True))
 
     def _measure_whole(self, formats: tuple[_Format, ...]) -> MeasuredVariant:
+        """Measure the whole model with a format for each unit; each variant is measured once."""
         if formats not in self._trials:
             if all(fmt.precision == FLOAT32 for fmt in formats):
                 return MeasuredVariant(None, 0, self._float_bytes)
@@ -660,6 +667,7 @@ class _Study:
         return least_db is None or FidelityTarget("sqnr_db", least_db).is_met(measured)
 
     def _frontier_limits(self) -> Iterator[int]:
+        """Yield the sizes of the frontier in bytes: geometric steps between the smallest and half the float size."""
         least = self._least_bytes
         for step in range(1, _FRONTIER + 1):
             yield round(least * (self._unit_bytes / 2 / least) ** (step / (_FRONTIER + 1)))
@@ -703,6 +711,7 @@ class _Study:
         )
 
     def _list_choices(self, formats: tuple[_Format, ...]) -> tuple[BudgetChoice, ...]:
+        """Describe the format of every unit."""
         return tuple(self._describe_choice(unit, fmt) for unit, fmt in zip(self._units, formats, strict=True))
 
     def _describe_choice(self, unit: _Unit, fmt: _Format) -> BudgetChoice:
@@ -739,7 +748,7 @@ def _own_error(solved: Sequence[SolvedWeight]) -> float:
 
 
 def _set_format(options: QuantizeOptions, fmt: _Format) -> QuantizeOptions:
-    """Return options with which everything has a form."""
+    """Return options that assign all modules one format."""
     of_precision = "qdq" if _has_fixed_ranges(PRECISIONS[fmt.precision]) else None
     mode = "weight-only" if fmt.block_size is not None else of_precision
     changes: dict[str, object] = {"precision": fmt.precision, "mode": mode, "block_size": fmt.block_size}
@@ -774,6 +783,7 @@ def _format_name(formats: Sequence[_Format]) -> str:
 
 
 def _decibels(measured: MeasuredVariant) -> float | None:
+    """Return the SQNR of a variant's worst output in dB; ``None`` if not finite, or if the variant does not run."""
     if measured.worst is None or not measured.runs or not math.isfinite(measured.worst.sqnr_db):
         return None
     return measured.worst.sqnr_db

@@ -262,6 +262,7 @@ class _CodesPacking(Packing):
             new.metadata_props[QUANTIZATION_KEY] = json.dumps(_node_record(new, tensor.weight))
 
     def _make_product(self, node: ir.Node, operand: Operand) -> ir.Node:
+        """Create the product with a packed weight; reorder its input channels if the codes require it."""
         coded = _get_coded_tensor(operand).weight
         if coded.read_order is not None and _is_representable(coded, operand):
             ordered = self._reorder_channels(node, coded.read_order())
@@ -316,6 +317,7 @@ class _CodesPacking(Packing):
         return self._orders[key]
 
     def _pack_weight(self, node: ir.Node, operand: Operand, readers: set[str]) -> PackedWeight:
+        """Build the packed weight: the codes, or 8-bit blocks if no operator reads the codes."""
         tensor = _get_coded_tensor(operand)
         matrix = WeightMatrix(tensor, operand.is_transposed)
         use = WeightUse.of(operand.value, node)
@@ -330,6 +332,7 @@ class _CodesPacking(Packing):
         return weight
 
     def _accuracy_level(self, weight: PackedWeight) -> int:
+        """``accuracy_level`` of products with a weight, as requested; else float32 if a kernel exists."""
         if self._activations is not None:
             return _COMPUTE_IN_FLOAT if self._activations == "float32" else COMPUTE_IN_INT8
         return _COMPUTE_IN_FLOAT if weight.block_format.bits in _FLOAT_KERNEL_BITS else COMPUTE_IN_INT8
@@ -353,9 +356,10 @@ def _is_representable(coded: coded_weights.CodedWeight, operand: Operand) -> boo
 
 
 def _bnb_tensors(weight: coded_weights.CodedWeight, name: str) -> tuple[ir.LazyTensor, ir.LazyTensor]:
-    """Codes and scales in the layout of ``MatMulBnb4``: flat, the first of two codes in the high half of a byte."""
+    """Return codes and scales in the layout of ``MatMulBnb4``: flat, the first code in the high half of a byte."""
 
     def codes() -> Array:
+        """Read the codes, with the halves of each byte exchanged."""
         packed = weight.read().codes.reshape(-1)
         return (packed >> 4) | (packed << 4)
 
@@ -407,7 +411,7 @@ def _retain_halves(graph: ir.Graph) -> None:
 
 
 def _cast_rows(graph: ir.Graph, node: ir.Node, fresh: FreshNames) -> None:
-    """Cast the rows that a node looks up in a 16-bit table."""
+    """Cast the rows that a node looks up in a 16-bit table to float32, in place."""
     table, output = node.inputs[0], node.outputs[0]
     assert table is not None  # input 0 is the table
     name = output.name

@@ -1,4 +1,4 @@
-"""``winml quantize``: lets modules of an ONNX file compute with fewer bits, and keeps its tags."""
+"""Command ``winml quantize``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def command(**options: Any) -> None:
 
 
 def _write_page(result: QuantizedFile, options: Mapping[str, Any]) -> list[Path]:
-    """Write the page of a search for bits, where one is requested."""
+    """Write the HTML report of a search for bits, if requested; return its path."""
     if options["report"] is None:
         return []
     from winml.modelkit.quantize.table import budget_document
@@ -63,13 +63,17 @@ def _write_page(result: QuantizedFile, options: Mapping[str, Any]) -> list[Path]
 
 
 def _describe_result(result: QuantizedFile) -> Document:
+    """Build the document of a quantization."""
     from winml.modelkit.quantize.table import quantization_document  # reads numpy
 
     return quantization_document(result)
 
 
 def _measure(request: verb.QuantizeRequest, options: Mapping[str, Any]) -> None:
-    """Measure, write the files, show the ranking, and leave with exit code 3 where a target was not met."""
+    """Measure the sensitivity, write the requested files and print the ranking.
+
+    Exits with code 3 if the target is not met. Removes the file of resumable measurements.
+    """
     plan = verb.plan_sensitivity(request)
     end_dry_run(plan, options, verb.refuse_unrun_sensitivity)
     with _streams.library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
@@ -86,7 +90,7 @@ def _measure(request: verb.QuantizeRequest, options: Mapping[str, Any]) -> None:
 
 
 def _write_files(result: QuantizationSensitivity, options: Mapping[str, Any]) -> list[Path]:
-    """Write the files that are asked for; the list of exceptions only where it meets the target."""
+    """Write the requested files and return their paths; the exclude list only if it meets the target."""
     from winml.modelkit.quantize.sensitivity_table import sensitivity_document
 
     listed = result.exclude_list

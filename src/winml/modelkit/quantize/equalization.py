@@ -80,6 +80,7 @@ class _Slot:
 
     @property
     def tensor(self) -> ir.TensorProtocol:
+        """The constant."""
         value = self.node.inputs[self.index]
         assert value is not None  # _find_slot() checked it
         assert value.const_value is not None
@@ -156,6 +157,7 @@ def equalize(
 
 
 def _smoothing_words(strength: float, balanced: list[_Site], worse: int) -> str:
+    """Note the number of activations balanced by SmoothQuant, and the number skipped."""
     left = f" {worse} more were not balanced, since the error of their layers would increase." if worse else ""
     if not balanced:
         return f"SmoothQuant (strength {strength:g}) balanced no activation.{left}"
@@ -338,6 +340,7 @@ def _cross_layer_factors(sites: list[_Site]) -> dict[_Site, Array]:
             of_slot[slot.node, slot.index].append((site, slot.axis, sign))
 
     def maxima(slots: tuple[_Slot, ...]) -> Array:
+        """Largest absolute weight per channel over the layers of slots, with the current factors."""
         largest = np.zeros(())
         for slot in slots:
             if slot.node.op_type not in _LAYERS or slot.index != 1:
@@ -374,6 +377,7 @@ def _drop_unusable(factors: Array, activations: Array, weights: Array) -> Array:
 
 
 def _weight_maxima(slots: tuple[_Slot, ...]) -> Array:
+    """Largest absolute weight per channel over the constants of slots."""
     largest = np.zeros(())
     for slot in slots:
         values = read_once(slot.tensor)
@@ -439,4 +443,5 @@ def _insert_division(graph: ir.Graph, site: _Site, numbers: Array, fresh: FreshN
 
 
 def _reshape_along(numbers: Array, axis: int, rank: int) -> Array:
+    """Reshape a vector so that it lies along one axis of an array of this rank."""
     return numbers.reshape([-1 if other == axis else 1 for other in range(rank)])

@@ -136,7 +136,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
 
     @contextlib.contextmanager
     def acquire_resources(self, task: graph_file.GraphFileTask) -> Iterator[Quantization]:
-        """Yield the recipe with what runs the source on samples."""
+        """Yield this quantization with samples and statistics of the source."""
         folder = task.processors or files_folder(task.source.absolute())
         samples = Calibration(self.options, folder, self.sizes, task.seed, task.source)
         with self.equipped(samples, task.paths.model, task.is_external, task.statistics) as work:
@@ -150,16 +150,16 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         is_external: Callable[[ir.Model], bool | None],
         statistics_folder: Path | None = None,
     ) -> Iterator[Quantization]:
-        """Yield the recipe with what runs the model on samples; blocks that it finds lie on disk until the block ends.
+        """Yield this quantization with its sample tools; solved weights stay on disk until the block ends.
 
         Args:
-            samples: Samples, and the file of the float graph, unless that is in memory only.
-            output: File that is to be written; results of a long run are stored beside it until then.
-            is_external: Returns whether the weights of a model go to a file of their own; None if they must.
+            samples: Samples, and the file of the float graph unless the graph is in memory only.
+            output: File to write; intermediate results are stored beside the file.
+            is_external: model → True if weights are stored in a separate file; ``None`` if a separate file is required.
             statistics_folder: As in :class:`GraphFileTask`.
 
         Raises:
-            UsageError: options contradict each other, or there is no data.
+            UsageError: options contradict each other, or data is missing.
         """
         options = self.options
         options.refuse_contradictions()
@@ -282,7 +282,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         """Return True if one of several parts is already within the limit.
 
         Raises:
-            UsageError: it is, and no other part exceeds the limit.
+            UsageError: the part is within the limit, and no other part exceeds the limit.
         """
         budget = self.options.bit_budget
         if budget is None or budget.is_smallest:
@@ -407,7 +407,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         return f"{result.quantized} nodes quantized{left}{cache}{bits}"
 
     def late_notes(self, model: ir.Model) -> tuple[str, ...]:
-        """Collect the notes of the work, of this processor, and of weights beyond the range of float16."""
+        """Collect notes on the quantization, this processor, and weights beyond the range of float16."""
         kernels = _kernel_notes(self.resolved.modes(), signed_weights=self.resolved.base.signed_weights)
         return (*self.outcome.notes, *kernels, *_range_notes(model))
 

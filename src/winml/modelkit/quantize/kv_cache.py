@@ -128,7 +128,11 @@ def _read_record(model: ir.Model) -> dict[str, Any]:
 
 
 def _register_scales(graph: ir.Graph, present: ir.Value, maxima: Mapping[str, Array], fresh: FreshNames) -> ir.Value:
-    """Register the scales of keys or values: heads × 1 × channels."""
+    """Register the scales of keys or values: heads × 1 × channels.
+
+    Raises:
+        QuantizeError: a value is NaN or infinite.
+    """
     largest = maxima[str(present.name)]
     if not np.isfinite(largest).all():
         raise QuantizeError(
@@ -142,6 +146,7 @@ def _register_scales(graph: ir.Graph, present: ir.Value, maxima: Mapping[str, Ar
 
 
 def _set_inputs(node: ir.Node, scales: list[ir.Value]) -> None:
+    """Set the scales of keys and values as inputs of an attention, in place."""
     node.resize_inputs(max(len(node.inputs), _SCALES[1] + 1))
     for place, value in zip(_SCALES, scales, strict=True):
         node.replace_input_with(place, value)

@@ -84,6 +84,11 @@ class BitBudget:
 
 
 def _read_budget(text: str) -> BitBudget:
+    """Parse a limit in bits per parameter, or ``smallest``.
+    
+    Raises:
+        UsageError: the text is neither.
+    """
     if text == "smallest":
         return BitBudget()
     found = _NUMBER.fullmatch(text.strip())
@@ -100,6 +105,11 @@ def _read_budget(text: str) -> BitBudget:
 
 
 def _read_size(text: str) -> int:
+    """Parse a file size to bytes.
+    
+    Raises:
+        UsageError: number or unit is missing.
+    """
     found = _NUMBER.fullmatch(text.strip())
     if found is None or found[2] not in _UNITS or not float(found[1]):
         hint = "A number with B, kB, MB, GB or TB, such as 900MB."
@@ -110,6 +120,11 @@ def _read_size(text: str) -> int:
 
 
 def _read_drop(text: str) -> Drop:
+    """Parse the maximum increase of the perplexity.
+    
+    Raises:
+        UsageError: the limit is invalid, or for another metric.
+    """
     name, drop = read_drop(text)
     if name != "perplexity":
         raise UsageError(
@@ -134,7 +149,7 @@ class QuantizeOptions(QuantizeFields, Options):
 
     @property
     def takes_constant_tables(self) -> bool:
-        """Whether rows have to be looked up in constants, and not in what an operator makes of one."""
+        """True if rows can be looked up in constants only, not in computed tables."""
         return placement_for(self.ep).takes_constant_tables
 
     @property
@@ -294,6 +309,11 @@ class QuantizeOptions(QuantizeFields, Options):
             )
 
     def _refuse_beside_budget(self) -> None:
+        """Refuse options that contradict a limit, and limits without data or quality.
+        
+        Raises:
+            UsageError: names the option.
+        """
         budget = self.bit_budget
         if budget is None:
             return
@@ -353,7 +373,11 @@ class QuantizeOptions(QuantizeFields, Options):
                 )
 
     def _refuse_unmeasured(self, modes: Sequence[precisions.Mode]) -> None:
-        """Refuse calibration options if no mode needs calibration: dynamic ranges are computed in each run."""
+        """Refuse calibration options if no mode needs calibration: dynamic ranges are computed in each run.
+
+        Raises:
+            UsageError: names the option.
+        """
         if self.needs_ranges or "dynamic" not in modes:
             return
         for name in ("calibration_data", "split", "columns", "method", "calibration_cache"):

@@ -311,7 +311,7 @@ def _create_tasks(
 def _measured_values(
     tasks: Sequence[planning.EngineTask], masked: Container[str], equalized: Equalization
 ) -> tuple[MeasuredValue, ...]:
-    """Values whose ranges are required, without duplicates, with their smallest number of bits."""
+    """List the values whose ranges are required, without duplicates, with the smallest number of bits of each."""
     measured: dict[str, MeasuredValue] = {}
     for task in tasks:
         for name in task.placement.measured:
@@ -322,7 +322,7 @@ def _measured_values(
 
 
 def _place_values(model: ir.Model, task: planning.EngineTask) -> QdqPlacement:
-    """Values to quantize, if the mode of a task needs ranges."""
+    """Place the values to quantize; an empty placement if the mode of a task needs no ranges."""
     if not MODES[task.mode].needs_ranges:
         return QdqPlacement()
     if task.provider.is_by_unit:
@@ -331,6 +331,11 @@ def _place_values(model: ir.Model, task: planning.EngineTask) -> QdqPlacement:
 
 
 def _run_engine(model: ir.Model, task: planning.EngineTask) -> ir.Model:
+    """Run the engine of a task, and return its quantized model.
+    
+    Raises:
+        QuantizeError: the engine failed.
+    """
     engine = PRECISIONS.part(task.precision.name, MODES[task.mode].engine)
     try:
         quantized: ir.Model = engine(model, task)
@@ -346,6 +351,7 @@ def _run_engine(model: ir.Model, task: planning.EngineTask) -> ir.Model:
 def _module_outcomes(
     model: ir.Model, planned: Sequence[planning.PlannedNode], reached: frozenset[str], reasons: Mapping[str, str]
 ) -> tuple[planning.ModulePrecision, ...]:
+    """Count the quantized and the unchanged nodes of each module, with reasons."""
     weights = {node.name: planning.constant_weight(node) for node in all_nodes(model)}
     cutter = Cutter(model)
     constants = {node.name for node in model.graph if cutter.is_constant(node)}

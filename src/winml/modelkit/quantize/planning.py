@@ -310,7 +310,7 @@ def _reads_weight(value: ir.Value | None, weight: ir.Value) -> bool:
 
 
 def _other_modes(node: ir.Node, requested: Precision, mode: Mode) -> str:
-    """Modes of the precision that support an operator which the requested mode does not."""
+    """Suggest modes that support an operator unsupported by the requested mode; empty without such modes."""
     if node.op_type in MODES[mode].operators:
         return ""
     if node.op_type in _MADE_BY_OPTIMIZER:
@@ -384,6 +384,7 @@ def refuse_quantized(model: ir.Model, options: QuantizeOptions) -> None:
 
 
 def _join_reasons(planned: Sequence[PlannedNode]) -> str:
+    """Join the distinct reasons for staying float; a general reason if no node states one."""
     reasons = dict.fromkeys(node.reason for node in planned if node.reason)
     return "; ".join(reasons) or "no node reads a floating-point weight of two or more dimensions"
 

@@ -42,12 +42,12 @@ class Precision:
     float_type: str = ""
     """ONNX's name of the 16-bit float type of its weights, such as ``FLOAT16``; empty for integers."""
     searched_blocks: tuple[int | None, ...] = ()
-    """Block sizes of weights that a search for the bits of each module tries, the largest first; None: no blocks."""
+    """Block sizes that a search for bits tries, the largest first; ``None``: no blocks."""
     auto_device: str = ""
-    """Kind of device for which a build that leaves the choice to winml takes this precision."""
+    """Kind of device with this automatic precision; empty: no device."""
     transformers_js_suffix: str | None = None
-    """End of the names of its files for transformers.js, as ``DEFAULT_DTYPE_SUFFIX_MAPPING`` specifies it; None: it has
-    no name there."""
+    """Suffix of file names for transformers.js, from ``DEFAULT_DTYPE_SUFFIX_MAPPING``; ``None``: not
+    specified."""
     older_names: tuple[str, ...] = ()
     """Names in configs of earlier versions."""
 
@@ -155,8 +155,8 @@ INTEGER_ACTIVATIONS: frozenset[Mode] = frozenset({"dynamic", "qdq"})
 """Modes with integer activations."""
 
 INT8, INT4, W8A8, FLOAT16, BFLOAT16, FLOAT32 = "int8", "int4", "w8a8", "fp16", "bf16", "fp32"
-"""Precisions that have a role of their own: :data:`INT8` is the default, :data:`INT4` that of a search for the bits of
-weights, and :data:`W8A8` that of a search for the bits of weights and activations."""
+"""Precisions with a special role: :data:`INT8` is the default, :data:`INT4` the default of a search for bits of
+weights, and :data:`W8A8` the default of a search for bits of weights and activations."""
 
 _BUILT_IN = {
     precision.name: precision

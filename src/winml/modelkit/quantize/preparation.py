@@ -142,7 +142,11 @@ def prepare(model: ir.Model, options: QuantizeOptions, root: str) -> PreparedGra
 
 
 def _idle_notes(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> tuple[str, ...]:
-    """Refuse selectors without effect; in one of several parts, return a note, since other parts may have the nodes."""
+    """Refuse selectors without effect; in one of several parts, return a note, since other parts may have the nodes.
+
+    Raises:
+        UsageError: names the selector; only if the model is not one of several parts.
+    """
     if not options.selectors or not (options.modes() or options.kv_cache):
         return ()
     try:

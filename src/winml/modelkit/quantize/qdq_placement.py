@@ -144,6 +144,7 @@ def bias_addition(product: ir.Node) -> tuple[ir.Node, int] | None:
 
 
 class _Placing:
+    """Placement for the integer kernels of the CPU provider."""
     def __init__(self, chosen: frozenset[str], allowed: frozenset[str]) -> None:
         self._chosen = chosen
         self._allowed = allowed
@@ -163,6 +164,7 @@ class _Placing:
         return QdqPlacement(values, frozenset(self._companions), frozenset(self._bias_additions))
 
     def _place_layer(self, node: ir.Node) -> None:
+        """Mark the input of a layer as quantized, and the output if the kernel requires integers."""
         weight = weight_operand(node)
         if weight is None or node.op_type == "Gather":
             return  # lookups read integers from the table, and no operator computes with them
@@ -213,6 +215,7 @@ def place_units(model: ir.Model, names: frozenset[str], placement: Placement, bi
 
 
 class _PlacingUnits:
+    """Placement for a provider that computes whole units with integers."""
     def __init__(self, model: ir.Model, names: frozenset[str], placement: Placement, bits: int) -> None:
         self._model = model
         self._graph = model.graph
@@ -250,6 +253,7 @@ class _PlacingUnits:
         return not all(constant_tensor(value) is not None for value in read)
 
     def _place(self, node: ir.Node, rule: OperatorRule) -> None:
+        """Add constants, inputs and outputs of a unit to the placement."""
         name = node.name or ""
         for index in rule.indices(node):
             value = node.inputs[index]
@@ -270,6 +274,7 @@ class _PlacingUnits:
                 self._make(node, value, rule)
 
     def _make(self, node: ir.Node, value: ir.Value, rule: OperatorRule) -> None:
+        """Mark an output as quantized, unless a following activation belongs to the unit."""
         first = node.inputs[0]
         name = value.name or ""
         if rule.result != "own" and first is not None:

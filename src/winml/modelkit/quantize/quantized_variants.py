@@ -108,7 +108,7 @@ def take_samples(
 
 
 def _numeric_outputs(outputs: Arrays) -> dict[str, Array]:
-    """Numeric outputs."""
+    """Select the outputs that are numbers, not text or objects."""
     return {name: array for name, array in outputs.items() if array.dtype.kind not in "USO"}
 
 
@@ -235,6 +235,7 @@ class QuantizedVariants:
         return TimedVariant(compared.model.summary.p50, compared.baseline.summary.p50, compared.ratio)
 
     def _quantized(self, options: QuantizeOptions) -> QuantizeResult:
+        """Quantize a copy of the graph, one variant at a time; add the time to the cost."""
         with self._quantizing:
             started = time.perf_counter()
             result = self._quantizer(self._graph.model.clone(), options, self._graph.modules)
@@ -242,9 +243,11 @@ class QuantizedVariants:
         return result
 
     def _session(self, model: ir.Model) -> Session:
+        """Open a session of a variant."""
         return self._graph.sessions.open(model, threads=self._threads, name="the quantized variant")
 
     def _add_cost(self, **added: float) -> None:
+        """Add amounts to fields of the cost, from any thread."""
         with self._counting:
             self.cost = replace(self.cost, **{name: getattr(self.cost, name) + more for name, more in added.items()})
 
@@ -314,6 +317,11 @@ class MeasuredVariants:
                 self._file.write({"measured": {name: asdict(item) for name, item in self._measured.items()}})
 
     def _read(self, file: ResumableResults, *, overwrite: bool) -> dict[str, MeasuredVariant]:
+        """Read the measurements of an interrupted run; ``{}`` without measurements for this request.
+        
+        Raises:
+            UsageError: the file belongs to another request, and must not be overwritten.
+        """
         earlier = file.read(
             lambda record: {key: MeasuredVariant.from_fields(item) for key, item in record["measured"].items()}
         )
@@ -393,7 +401,7 @@ class SharedStarts:
 
     @staticmethod
     def rest_of(variant: ir.Model, start: Start) -> ir.Model | None:
-        """Nodes of a variant after a position, as a model; ``None`` if they read values that are not stored."""
+        """Cut off the nodes of a variant after a position, as a model; ``None`` if the nodes read values not stored."""
         cut = Cutter(variant).cut_exactly(node for node in variant.graph if node.name not in start.names)
         given = {value.name for value in variant.graph.inputs}
         computed = start.values[0]
@@ -450,6 +458,7 @@ def _count_unchanged(nodes: Sequence[ir.Node], variant: ir.Model) -> int:
 
 
 def _is_same(node: ir.Node, other: ir.Node) -> bool:
+    """Return True if two nodes have the same operator, value names and weights; attributes are not compared."""
     if node.op_identifier() != other.op_identifier() or len(node.inputs) != len(other.inputs):
         return False
     if [value.name for value in node.outputs] != [value.name for value in other.outputs]:

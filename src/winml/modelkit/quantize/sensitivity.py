@@ -97,6 +97,7 @@ class _ExcludeSearch:
         return self._remove_needless(self._bisect())
 
     def _bisect(self) -> FoundList:
+        """Find the number of most sensitive modules in float that meets the target, by bisection."""
         too_few, exclusion = 0, self._lists[-1]
         while len(exclusion.excluded) - too_few > 1:
             count = (too_few + len(exclusion.excluded)) // 2
@@ -108,6 +109,7 @@ class _ExcludeSearch:
         return exclusion
 
     def _remove_needless(self, found: FoundList) -> FoundList:
+        """Quantize excluded modules again, the largest first, while the target is met."""
         # Among modules of equal size, the less sensitive module is removed first.
         ranked = sorted(enumerate(found.excluded), key=lambda item: (self.costs_bytes(item[1]), item[0]), reverse=True)
         for _, unit in ranked:
@@ -120,9 +122,11 @@ class _ExcludeSearch:
         return found
 
     def _try(self, count: int, words: str) -> FoundList:
+        """Measure the model with the ``count`` most sensitive units in float."""
         return self._try_units(tuple(self.units[:count]), words)
 
     def _try_units(self, excluded: tuple[ModulePart, ...], words: str) -> FoundList:
+        """Measure the model with some units in float, and record the trial."""
         variant = self.measure(excluded)
         exclusion = FoundList(excluded, variant, self.target.is_met(variant))
         self._lists.append(exclusion)
@@ -239,6 +243,7 @@ def quantization_sensitivity(
 
 
 def _processors(source: Path, sensitivity: SensitivityOptions) -> Path:
+    """Return the folder of tokenizer and processors: as requested, or the folder of the model."""
     return sensitivity.processors or files_folder(source.absolute())
 
 
@@ -265,9 +270,9 @@ def _open_measurements(
     calibration: calibration_data.Calibration | None,
     evaluator: VariantEvaluator | None,
 ) -> MeasuredVariants:
-    """Stored measurements of an interrupted run, if measurements are stored.
+    """Open the stored measurements of an interrupted run, if measurements are stored.
 
-    They depend on the model, the options and the samples, but not on the measured modules.
+    Measurements depend on the model, the options and the samples, but not on the measured modules.
     """
     if sensitivity.measured is None:
         return MeasuredVariants(None, {}, overwrite=sensitivity.overwrite)
@@ -323,6 +328,11 @@ def refuse_unmeasurable(source: Path, options: QuantizeOptions, sensitivity: Sen
 def _plan_parts(
     graph: PreparedGraph, source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions
 ) -> tuple[QuantizationPlan, tuple[ModulePart, ...]]:
+    """Plan the quantization, and list the parts to measure.
+    
+    Raises:
+        UsageError: the graph names no modules, or no node can be quantized.
+    """
     graph.refuse_no_modules(str(source))
     plan = plan_quantization(graph.model, options, graph.modules)
     return plan, list_parts(plan, graph.modules, sensitivity.depth, sensitivity.module)
@@ -490,6 +500,7 @@ class _Study:
         return replace(listed, latency=self.variants.timed(rules, timing) if listed.excluded else complete), complete
 
     def _nodes_of(self, part: ModulePart) -> int:
+        """Number of quantized nodes of a part; 0 without nodes to quantize."""
         variant = self.find_measurement(part)
         return variant.nodes if variant is not None else 0
 
@@ -497,6 +508,7 @@ class _Study:
         """Sort parts by descending error; parts without quantized nodes come last."""
 
         def damage(part: ModulePart) -> tuple[int, float]:
+            """Sort key of a part: whether nodes were quantized, then SQNR in dB."""
             variant = self.find_measurement(part)
             if variant is None or not variant.nodes:
                 return (2 if variant is None else 1), 0.0
@@ -517,6 +529,7 @@ class _Study:
         return tuple(map(self._row, self._rank(self.parts)))
 
     def _row(self, part: ModulePart) -> ModuleSensitivity:
+        """Create the record of a part."""
         return ModuleSensitivity(
             path=part.module.path,
             tag=part.module.tag,
@@ -529,6 +542,7 @@ class _Study:
         )
 
     def _bytes_saved(self, part: ModulePart) -> int:
+        """Bytes of weights saved by quantizing a part alone; 0 if not measured."""
         variant = self.find_measurement(part)
         return (
             weight_bytes(self.graph.model) - variant.weight_bytes if variant is not None and variant.weight_bytes else 0
@@ -536,6 +550,7 @@ class _Study:
 
 
 def _notes(study: _Study, samples: Samples) -> Iterator[str]:
+    """Yield notes on estimates, source of modules and samples, resumed measurements and non-finite outputs."""
     graph, retained = study.graph, study.variants.stored
     variants = [variant for part in study.parts if (variant := study.find_measurement(part)) is not None]
     if quick := sum(variant.samples < study.variants.samples or variant.is_estimate for variant in variants):

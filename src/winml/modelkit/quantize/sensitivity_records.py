@@ -58,6 +58,7 @@ class FidelityTarget(Record):
 
     @property
     def _is_error(self) -> bool:
+        """True if smaller values of the metric are better."""
         return self.metric == "relative_error"
 
 

@@ -73,6 +73,7 @@ def sensitivity_document(result: sensitivity_records.QuantizationSensitivity) ->
 
 
 def _sensitivity_figures(result: sensitivity_records.QuantizationSensitivity) -> Iterator[doc.Figure]:
+    """Yield the figures: SQNR of the whole model, most sensitive module, size and target."""
     whole = result.whole.measures()
     sqnr = whole.get("sqnr_db")
     if sqnr is not None and not result.whole.problem:
@@ -101,6 +102,7 @@ def _innermost(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> list
 
 
 def _error_bars(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> doc.Bars:
+    """Create the bar chart of the innermost modules with the largest relative errors."""
     errors = [
         (module, module.form.measures().get("relative_error"))
         for module in _innermost(modules)
@@ -123,6 +125,7 @@ def _error_bars(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> doc
 
 
 def _sensitivity_fields(result: sensitivity_records.QuantizationSensitivity) -> Iterator[doc.Field]:
+    """Yield the fields of the summary: precision, quality, size, latency, samples, cost and notes."""
     yield "precision", f"{result.precision} ({', '.join(result.modes)})"
     yield "all modules", _similarity_words(result.whole)
     yield "weights", f"{size_words(result.float_bytes)} → {size_words(result.whole.weight_bytes)}"
@@ -141,6 +144,7 @@ def _sensitivity_fields(result: sensitivity_records.QuantizationSensitivity) -> 
 
 
 def _exclude_list_blocks(listed: sensitivity_records.ExcludeList) -> Iterator[doc.Block]:
+    """Yield the blocks of an exclude list: summary, rules and trials."""
     verdict = "met" if listed.is_met else "not met; this is the best that was reached"
     fields: list[doc.Field] = [
         ("target", f"{listed.target.words}: {verdict}"),
@@ -193,6 +197,7 @@ def _latency_words(timed: sensitivity_records.TimedVariant) -> str:
 
 
 def _module_row(module: sensitivity_records.ModuleSensitivity) -> list[doc.Cell]:
+    """Create the table row of a module."""
     return [
         f"{module.path or module.tag}{' (own nodes)' if module.part == 'own nodes' else ''}",
         module.class_name,

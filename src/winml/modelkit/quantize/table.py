@@ -85,6 +85,7 @@ def budget_document(result: QuantizedFile) -> doc.Document:
 
 
 def _budget_figures(search: BudgetSearch) -> Iterator[doc.Figure]:
+    """Yield the figures of a search: mean bits, SQNR and perplexity."""
     meaning = f"for each parameter, scales included; limit: {search.limit}"
     yield doc.Figure("mean bits", f"{search.mean_bits:.2f} bits", meaning)
     chosen = next((trial for trial in search.frontier if trial.is_chosen), None)
@@ -97,6 +98,7 @@ def _budget_figures(search: BudgetSearch) -> Iterator[doc.Figure]:
 
 
 def _file_figures(result: QuantizedFile) -> Iterator[doc.Figure]:
+    """Yield the figures of a file: size and number of quantized nodes."""
     before, after = result.before.size_bytes, result.after.size_bytes
     meaning = f"of the file, {size_words(before)} before: {before / max(after, 1):.1f} times smaller"
     yield doc.Figure("size", size_words(after), meaning)
@@ -106,6 +108,7 @@ def _file_figures(result: QuantizedFile) -> Iterator[doc.Figure]:
 
 
 def _budget_words(search: BudgetSearch) -> str:
+    """Describe limit, selected variant and measurements of a search."""
     perplexity = ""
     if search.perplexity is not None and search.float_perplexity is not None:
         perplexity = f"; perplexity {search.perplexity:.4g} on held-out samples, {search.float_perplexity:.4g} before"
@@ -116,6 +119,7 @@ def _budget_words(search: BudgetSearch) -> str:
 
 
 def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
+    """Yield chart, boxes and tables of a search for bits."""
     perplexity = [doc.Column("perplexity", "score")] if search.float_perplexity is not None else []
     formats = dict.fromkeys(name for module in search.modules for name in module.alone_db)
     algorithms = dict.fromkeys(name for module in search.modules for name in module.own_db)

@@ -109,6 +109,7 @@ def samples_digest(samples: Sequence[Mapping[str, Array]]) -> str:
 
 
 def _array_digest(array: Array) -> str:
+    """Digest of type, shape and values of an array."""
     if array.dtype.kind in "OUS":
         return digest_of(array.tolist())
     digest = hashlib.blake2b(repr((array.dtype.str, array.shape)).encode(), digest_size=16)

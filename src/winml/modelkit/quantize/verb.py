@@ -93,7 +93,11 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
         return request
 
     def refuse_options(self) -> None:
-        """Refuse options that contradict each other or have no effect, and missing calibration data."""
+        """Refuse options that contradict each other or have no effect, and missing calibration data.
+
+        Raises:
+            UsageError: names the option.
+        """
         from winml.modelkit.quantize.calibration.calibration_files import refuse_missing_files
 
         self.options.refuse_contradictions()
@@ -109,23 +113,23 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
         refuse_missing_files(self.options)
 
     def plan(self) -> FilePlan[QuantizedFile]:
-        """Return the plan, with the page of a search for bits and the files of the calibration."""
+        """Plan the command, including the report of a search for bits and the files of the calibration."""
         plan = super().plan()
         if self.report is not None:
             plan = _with_page(plan, self.report, overwrite=self.overwrite)
         return plan if plan.folder is None else self._completed(plan)
 
     def plan_file(self) -> FilePlan[QuantizedFile]:
-        """Return the plan for one file, with the files of the calibration."""
+        """Plan the quantization of one file, including the files of the calibration."""
         return self._completed(super().plan_file())
 
     def task(self, source: Path, output: Path, folder: FoundFolder | None = None) -> GraphFileTask:
-        """Return the task; samples of a part are made by the processors of its folder."""
+        """Return the task; samples of a part are generated for the processors of its folder."""
         task = super().task(source, output, folder)
         return task if folder is None else replace(task, processors=folder.path)
 
     def work(self, task: GraphFileTask, options: QuantizeOptions) -> Quantization:
-        """Return the recipe."""
+        """Return the quantization, as work on the file of a task."""
         from winml.modelkit.quantize.file_quantization import Quantization
 
         # The plan refuses a folder all of whose parts keep a limit.
@@ -160,7 +164,7 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
 
 
 def _with_page(plan: FilePlan[QuantizedFile], report: Path, *, overwrite: bool) -> FilePlan[QuantizedFile]:
-    """Return the plan with the page of a search for bits.
+    """Add the HTML report of a search for bits to a plan.
 
     Raises:
         UsageError: several parts are quantized, or the report is also another file of the plan.
@@ -365,7 +369,11 @@ def _refuse_graph(request: QuantizeRequest, model: Path, outputs: Sequence[Path]
 
 
 def _refuse_beside_sensitivity(request: QuantizeRequest) -> None:
-    """Refuse options that contradict a sensitivity analysis, and an output of it that is not JSON."""
+    """Refuse options that contradict a sensitivity analysis, and an output that is not JSON.
+
+    Raises:
+        UsageError: names the option.
+    """
     from winml.modelkit.tags.selector import Selector
 
     if request.options.bit_budget is not None:

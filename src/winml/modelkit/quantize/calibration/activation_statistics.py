@@ -308,10 +308,12 @@ class _Observer:
         return self._open_session(tapped)
 
     def _open_session(self, model: ir.Model) -> Session:
+        """Open a session without graph optimizations, in node order."""
         return self._sessions.open(model, name=OBSERVED_NAME, optimize=False, prepack=False, in_written_order=True)
 
 
 def _values_by_name(graph: ir.Graph) -> dict[str | None, ir.Value]:
+    """Name → value, for inputs and node outputs of a graph."""
     return {value.name: value for value in (*graph.inputs, *(value for node in graph for value in node.outputs))}
 
 
@@ -343,7 +345,7 @@ def _output_name(name: str, kind: str) -> str:
 
 
 class _Extremes:
-    """Range and size of each value."""
+    """Accumulated range and size of each value."""
 
     def __init__(self, names: Sequence[str], *, with_sizes: bool) -> None:
         self.outputs = [_output_name(name, kind) for name in names for kind in (*_REDUCTIONS, *(["size"] * with_sizes))]
@@ -413,6 +415,7 @@ def _refuse_empty_values(model: ir.Model, ranges: Ranges) -> None:
 
 
 def _maker_words(model: ir.Model, name: str) -> str:
+    """Name the module or node that produces a value, for messages."""
     for node in model.graph:
         if any(value.name == name for value in node.outputs):
             tag = read_tag(node)

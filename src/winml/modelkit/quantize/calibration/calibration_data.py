@@ -273,6 +273,7 @@ class Calibration:
             yield from self._processor_samples(inputs) or self._random_samples(inputs)
 
     def _decoding_samples(self) -> Iterator[dict[str, Array]]:
+        """Yield samples from runs of the decoder while it generates text."""
         assert self.source is not None  # true for this kind
         seed = self.seed + _OTHER_SAMPLES
         yield from decoding_samples(self.source, self.model_folder, self.sizes, self.count, seed)
@@ -297,7 +298,10 @@ class Calibration:
         return False
 
     def _processor_samples(self, inputs: Sequence[InputTensorSpec]) -> list[dict[str, Array]]:
-        """Return samples for the processor beside the model; none where there is none, or the model takes others."""
+        """Return samples generated for the processor beside the model, stored on the first call.
+
+        ``[]`` without a processor, or if the samples do not fit the inputs.
+        """
         if not self._made and has_processors(inputs, self.model_folder):
             run = RunOptions("", sizes=self.sizes, seed=self.seed + _OTHER_SAMPLES)
             with contextlib.suppress(UsageError, InputError):
@@ -342,9 +346,15 @@ class Calibration:
 
     @property
     def _data_name(self) -> str:
+        """Name of the user's data: file, folder or dataset."""
         return self._data_path.name if self._sample_feeds is None else self._sample_feeds.data_set.name
 
     def _random_samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
+        """Yield random values for each sample.
+        
+        Raises:
+            UsageError: no values can be drawn for an input.
+        """
         try:
             run = RunOptions("", sizes=self.sizes)
             run = run if self.options.needs_ranges else with_whole_prompts(inputs, run)
@@ -413,7 +423,7 @@ class CalibrationStatistics:
             )
 
     def ranges(self, model: ir.Model, values: Sequence[MeasuredValue]) -> Ranges:
-        """Return the range of each value; only missing statistics are measured."""
+        """Return the range of each value; only missing statistics are measured, and stored."""
         method = self.calibration.method
         needs_histogram = method != "minmax"
         keys = {value.name: _statistics_key(value.name, value.change) for value in values}
@@ -431,7 +441,7 @@ class CalibrationStatistics:
         return {value.name: range_of(self._statistics[keys[value.name]], method, value.bits) for value in values}
 
     def channel_maxima(self, model: ir.Model, axes: Mapping[str, int]) -> Mapping[str, Array]:
-        """Return the maximum absolute value of each channel; only missing values are measured."""
+        """Return the maximum absolute value of each channel; only missing values are measured, and stored."""
         keys = {name: _statistics_key(name, f"axis {axis}") for name, axis in axes.items()}
         missing = {name: axis for name, axis in axes.items() if keys[name] not in self._maxima}
         if missing:
@@ -442,7 +452,10 @@ class CalibrationStatistics:
         return {name: self._maxima[key] for name, key in keys.items()}
 
     def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
-        """Return sample rows of values; rows not measured together with the last maxima are measured now."""
+        """Return sample rows of values; rows not measured together with the last maxima are measured now.
+
+        Rows are released after the call: the next call measures again.
+        """
         rows, self._rows = dict(self._rows), {}
         if missing := [name for name in names if name not in rows]:
             axes = dict.fromkeys(missing, -1)
@@ -470,6 +483,7 @@ class CalibrationStatistics:
         self._stored.write({"calibration": self.as_record(), "modules": by_module})
 
     def _load_record(self, record: Mapping[str, Any]) -> bool:
+        """Load statistics and channel maxima from a record of the file; always return True."""
         for tag, values in record["modules"].items():
             for key, value in values.items():
                 self._modules[key] = tag
@@ -481,11 +495,12 @@ class CalibrationStatistics:
 
 
 def _statistics_key(name: str, change: str) -> str:
-    """Return the key of a value's statistics: its name, with the form if any."""
+    """Return the key of a value's statistics: name, and graph change if any."""
     return f"{name} ({change})" if change else name
 
 
 def _cache_problem(found: OtherRequest) -> str:
+    """Describe the mismatch of a statistics file: unreadable, another model or other samples."""
     changed = found.changed
     if not changed:
         return "is not a file of activation statistics that this version can read"

@@ -116,6 +116,7 @@ class LayerCalibration:
         return self._solved(model, weights, walk)
 
     def _solved(self, model: ir.Model, weights: Sequence[BlockWeight], walk: _Walk) -> dict[WeightKey, SolvedWeight]:
+        """Solve the weights of each layer in graph order, and run the layer with the solved weights."""
         cutter = Cutter(model)
         values = walk.values
         layers = _cut_layers(model, cutter, weights)
@@ -192,6 +193,7 @@ class _HeldValues:
 
 
 def _stored_name(name: str, sample: int) -> str:
+    """Return the file name of a value of one sample."""
     return f"{digest_of(name)}_{sample}"
 
 
@@ -282,6 +284,7 @@ class _Walk:
         return int(record["finished"]), solved
 
     def _solved(self, place: int, fmt: BlockFormat, scale: Array | None) -> SolvedWeight:
+        """Create a solved weight whose blocks are read from disk on demand."""
         names = {part: f"{place}_{part}" for part in ("packed", "scales", "zero_points")}
 
         def read() -> Blocks:
@@ -388,6 +391,7 @@ class _LayerRun:
         return self._values.read([value.name or "" for value in self._layer.cut.inputs], sample)
 
     def _open_session(self) -> Session:
+        """Open a session of the layer with its present weights."""
         return self._sessions.open(self._graph, name=_LAYER, prepack=False)
 
     def _run_layer(self, session: Session, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
@@ -408,7 +412,7 @@ class _LayerRun:
 
 @contextlib.contextmanager
 def _compute_outputs(model: ir.Model, values: Sequence[ir.Value]) -> Iterator[list[str]]:
-    """Set the outputs of a graph to other values until the block ends; yield their names."""
+    """Set the outputs of a graph to some of its values until the block ends; yield the output names."""
     outputs = model.graph.outputs
     before = list(outputs)
     outputs[:] = values
@@ -419,7 +423,7 @@ def _compute_outputs(model: ir.Model, values: Sequence[ir.Value]) -> Iterator[li
 
 
 def _dequantize_lazily(key: WeightKey, value: ir.Value, found: SolvedWeight) -> ir.LazyTensor:
-    """Weight as the lazily dequantized values of its blocks."""
+    """Return a weight whose values are dequantized from its blocks at each read."""
     assert value.const_value is not None
     tensor = value.const_value
 
@@ -483,6 +487,11 @@ class _LayerSolver:
     def _measure_inputs(
         self, groups: Mapping[tuple[str, ...], Sequence[BlockWeight]], run: _LayerRun
     ) -> dict[tuple[str, ...], _Statistics]:
+        """Sum the inputs of each group of weights over the samples.
+        
+        Raises:
+            QuantizeError: an input is NaN or infinite.
+        """
         statistics = {}
         for names, group in groups.items():
             depth = group[0].matrix.depth
@@ -550,6 +559,7 @@ class _LayerSolver:
         *,
         shares_input: bool,
     ) -> Iterator[_Candidate]:
+        """Yield the blocks of a group by each applicable algorithm, with their output errors."""
         formats = [weight.block_format for weight in group]
         wanted = _CANDIDATES if requested == "auto" else (requested,)
         judged = sums.judged
@@ -557,6 +567,7 @@ class _LayerSolver:
         def candidate(
             algorithm: str, blocks: Sequence[Blocks], used: Sequence[BlockFormat], scale: Array | None
         ) -> Any:
+            """Create a candidate with the output error of each weight."""
             errors = []
             for matrix, found, fmt in zip(matrices, blocks, used, strict=True):
                 rounded = unpack_blocks(found, fmt, len(matrix))
@@ -565,12 +576,14 @@ class _LayerSolver:
             return _Candidate(algorithm, blocks, used, scale, errors)
 
         def rounded(scale: Array | None, used: Sequence[BlockFormat]) -> list[Blocks]:
+            """Round each weight to nearest, with its rows multiplied by a scale."""
             return [
                 quantize_blocks(matrix if scale is None else matrix * scale[:, None], fmt)
                 for matrix, fmt in zip(matrices, used, strict=True)
             ]
 
         def solved(scale: Array | None) -> list[Blocks]:
+            """Solve each weight by GPTQ, with its rows multiplied by a scale."""
             fitted = sums.fitted if scale is None else sums.fitted.scaled(scale)
             return [
                 gptq_blocks(matrix if scale is None else matrix * scale[:, None], _copy_statistics(fitted), fmt)
@@ -599,7 +612,11 @@ class _LayerSolver:
 
 
 def _read_matrix(weight: BlockWeight) -> Array:
-    """Return a weight as float32, depth × width; refuse non-finite values."""
+    """Return a weight as float32, depth × width.
+
+    Raises:
+        QuantizeError: a value is NaN or infinite.
+    """
     matrix = weight.matrix.values()
     if not math.isfinite(float(np.abs(matrix).max(initial=0))):
         raise QuantizeError(
@@ -627,5 +644,6 @@ def _has_lookups(weight: BlockWeight) -> bool:
 
 
 def _weight_words(weight: BlockWeight) -> str:
+    """Name a weight and its module, for messages."""
     tag = read_tag(weight.products[0])
     return f"weight {weight.key.name} of module {tag.tag if tag is not None else '(unknown)'}"

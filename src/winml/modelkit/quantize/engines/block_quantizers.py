@@ -174,6 +174,7 @@ def _half_quadratic(matrix: Array, fmt: BlockFormat) -> Blocks:
 
 
 def _k_quant(matrix: Array, fmt: BlockFormat) -> Blocks:
+    """Quantize a matrix with k-quant of ONNX Runtime (search for scales and zero points)."""
     with _preserve_logging():
         from onnxruntime.quantization.neural_compressor import weight_only
 
@@ -268,6 +269,7 @@ class WeightMatrix:
 
     @property
     def _rows_and_columns(self) -> tuple[int, int]:
+        """Sizes of the last two axes of the tensor."""
         rows, columns = self.tensor.shape.numpy()[-2:]
         return rows, columns
 
@@ -517,6 +519,7 @@ def awq_scale(matrices: Sequence[Array], statistics: InputStatistics, formats: S
     tried_on = [np.ascontiguousarray(matrix[:, :: -(-matrix.shape[1] // _SEARCHED_COLUMNS)]) for matrix in matrices]
 
     def error(scale: Array | None) -> float:
+        """Output error of all matrices with inputs divided by a scale."""
         return sum(
             output_error(_scaled_difference(matrix, scale, fmt), statistics)
             for matrix, fmt in zip(tried_on, formats, strict=True)

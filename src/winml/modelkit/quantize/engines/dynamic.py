@@ -65,6 +65,7 @@ class _Rewriting:
         self._shares_activations = False
 
     def run(self) -> None:
+        """Quantize the selected nodes, and give all other nodes float rows of quantized tables."""
         for node in list(self._graph):
             if node.name not in self._task.nodes or not _reads_weight(node):
                 self._read_floats(node)

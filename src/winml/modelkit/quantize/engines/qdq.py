@@ -73,6 +73,7 @@ counterpart, so that the middle is exact."""
 
 
 def _weight_range(precision: Precision, *, is_signed: bool, is_symmetric: bool) -> IntegerRange:
+    """Return the integer type and range of quantized weights."""
     if precision.weight_bits == 16:
         return IntegerRange(ir.DataType.INT16, -32767, 32767, is_symmetric=True)
     return _RANGES[is_signed, is_symmetric]
@@ -146,6 +147,7 @@ class _Rewriting:
         }  # fmt: skip
 
     def run(self) -> None:
+        """Quantize weights and constants, then insert the Q/DQ pairs of the placed values."""
         placement = self._task.placement
         if placement.is_by_unit:
             self._quantize_unit_constants()
@@ -302,6 +304,7 @@ class _Rewriting:
             self._graph.insert_before(self._graph[0], [quantize, dequantize])
 
     def _quantize_layer(self, node: ir.Node) -> None:
+        """Quantize the weight and the constant bias of a layer, in place."""
         operand = weight_operand(node)
         if operand is None:
             return
@@ -362,6 +365,7 @@ class _Rewriting:
                 self._graph.outputs[index] = result
 
     def _store_integers(self, weight: ir.Value, integers: WeightScales) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """Add integers, scale and zero point of a weight as initializers, and return the three."""
         assert weight.const_value is not None  # initializers have a value
         name = self._fresh.take(f"{weight.name}_quantized")
         return (
@@ -371,6 +375,7 @@ class _Rewriting:
         )
 
     def _quantize_bias(self, bias: _Bias, scale: Array) -> None:
+        """Replace a constant bias by int32 integers and a DequantizeLinear."""
         value = bias.reader.inputs[bias.input_index]
         assert value is not None  # the bias was read from it
         name = value.name or ""
@@ -428,6 +433,7 @@ _ORDER = {"table": 0, "rows": 1, "weight": 1, "activation": 1, "bias": 2}
 
 
 def _input_name(node: ir.Node, index: int) -> str:
+    """Return the name of an input; empty if the input is omitted."""
     value = node.inputs[index]
     return (value.name if value is not None else "") or ""
 

@@ -133,6 +133,11 @@ class PackedWeight:
         return self._cast_parts(block_quantizers.Blocks(**parts))
 
     def _quantize_slab(self, read: Callable[[], block_quantizers.Slab]) -> tuple[int, block_quantizers.Blocks]:
+        """Read and quantize a slab; return its start and its blocks.
+        
+        Raises:
+            QuantizeError: a value is NaN or infinite.
+        """
         slab = read()
         self._use.refuse_non_finite(slab.values)
         return slab.start, block_quantizers.quantize_blocks(slab.values, self.block_format)
@@ -610,5 +615,6 @@ def block_weights(graph: ir.Graph, task: EngineTask) -> tuple[BlockWeight, ...]:
 
 
 def _get_tensor(value: ir.Value) -> ir.TensorProtocol:
+    """Return the tensor of an initializer."""
     assert value.const_value is not None
     return value.const_value
