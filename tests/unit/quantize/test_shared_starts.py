@@ -63,7 +63,7 @@ def test_rest_answers_as_the_whole_form(samples: list[dict[str, np.ndarray]]) ->
     start = starts.last_before(form)
     assert start is not None
     assert {"p0", "h1", "p3"} <= start.names
-    rest = SharedStarts.rest_of(form, start)
+    rest = SharedStarts.cut_remaining(form, start)
     assert rest is not None
     assert ["p4", "h4", "p5", "h5"] == [node.name for node in rest.graph]
     session, whole = _opened(rest), _opened(form)

@@ -274,7 +274,7 @@ class _Study:
             with self._report_step(1, f"format {number} of {len(lossy)}"):
                 if self._tools.solver is not None and fmt.block_size is not None:
                     # Required even if an interrupted run measured the format: mixtures use these blocks.
-                    options = self._options((fmt,) * len(self._parts))
+                    options = self._make_options((fmt,) * len(self._parts))
                     with contextlib.suppress(QuantizeError):  # reported by the measurement
                         self._quantizer(self._graph.model.clone(), options, self._graph.modules)
                 self._uniform[fmt] = self._measure_whole((fmt,) * len(self._parts))
@@ -282,9 +282,9 @@ class _Study:
             with self._report_step(2, f"module {number} of {len(self._parts)}"):
                 self._units.append(self._measure_unit(part, lossy))
 
-    def _report_step(self, number: int, words: str) -> contextlib.AbstractContextManager[None]:
+    def _report_step(self, number: int, step_text: str) -> contextlib.AbstractContextManager[None]:
         """Report the progress of a search step, such as the formats or the modules."""
-        return part_of_step(f"step {number} of {self._step_count}, {words}")
+        return part_of_step(f"step {number} of {self._step_count}, {step_text}")
 
     @property
     def _step_count(self) -> int:
@@ -297,9 +297,9 @@ class _Study:
         """List the candidate formats of a module; 16-bit activations only if the selected provider supports 16 bits."""
         if self._base.mode != "qdq":
             return (*_FORMATS, *_BY_OWN_OUTPUTS) if self._compares_algorithms else _FORMATS
-        taken = {8} if self._base.ep in (None, CPU_PLACEMENT) else {8, *placement_for(self._base.ep).activation_bits}
+        allowed = {8} if self._base.ep in (None, CPU_PLACEMENT) else {8, *placement_for(self._base.ep).activation_bits}
         formats = _list_searched_formats(with_activations=True)
-        return tuple(fmt for fmt in formats if (PRECISIONS[fmt.precision].activation_bits or 8) in taken)
+        return tuple(fmt for fmt in formats if (PRECISIONS[fmt.precision].activation_bits or 8) in allowed)
 
     def _measure_unit(self, part: ModulePart, formats: Sequence[_Format]) -> _Unit:
         """Measure a module alone in each candidate format; return cost and loss by format."""
@@ -308,11 +308,11 @@ class _Study:
         choices = {_Format(FLOAT32): Choice(size, 0.0)}
         alone: dict[str, float | None] = {}
         for fmt in formats:
-            if fmt in _BY_OWN_OUTPUTS or not self._supports(part, fmt):
+            if fmt in _BY_OWN_OUTPUTS or not self._supports_format(part, fmt):
                 continue
             options = only_options(part, self._base, self._graph.modules)
             measured = self._measure_variant(_set_format(options, fmt))
-            alone[fmt.name] = decibels = _decibels(measured)
+            alone[fmt.name] = decibels = _read_decibels(measured)
             if decibels is not None:
                 noise = max(10 ** (-decibels / 10), _LEAST_NOISE)
                 cost = max(size - (self._float_bytes - measured.weight_bytes), 1)
@@ -341,7 +341,7 @@ class _Study:
                 estimates[fmt] = Choice(cost, max(loss, _LEAST_NOISE))
         return estimates
 
-    def _supports(self, part: ModulePart, fmt: _Format) -> bool:
+    def _supports_format(self, part: ModulePart, fmt: _Format) -> bool:
         """Return True if a module supports a format; modules of convolutions support no blocks."""
         return fmt in (_HALF, _Format(FLOAT32)) or not self._in_blocks.isdisjoint(part.node_names)
 
@@ -352,7 +352,7 @@ class _Study:
             return []
         bits = PRECISIONS[fmt.precision].weight_bits
         names = self._graph.weights_of(part.node_names).keys()
-        return solver.found(names, bits, fmt.block_size, fmt.algorithm or self._base.algorithm)
+        return solver.find_solved(names, bits, fmt.block_size, fmt.algorithm or self._base.algorithm)
 
     def choose(self, budget: BitBudget) -> tuple[QuantizeOptions, BudgetSearch]:
         """Select the best variant within the limit, and return its options and the search."""
@@ -360,15 +360,15 @@ class _Study:
         if budget.is_smallest:
             formats = self._find_smallest()
         else:
-            reached = self._limit(budget)
+            reached = self._compute_limit_bytes(budget)
             formats = self._select_best(reached, budget)
         for limit in self._frontier_limits():
             # Smaller mixtures were measured during the selection.
-            if limit > reached and (mixed := self._mixture(limit)) is not None:
+            if limit > reached and (mixed := self._solve_mixture(limit)) is not None:
                 self._measure_whole(mixed)
-        return self._options(formats), self._make_record(budget, formats)
+        return self._make_options(formats), self._make_record(budget, formats)
 
-    def _limit(self, budget: BitBudget) -> int:
+    def _compute_limit_bytes(self, budget: BitBudget) -> int:
         """Maximum size of the modules' weights, in bytes."""
         if budget.mean_bits is not None:
             return self._bytes_at(budget.mean_bits)
@@ -431,18 +431,18 @@ class _Study:
             raise QuantizeError(f"no quantized variant can be measured: {problem}", hint=f"Use another {opt.mode}.")
         if (
             budget.max_bytes is not None
-            and self._file_bytes(least := self._find_smallest_file(candidates)) <= budget.max_bytes
+            and self._file_bytes(smallest := self._find_smallest_file(candidates)) <= budget.max_bytes
         ):
-            return least  # its graph is smaller than the graphs that the limit of weights was computed from
+            return smallest  # its graph is smaller than the graphs that the limit of weights was computed from
         raise self._limit_error(budget, candidates)
 
-    def _find_smallest_file(self, found: Sequence[tuple[_Format, ...]]) -> tuple[_Format, ...]:
+    def _find_smallest_file(self, tried: Sequence[tuple[_Format, ...]]) -> tuple[_Format, ...]:
         """Find the variant with the smallest file; the variant with the smallest weights may have a larger graph."""
-        least, *others = sorted(found, key=self._bytes_of)
-        for formats in others:
-            if self._measure_whole(formats).weight_bytes + self._least_graph_bytes < self._file_bytes(least):
-                least = min(least, formats, key=self._file_bytes)
-        return least
+        smallest, *larger = sorted(tried, key=self._bytes_of)
+        for formats in larger:
+            if self._measure_whole(formats).weight_bytes + self._least_graph_bytes < self._file_bytes(smallest):
+                smallest = min(smallest, formats, key=self._file_bytes)
+        return smallest
 
     def _measure_candidates(
         self, limit: int, is_enough: Callable[[tuple[_Format, ...]], bool] | None = None
@@ -456,8 +456,8 @@ class _Study:
         uniform = [(fmt,) * len(self._parts) for fmt in (*self._uniform, *self._single_algorithm_formats(limit))]
         candidates = [formats for formats in uniform if self._measure_whole(formats).runs]
         candidates.append(self._smallest_mixture)
-        least = self._least_bytes
-        steps = [step for step in map(self._bytes_at, _grid()) if least <= step <= limit]
+        smallest_bytes = self._least_bytes
+        steps = [step for step in map(self._bytes_at, _iterate_mean_bits()) if smallest_bytes <= step <= limit]
         for number, step in enumerate(steps, 1):
             with self._report_step(self._step_count, f"size {number} of {len(steps)}"):
                 mixed = self._solve_fitting(step)
@@ -476,7 +476,7 @@ class _Study:
 
     def _measure_decibels(self, formats: tuple[_Format, ...]) -> float:
         """Measure the SQNR of the whole graph in dB; minus infinity if not comparable."""
-        decibels = _decibels(self._measure_whole(formats))
+        decibels = _read_decibels(self._measure_whole(formats))
         return -math.inf if decibels is None else decibels
 
     def _filter_choices(
@@ -487,7 +487,7 @@ class _Study:
         for unit, fmt in zip(self._units, formats, strict=True):
             current = unit.choices.get(fmt, unit.choices[_Format(FLOAT32)])
             filtered.append(
-                {other: choice for other, choice in unit.choices.items() if compared(choice.cost, current.cost)}
+                {candidate: choice for candidate, choice in unit.choices.items() if compared(choice.cost, current.cost)}
             )
         return filtered
 
@@ -500,7 +500,7 @@ class _Study:
         """
         tried = limit
         for _ in range(_RETRIES):
-            mixed = self._mixture(tried, choices)
+            mixed = self._solve_mixture(tried, choices)
             if mixed is None:
                 return None
             over = self._bytes_of(mixed) - limit
@@ -514,53 +514,53 @@ class _Study:
         if formats not in self._file_sizes:
             reasons = {choice.tag: choice.why for choice in self._list_choices(formats)}
             model = self._graph.model.clone()
-            result = self._quantizer(model, self._options(formats), self._graph.modules, reasons=reasons)
+            result = self._quantizer(model, self._make_options(formats), self._graph.modules, reasons=reasons)
             self._file_sizes[formats] = self._bytes_of_file(result.model)
         return self._file_sizes[formats]
 
-    def _limit_error(self, budget: BitBudget, found: Sequence[tuple[_Format, ...]]) -> UsageError:
+    def _limit_error(self, budget: BitBudget, tried: Sequence[tuple[_Format, ...]]) -> UsageError:
         """Build the error for a limit that no variant fits: the smallest variant and its largest weights."""
         if budget.max_bytes is None:
-            least = min(found, key=self._bytes_of)
-            needed = self._mean_bits(self._bytes_of(least))
+            smallest = min(tried, key=self._bytes_of)
+            needed = self._mean_bits(self._bytes_of(smallest))
             return UsageError(
                 f"{opt.budget} {budget.words}: the smallest variant has {needed:.2f} bits per parameter, scales and "
-                f"floating-point weights included; {self._largest_words(least, budget.mean_bits or 0.0)}",
+                f"floating-point weights included; {self._largest_words(smallest, budget.mean_bits or 0.0)}",
                 hint=self._sufficient_words(
-                    least,
-                    found,
+                    smallest,
+                    tried,
                     lambda formats: f"{math.ceil(10 * self._mean_bits(self._bytes_of(formats))) / 10:g}bits",
                 ),
             )
-        least = self._find_smallest_file(found)
-        size, weights = self._file_bytes(least), self._measure_whole(least).weight_bytes
+        smallest = self._find_smallest_file(tried)
+        size, weights = self._file_bytes(smallest), self._measure_whole(smallest).weight_bytes
         return UsageError(
             f"{opt.max_size} {budget.words}: the smallest file has {size_words(size)}, of which weights take "
-            f"{size_words(weights)}, graph and metadata the rest; {self._largest_words(least, 0.0)}",
-            hint=self._sufficient_words(least, found, lambda formats: _sufficient_size(self._file_bytes(formats))),
+            f"{size_words(weights)}, graph and metadata the rest; {self._largest_words(smallest, 0.0)}",
+            hint=self._sufficient_words(smallest, tried, lambda formats: _sufficient_size(self._file_bytes(formats))),
         )
 
     def _sufficient_words(
         self,
-        least: tuple[_Format, ...],
-        found: Sequence[tuple[_Format, ...]],
+        lowest: tuple[_Format, ...],
+        tried: Sequence[tuple[_Format, ...]],
         limit_of: Callable[[tuple[_Format, ...]], str],
     ) -> str:
         """Return the hint with the smallest limit whose variant also reaches the minimum SQNR.
 
         Args:
-            least: The smallest variant.
-            found: All measured variants.
+            lowest: The smallest variant.
+            tried: All measured variants.
             limit_of: Returns the limit that a variant keeps.
         """
-        reaching = [formats for formats in found if self._minimum_of(formats).is_met(self._measure_whole(formats))]
+        reaching = [formats for formats in tried if self._minimum_of(formats).is_met(self._measure_whole(formats))]
         reached = min(reaching, key=self._bytes_of, default=None)
-        quality = self._minimum_of(least).quality(self._measure_whole(least))
+        quality = self._minimum_of(lowest).quality(self._measure_whole(lowest))
         # Without a finite quality the minimum does not apply.
-        if least in reaching or not math.isfinite(quality):
-            return f"Allow {limit_of(least)} or more."
+        if lowest in reaching or not math.isfinite(quality):
+            return f"Allow {limit_of(lowest)} or more."
         lowered = (
-            f"{limit_of(least)} or more with {opt.min_sqnr} {math.floor(quality - _MARGIN_DB):g} (or {opt.no_verify})"
+            f"{limit_of(lowest)} or more with {opt.min_sqnr} {math.floor(quality - _MARGIN_DB):g} (or {opt.no_verify})"
         )
         return f"Allow {lowered}." if reached is None else f"Allow {limit_of(reached)} or more, or {lowered}."
 
@@ -577,11 +577,11 @@ class _Study:
         choices = sorted(
             self._list_choices(formats), key=lambda choice: mean_bits * choice.parameters / 8 - choice.size_bytes
         )
-        words = [f"{choice.tag} {choice.form} {size_words(choice.size_bytes)}" for choice in choices[:_NAMED]]
+        parts = [f"{choice.tag} {choice.form} {size_words(choice.size_bytes)}" for choice in choices[:_NAMED]]
         remaining_bytes = self._fixed_bytes - self._uncounted_bytes
         if remaining_bytes > 0:
-            words.append(f"biases, normalizations and others that stay floating-point {size_words(remaining_bytes)}")
-        return f"largest: {', '.join(words)}"
+            parts.append(f"biases, normalizations and others that stay floating-point {size_words(remaining_bytes)}")
+        return f"largest: {', '.join(parts)}"
 
     def _single_algorithm_formats(self, limit: int) -> Iterator[_Format]:
         """Yield the best uniform format within a limit with each single algorithm, if modules may differ."""
@@ -609,7 +609,7 @@ class _Study:
             with self._report_step(
                 3, f"bisection {number} of {number + math.ceil(math.log2((high - low) / nearest)) - 1}"
             ):
-                mixed = self._mixture(middle)
+                mixed = self._solve_mixture(middle)
                 if mixed is not None and self._is_sufficient(mixed):
                     best, high = mixed, min(middle, self._bytes_of(mixed))
                 else:
@@ -633,7 +633,7 @@ class _Study:
             )
         return best
 
-    def _mixture(
+    def _solve_mixture(
         self, limit: int, choices: Sequence[Mapping[_Format, Choice]] | None = None
     ) -> tuple[_Format, ...] | None:
         """Solve for the formats with the smallest sum of noise within a limit; ``None`` if no mixture fits."""
@@ -643,14 +643,14 @@ class _Study:
         positions = allocate([list(of_unit.values()) for of_unit in choices], limit)
         if positions is None:
             return None
-        return tuple([*of_unit][place] for of_unit, place in zip(choices, positions, strict=True))
+        return tuple([*of_unit][position] for of_unit, position in zip(choices, positions, strict=True))
 
     def _measure_whole(self, formats: tuple[_Format, ...]) -> MeasuredVariant:
         """Measure the whole model with a format for each unit; each variant is measured once."""
         if formats not in self._trials:
             if all(fmt.precision == FLOAT32 for fmt in formats):
                 return MeasuredVariant(None, 0, self._float_bytes)
-            self._trials[formats] = self._measure_variant(self._options(formats), is_judged=True)
+            self._trials[formats] = self._measure_variant(self._make_options(formats), is_judged=True)
         return self._trials[formats]
 
     def _bytes_of(self, formats: tuple[_Format, ...]) -> int:
@@ -668,11 +668,11 @@ class _Study:
 
     def _frontier_limits(self) -> Iterator[int]:
         """Yield the sizes of the frontier in bytes: geometric steps between the smallest and half the float size."""
-        least = self._least_bytes
+        smallest_bytes = self._least_bytes
         for step in range(1, _FRONTIER + 1):
-            yield round(least * (self._unit_bytes / 2 / least) ** (step / (_FRONTIER + 1)))
+            yield round(smallest_bytes * (self._unit_bytes / 2 / smallest_bytes) ** (step / (_FRONTIER + 1)))
 
-    def _options(self, formats: Sequence[_Format]) -> QuantizeOptions:
+    def _make_options(self, formats: Sequence[_Format]) -> QuantizeOptions:
         """Options that assign each module its format."""
         if len(set(formats)) == 1:
             return _set_format(self._base, formats[0])
@@ -691,7 +691,7 @@ class _Study:
                 _format_name(formats),
                 self._mean_bits(self._bytes_of(formats)),
                 measured.weight_bytes,
-                _decibels(measured),
+                _read_decibels(measured),
                 formats == chosen,
                 measured.scores.get(PERPLEXITY.name),
             )
@@ -716,7 +716,7 @@ class _Study:
 
     def _describe_choice(self, unit: _Unit, fmt: _Format) -> BudgetChoice:
         """Describe the format of one unit, with the error of each algorithm if algorithms are compared."""
-        if not self._supports(unit.part, fmt):
+        if not self._supports_format(unit.part, fmt):
             fmt = _Format(FLOAT32)
         size = unit.choices[fmt].cost if fmt in unit.choices else 0
         tag, parameters = unit.part.module.tag, unit.parameters
@@ -758,7 +758,7 @@ def _set_format(options: QuantizeOptions, fmt: _Format) -> QuantizeOptions:
     return options.model_copy(update=changes)
 
 
-def _grid() -> Iterator[float]:
+def _iterate_mean_bits() -> Iterator[float]:
     """Yield mean bits in rising order; identical for every limit."""
     reached = 1.0
     for end, step in _GRID:
@@ -782,7 +782,7 @@ def _format_name(formats: Sequence[_Format]) -> str:
     return formats[0].name if len(set(formats)) == 1 else "mixed"
 
 
-def _decibels(measured: MeasuredVariant) -> float | None:
+def _read_decibels(measured: MeasuredVariant) -> float | None:
     """Return the SQNR of a variant's worst output in dB; ``None`` if not finite, or if the variant does not run."""
     if measured.worst is None or not measured.runs or not math.isfinite(measured.worst.sqnr_db):
         return None
@@ -817,26 +817,26 @@ def allocate(modules: Sequence[Sequence[Choice]], limit: int) -> list[int] | Non
     """
     grain = max(1, -(-limit // GRAINS))
     steps = limit // grain
-    least = np.zeros(steps + 1)
+    lowest_loss = np.zeros(steps + 1)
     selections = []
     for choices in modules:
         best = np.full(steps + 1, np.inf)
-        which = np.zeros(steps + 1, np.int16)
+        selection = np.zeros(steps + 1, np.int16)
         for number, (cost, loss) in enumerate(choices):
             size = -(-cost // grain)
             if size > steps:
                 continue
             tried = np.full(steps + 1, np.inf)
-            tried[size:] = least[: steps + 1 - size] + loss
+            tried[size:] = lowest_loss[: steps + 1 - size] + loss
             is_better = tried < best
-            best[is_better], which[is_better] = tried[is_better], number
-        least = best
-        selections.append(which)
-    if not np.isfinite(least[steps]):
+            best[is_better], selection[is_better] = tried[is_better], number
+        lowest_loss = best
+        selections.append(selection)
+    if not np.isfinite(lowest_loss[steps]):
         return None
     positions, remaining_steps = [], steps
-    for choices, which in zip(reversed(modules), reversed(selections), strict=True):
-        number = int(which[remaining_steps])
+    for choices, selection in zip(reversed(modules), reversed(selections), strict=True):
+        number = int(selection[remaining_steps])
         positions.append(number)
         remaining_steps -= -(-choices[number].cost // grain)
     return positions[::-1]

@@ -283,11 +283,11 @@ class _CodesPacking(Packing):
             "K": weight.depth, "N": weight.rows, "block_size": weight.block_size,
             "quant_type": _BNB_KINDS[weight.kind],
         }  # fmt: skip
-        activation, *rest = node.inputs
+        activation, *other_inputs = node.inputs
         new = ir.node(
             "MatMulBnb4", [activation, *self._bnb_parts[name]], attributes, domain=DOMAIN, name=node.name
         )  # fmt: skip
-        bias = rest[1] if len(rest) > 1 else None
+        bias = other_inputs[1] if len(other_inputs) > 1 else None
         last = new
         if bias is not None:
             product = self._insert_before(node, new, f"{node.outputs[0].name}_product", node.outputs[0])
@@ -445,8 +445,8 @@ def _list_modules(graph: ir.Graph) -> tuple[ModulePrecision, ...]:
         if precision:
             modules.append(ModulePrecision(name, precision, counts.total(), {}))
         else:
-            kept = tuple(counts)
-            modules.append(ModulePrecision(name, kept[0], 0, {"as in the checkpoint": counts.total()}, kept))
+            types = tuple(counts)
+            modules.append(ModulePrecision(name, types[0], 0, {"as in the checkpoint": counts.total()}, types))
     return tuple(modules)
 
 
@@ -454,8 +454,8 @@ def _float_precision(node: ir.Node) -> str | None:
     """Precision of an uncoded weight of a node; ``None`` without a weight."""
     value = constant_weight(node)
     if value is None:
-        for read in node.inputs[:2]:
-            maker = read.producer() if read is not None else None
+        for operand in node.inputs[:2]:
+            maker = operand.producer() if operand is not None else None
             while maker is not None and maker.op_type in ("Cast", "Transpose"):
                 source = maker.inputs[0]
                 if source is not None and source.is_initializer() and source.dtype in _HALVES:
@@ -467,19 +467,19 @@ def _float_precision(node: ir.Node) -> str | None:
 
 def _dequantization_notes(graph: ir.Graph) -> tuple[str, ...]:
     """Note the quantized weights that are written as floats, since one of their readers supports no codes."""
-    left = {
+    float_weights = {
         name: value
         for name, value in graph.initializers.items()
         if isinstance(value.const_value, coded_weights.CodedTensor)
     }
-    if not left:
+    if not float_weights:
         return ()
-    operators = Counter(node.op_type for value in left.values() for node, _ in value.uses())
-    words = ", ".join(f"{count} {name}" for name, count in operators.most_common())
-    count = count_noun(len(left), "weight")
+    operators = Counter(node.op_type for value in float_weights.values() for node, _ in value.uses())
+    operator_counts = ", ".join(f"{count} {name}" for name, count in operators.most_common())
+    count = count_noun(len(float_weights), "weight")
     note = (
         f"{count} dequantized to floating point, since no operator that reads them supports quantized weights "
-        f"({words}): {', '.join(list(left)[:3])}."
+        f"({operator_counts}): {', '.join(list(float_weights)[:3])}."
     )
     return (note,)
 
@@ -497,12 +497,12 @@ def _loss_words(total_db: float, worst_db: float) -> str:
 
 def loss_notes(nearest: Sequence[NearestWeight]) -> tuple[str, ...]:
     """Note the error of weights without an operator for their codes, after the weights are written."""
-    written = [weight for weight in nearest if weight.signal]
-    if not written:
+    measured = [weight for weight in nearest if weight.signal]
+    if not measured:
         return ()
-    ratios = sorted(_decibels(weight.signal, weight.lost) for weight in written)
-    total = _decibels(sum(weight.signal for weight in written), sum(weight.lost for weight in written))
-    count = count_noun(len(written), "weight")
+    ratios = sorted(_compute_decibels(weight.signal, weight.lost) for weight in measured)
+    total = _compute_decibels(sum(weight.signal for weight in measured), sum(weight.lost for weight in measured))
+    count = count_noun(len(measured), "weight")
     note = (
         f"{count} requantized to 8 bits in blocks of {_NEAREST_BLOCK_SIZE}, since the CPU provider of ONNX "
         f"Runtime has no operator for their format: {_loss_words(total, ratios[0])}."
@@ -510,6 +510,6 @@ def loss_notes(nearest: Sequence[NearestWeight]) -> tuple[str, ...]:
     return (note,)
 
 
-def _decibels(signal: float, lost: float) -> float:
+def _compute_decibels(signal: float, lost: float) -> float:
     """Return the SQNR of a signal power and a lost power in dB."""
     return 10 * math.log10(signal / lost) if lost and signal else math.inf

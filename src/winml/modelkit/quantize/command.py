@@ -46,7 +46,7 @@ def command(**options: Any) -> None:
     """
     request = read_request(verb.QuantizeRequest, options)
     if request.sensitivity:
-        _measure(request, options)
+        _measure_sensitivity(request, options)
         return
     run_verb(request, options, _describe_result, lambda result: _write_page(result, options))
 
@@ -69,7 +69,7 @@ def _describe_result(result: QuantizedFile) -> Document:
     return quantization_document(result)
 
 
-def _measure(request: verb.QuantizeRequest, options: Mapping[str, Any]) -> None:
+def _measure_sensitivity(request: verb.QuantizeRequest, options: Mapping[str, Any]) -> None:
     """Measure the sensitivity, write the requested files and print the ranking.
 
     Exits with code 3 if the target is not met. Removes the file of resumable measurements.
@@ -78,12 +78,12 @@ def _measure(request: verb.QuantizeRequest, options: Mapping[str, Any]) -> None:
     end_dry_run(plan, options, verb.refuse_unrun_sensitivity)
     with _streams.library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         result = verb.run_sensitivity(plan, None if options["quiet"] else show_step, progress)
-        written = _write_files(result, options)
+        paths = _write_files(result, options)
     if plan.sensitivity.measured is not None:
         plan.sensitivity.measured.unlink(missing_ok=True)  # the answer is written
     from winml.modelkit.quantize.sensitivity_table import sensitivity_document
 
-    _streams.show_result(result.as_record(), options, lambda: sensitivity_document(result).with_files(written))
+    _streams.show_result(result.as_record(), options, lambda: sensitivity_document(result).with_files(paths))
     if result.exclude_list is not None and not result.exclude_list.is_met:
         _streams.tell(f"--target {request.target} was not met: {result.unmet_words}")
         click.get_current_context().exit(NEGATIVE_RESULT)

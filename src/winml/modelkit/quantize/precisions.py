@@ -207,14 +207,14 @@ def _unwritable_words(precision: Precision) -> str:
         if rules is None:
             continue
         if rules.changes_every_node:
-            return f"{mode} writes {' and '.join(name for name, known in _BUILT_IN.items() if known.float_type)} only"
+            return f"{mode} writes {' and '.join(name for name, entry in _BUILT_IN.items() if entry.float_type)} only"
         weights, activations = precision.weight_bits, precision.activation_bits
         if mode not in INTEGER_ACTIVATIONS and has_ranges:
             activations = None  # they belong to its other modes
         pairs = ", ".join(f"{of} and {'float' if to is None else to}" for of, to in rules.bits)
         if (weights, activations) not in rules.bits:
-            words = f"{weights} and {'float' if activations is None else activations}"
-            return f"{mode} does not write weights and activations of {words} bits; expected {pairs}"
+            bits_text = f"{weights} and {'float' if activations is None else activations}"
+            return f"{mode} does not write weights and activations of {bits_text} bits; expected {pairs}"
         if weights == 16 and not precision.signed_weights:
             return f"{mode} writes signed weights of 16 bits only"
     return ""
@@ -224,8 +224,8 @@ def problem_of(name: str, precision: Precision) -> str:
     """Reason why a precision of a plug-in is invalid; empty if valid."""
     if precision.name != name:
         return f"it calls itself {precision.name}"
-    if taken := [mode for mode, rules in precision.ways.items() if _ways.get(mode, rules) != rules]:
-        return f"its way {taken[0]} has the name of another"
+    if conflicting := [mode for mode, rules in precision.ways.items() if _ways.get(mode, rules) != rules]:
+        return f"its way {conflicting[0]} has the name of another"
     if unknown := [mode for mode in precision.modes if mode not in {**_BUILT_IN_MODES, **precision.ways}]:
         return f"it has no way {unknown[0]}; expected in ways"
     if not precision.modes or not all(rules.engine for rules in precision.ways.values()):
@@ -256,8 +256,8 @@ def mode_for(precision: Precision, mode: Mode | None) -> Mode | None:
         return None
     if mode is None or mode in precision.modes:
         return mode or precision.modes[0]
-    others = ", ".join(name for name, other in PRECISIONS.items() if mode in other.modes)
+    supporting = ", ".join(name for name, candidate in PRECISIONS.items() if mode in candidate.modes)
     raise UsageError(
         f"{opt.precision} {precision.name} is not available with {opt.mode} {mode}",
-        hint=f"Use {precision.name} with {opt.mode} {' or '.join(precision.modes)}, and {mode} with {others}.",
+        hint=f"Use {precision.name} with {opt.mode} {' or '.join(precision.modes)}, and {mode} with {supporting}.",
     )

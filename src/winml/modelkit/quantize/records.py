@@ -35,14 +35,14 @@ class BudgetChoice(Record):
     @property
     def form(self) -> str:
         """Short description of the format."""
-        form = self.precision if self.block_size is None else f"{self.precision}/{self.block_size}"
-        return f"{form} {self.algorithm}" if self.algorithm else form
+        text = self.precision if self.block_size is None else f"{self.precision}/{self.block_size}"
+        return f"{text} {self.algorithm}" if self.algorithm else text
 
     @property
     def why(self) -> str:
         """Short description of the SQNR of this module alone in each format."""
-        words = (f"{name} {db:.1f} dB" for name, db in self.alone_db.items() if db is not None)
-        alone = f"alone: {', '.join(words)}"
+        ratios = (f"{name} {db:.1f} dB" for name, db in self.alone_db.items() if db is not None)
+        alone = f"alone: {', '.join(ratios)}"
         if not self.algorithm:
             return alone
         tried = ", ".join(f"{name} {db:.1f} dB" for name, db in self.own_db.items())

@@ -90,47 +90,47 @@ class _ExcludeSearch:
 
     def find(self) -> FoundList:
         """Find a list that meets the target and from which no module can be removed; else the list of best quality."""
-        if self._try(0, "all modules quantized").is_met:
+        if self._try_count(0, "all modules quantized").is_met:
             return self._lists[-1]
-        if not self.limit or not self._try(self.limit, f"the {self.limit} most sensitive in float").is_met:
-            return max(self._lists, key=lambda found: self.target.quality(found.variant))
-        return self._remove_needless(self._bisect())
+        if not self.limit or not self._try_count(self.limit, f"the {self.limit} most sensitive in float").is_met:
+            return max(self._lists, key=lambda exclusion: self.target.quality(exclusion.variant))
+        return self._remove_needless(self._bisect_count())
 
-    def _bisect(self) -> FoundList:
+    def _bisect_count(self) -> FoundList:
         """Find the number of most sensitive modules in float that meets the target, by bisection."""
         too_few, exclusion = 0, self._lists[-1]
         while len(exclusion.excluded) - too_few > 1:
             count = (too_few + len(exclusion.excluded)) // 2
-            tried = self._try(count, f"the {count} most sensitive in float")
+            tried = self._try_count(count, f"the {count} most sensitive in float")
             if tried.is_met:
                 exclusion = tried
             else:
                 too_few = count
         return exclusion
 
-    def _remove_needless(self, found: FoundList) -> FoundList:
+    def _remove_needless(self, best: FoundList) -> FoundList:
         """Quantize excluded modules again, the largest first, while the target is met."""
         # Among modules of equal size, the less sensitive module is removed first.
-        ranked = sorted(enumerate(found.excluded), key=lambda item: (self.costs_bytes(item[1]), item[0]), reverse=True)
+        ranked = sorted(enumerate(best.excluded), key=lambda pair: (self.costs_bytes(pair[1]), pair[0]), reverse=True)
         for _, unit in ranked:
-            if len(found.excluded) == 1:
+            if len(best.excluded) == 1:
                 break  # the empty list was measured first
-            fewer = tuple(other for other in found.excluded if other is not unit)
+            fewer = tuple(part for part in best.excluded if part is not unit)
             name = unit.module.path or unit.module.tag
             tried = self._try_units(fewer, f"{name}{' (own nodes)' if unit.inner else ''} in float")
-            found = tried if tried.is_met else found
-        return found
+            best = tried if tried.is_met else best
+        return best
 
-    def _try(self, count: int, words: str) -> FoundList:
+    def _try_count(self, count: int, description: str) -> FoundList:
         """Measure the model with the ``count`` most sensitive units in float."""
-        return self._try_units(tuple(self.units[:count]), words)
+        return self._try_units(tuple(self.units[:count]), description)
 
-    def _try_units(self, excluded: tuple[ModulePart, ...], words: str) -> FoundList:
+    def _try_units(self, excluded: tuple[ModulePart, ...], description: str) -> FoundList:
         """Measure the model with some units in float, and record the trial."""
         variant = self.measure(excluded)
         exclusion = FoundList(excluded, variant, self.target.is_met(variant))
         self._lists.append(exclusion)
-        self.trials.append(Trial(len(excluded), words, variant, exclusion.is_met))
+        self.trials.append(Trial(len(excluded), description, variant, exclusion.is_met))
         return exclusion
 
 
@@ -176,13 +176,13 @@ def quantization_sensitivity(
         InputError: the file is no ONNX model, its data is missing, or the model is already quantized.
         StageError: the model does not run, or its outputs are constant.
     """
-    options, sensitivity = _options(options, sensitivity, flags)
+    options, sensitivity = _split_flags(options, sensitivity, flags)
     source = Path(model)
     target = sensitivity.fidelity_target if evaluator is None else evaluator.target
     options.refuse_contradictions()
     calibration = None
     if options.needs_samples:
-        folder = _processors(source, sensitivity)
+        folder = _find_processors(source, sensitivity)
         calibration = calibration_data.Calibration(options, folder, sensitivity.sizes, sensitivity.seed, source)
         calibration_data.refuse_missing_data(calibration)
     stored = _open_measurements(source, options, sensitivity, calibration, evaluator)
@@ -238,27 +238,27 @@ def quantization_sensitivity(
         float_scores=study.float_scores,
         cost=replace(variants.cost, resumed=stored.resumed),
         steps=clock.timings(),
-        notes=(*graph.notes, *values.notes, *_notes(study, samples)),
+        notes=(*graph.notes, *values.notes, *_study_notes(study, samples)),
     )
 
 
-def _processors(source: Path, sensitivity: SensitivityOptions) -> Path:
+def _find_processors(source: Path, sensitivity: SensitivityOptions) -> Path:
     """Return the folder of tokenizer and processors: as requested, or the folder of the model."""
     return sensitivity.processors or files_folder(source.absolute())
 
 
-def _options(
+def _split_flags(
     options: QuantizeOptions | None, sensitivity: SensitivityOptions | None, flags: Mapping[str, Any]
 ) -> tuple[QuantizeOptions, SensitivityOptions]:
     """Split flags into quantization and measurement options; shared names belong to the measurement."""
-    known = [*QuantizeOptions.model_fields, *SensitivityOptions.model_fields]
+    field_names = [*QuantizeOptions.model_fields, *SensitivityOptions.model_fields]
     for name in flags:
-        if name not in known:
-            raise ConfigError(unknown_key_message(name, known, _NAME))
-    plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in flags.items()}
-    measuring = {name: plain.pop(name) for name in flags if name in SensitivityOptions.model_fields}
+        if name not in field_names:
+            raise ConfigError(unknown_key_message(name, field_names, _NAME))
+    values = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in flags.items()}
+    measuring = {name: values.pop(name) for name in flags if name in SensitivityOptions.model_fields}
     return (
-        options_of(QuantizeOptions, options, plain, _NAME),
+        options_of(QuantizeOptions, options, values, _NAME),
         options_of(SensitivityOptions, sensitivity, measuring, _NAME),
     )
 
@@ -329,7 +329,7 @@ def _plan_parts(
     graph: PreparedGraph, source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions
 ) -> tuple[QuantizationPlan, tuple[ModulePart, ...]]:
     """Plan the quantization, and list the parts to measure.
-    
+
     Raises:
         UsageError: the graph names no modules, or no node can be quantized.
     """
@@ -343,7 +343,7 @@ def _sample_request(source: Path, sensitivity: SensitivityOptions, added: int = 
     run = RunOptions(
         shown=str(source), sizes=sensitivity.sizes, input_data=sensitivity.input_data, seed=sensitivity.seed + added
     )
-    return SampleRequest(run, _processors(source, sensitivity), count=sensitivity.samples, model=source)
+    return SampleRequest(run, _find_processors(source, sensitivity), count=sensitivity.samples, model=source)
 
 
 def _first_samples(sensitivity: SensitivityOptions, evaluator: VariantEvaluator | None, samples: Samples) -> int | None:
@@ -409,9 +409,9 @@ class _Study:
             return
         composed = self._composed_parts()
         composed.pop(whole, None)
-        first = {key: options for key, options in requested.items() if key != whole and key not in composed}
-        self._total = sum(self.variants.stored.get(key) is None for key in first) + _MEASURED_FULLY
-        self._measure_variants(first, jobs, progress, few)
+        separate = {key: options for key, options in requested.items() if key != whole and key not in composed}
+        self._total = sum(self.variants.stored.get(key) is None for key in separate) + _MEASURED_FULLY
+        self._measure_variants(separate, jobs, progress, few)
         float_bytes = weight_bytes(self.graph.model)
         for key, parts in composed.items():
             variants = [variant for part in parts if (variant := self.find_measurement(part)) is not None]
@@ -420,7 +420,7 @@ class _Study:
         unknown = {key: requested[key] for key in composed if key not in self._estimates}
         self._measure_variants({whole: self.options}, jobs, progress, None)
         self._measure_variants(unknown, jobs, progress, few)
-        ranked = dict.fromkeys(variant_key(part.node_names) for part in self._rank(self.parts) if part.nodes)
+        ranked = dict.fromkeys(variant_key(part.node_names) for part in self._rank_parts(self.parts) if part.nodes)
         certain = {key: requested[key] for key in list(ranked)[:_MEASURED_FULLY]}
         self._measure_variants(certain, jobs, progress, None)
 
@@ -438,7 +438,7 @@ class _Study:
         self, requested: Mapping[str, QuantizeOptions], jobs: int, progress: Progress | None, count: int | None
     ) -> None:
         """Measure the variants without a measurement on ``count`` samples; ``None``: on all samples."""
-        missing = {key: item for key, item in requested.items() if not self.variants.has_measured(key, count=count)}
+        missing = {key: setup for key, setup in requested.items() if not self.variants.has_measured(key, count=count)}
         if len(missing) >= _SHARING:
             self.variants.share_starts()
         measure = functools.partial(self.variants.measure, count=count)
@@ -453,8 +453,8 @@ class _Study:
 
     def search(self, target: FidelityTarget | MetricTarget) -> ExcludeList:
         """Find the modules that must stay float, without timing."""
-        units = [part for part in self._rank(self.parts) if part.is_unit and self._nodes_of(part)]
-        are_others = self.whole.nodes > sum(map(self._nodes_of, units))
+        units = [part for part in self._rank_parts(self.parts) if part.is_unit and self._count_nodes(part)]
+        are_others = self.whole.nodes > sum(map(self._count_nodes, units))
         search = _ExcludeSearch(
             units=units,
             limit=len(units) - (not are_others),
@@ -483,9 +483,9 @@ class _Study:
             trials=tuple(search.trials),
         )
 
-    def _measure_judged(self, found: FoundList, units: Sequence[ModulePart]) -> MeasuredVariant:
+    def _measure_judged(self, exclusion: FoundList, units: Sequence[ModulePart]) -> MeasuredVariant:
         """Measure the variant of a list on the samples that it is judged on."""
-        return self._measure_excluding(found.excluded, units, self.variants)
+        return self._measure_excluding(exclusion.excluded, units, self.variants)
 
     def timed(self, listed: ExcludeList, timing: LatencyOptions) -> tuple[ExcludeList, TimedVariant | None]:
         """Add the latency of a list, and measure the fully quantized variant.
@@ -496,15 +496,15 @@ class _Study:
             self.float_scores = self.variants.float_scores()
             return listed, None
         rules = self.options.model_copy(update={"per_module": dict(listed.rules)})
-        complete = self.variants.timed(self.options, timing) if self.whole.runs else None
-        return replace(listed, latency=self.variants.timed(rules, timing) if listed.excluded else complete), complete
+        whole = self.variants.timed(self.options, timing) if self.whole.runs else None
+        return replace(listed, latency=self.variants.timed(rules, timing) if listed.excluded else whole), whole
 
-    def _nodes_of(self, part: ModulePart) -> int:
+    def _count_nodes(self, part: ModulePart) -> int:
         """Number of quantized nodes of a part; 0 without nodes to quantize."""
         variant = self.find_measurement(part)
         return variant.nodes if variant is not None else 0
 
-    def _rank(self, parts: Iterable[ModulePart]) -> list[ModulePart]:
+    def _rank_parts(self, parts: Iterable[ModulePart]) -> list[ModulePart]:
         """Sort parts by descending error; parts without quantized nodes come last."""
 
         def damage(part: ModulePart) -> tuple[int, float]:
@@ -526,9 +526,9 @@ class _Study:
 
     def rows(self) -> tuple[ModuleSensitivity, ...]:
         """Rows of the ranking."""
-        return tuple(map(self._row, self._rank(self.parts)))
+        return tuple(map(self._make_row, self._rank_parts(self.parts)))
 
-    def _row(self, part: ModulePart) -> ModuleSensitivity:
+    def _make_row(self, part: ModulePart) -> ModuleSensitivity:
         """Create the record of a part."""
         return ModuleSensitivity(
             path=part.module.path,
@@ -549,9 +549,9 @@ class _Study:
         )
 
 
-def _notes(study: _Study, samples: Samples) -> Iterator[str]:
+def _study_notes(study: _Study, samples: Samples) -> Iterator[str]:
     """Yield notes on estimates, source of modules and samples, resumed measurements and non-finite outputs."""
-    graph, retained = study.graph, study.variants.stored
+    graph, stored = study.graph, study.variants.stored
     variants = [variant for part in study.parts if (variant := study.find_measurement(part)) is not None]
     if quick := sum(variant.samples < study.variants.samples or variant.is_estimate for variant in variants):
         estimates = sum(variant.is_estimate for variant in variants)
@@ -563,8 +563,8 @@ def _notes(study: _Study, samples: Samples) -> Iterator[str]:
         yield f"The file has no winml tags; modules were read from its {graph.modules.source}."
     if samples.about.source == "random":
         yield f"Measured on random values in the ranges that the file states; {opt.input_data} takes real inputs."
-    if retained.resumed:
-        yield f"{retained.resumed} variants were measured by an interrupted run."
+    if stored.resumed:
+        yield f"{stored.resumed} variants were measured by an interrupted run."
     if any(not np.isfinite(array).all() for output in samples.answers for array in output.values()):
         yield "The float model returns NaN or infinity; these values are excluded from the comparison."
     if samples.left_out:

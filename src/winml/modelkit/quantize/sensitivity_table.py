@@ -36,7 +36,7 @@ def sensitivity_document(result: sensitivity_records.QuantizationSensitivity) ->
         [
             doc.Fields(list(_sensitivity_fields(result))),
             doc.Boxes(
-                list(_boxes(with_parameters)),
+                list(_make_boxes(with_parameters)),
                 heading="SQNR by module, each quantized alone",
                 size_title="number of parameters",
                 size_unit="parameters",
@@ -132,8 +132,8 @@ def _sensitivity_fields(result: sensitivity_records.QuantizationSensitivity) -> 
     if result.latency:
         yield "latency", _latency_words(result.latency)
     inputs = ", ".join(f"{name} {list(shape)}" for name, shape in result.input_shapes.items()) or "no inputs"
-    about = QualitySamples(result.input_source, result.samples, result.seed)
-    yield "samples", f"{samples_words(about)}; the first: {inputs}"
+    quality_samples = QualitySamples(result.input_source, result.samples, result.seed)
+    yield "samples", f"{samples_words(quality_samples)}; the first: {inputs}"
     cost = result.cost
     resumed = f", {cost.resumed} resumed" if cost.resumed else ""
     spent = f"{cost.quantization_s:.1f} s quantizing, {cost.session_s:.1f} s opening, {cost.runs_s:.1f} s running"
@@ -217,26 +217,26 @@ def _nearness_cells(variant: sensitivity_records.MeasuredVariant | None) -> Iter
     yield from (numbers.get(name) for name in ("sqnr_db", "cosine", "relative_error"))
 
 
-def _boxes(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> Iterator[doc.Box]:
+def _make_boxes(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> Iterator[doc.Box]:
     """Yield a box for each module with parameters, dark for a large error."""
     # In tree order, not in ranking order: parents before children, and the second layer before the tenth.
     modules = sorted(modules, key=lambda module: address.sort_key(module.tag))
     tags = {module.tag for module in modules}
     parents = {module.tag: address.nearest_ancestor(module.tag, tags) for module in modules}
-    own = {module.tag: module.parameters for module in modules}
+    own_parameters = {module.tag: module.parameters for module in modules}
     for module in modules:
         if parents[module.tag]:
-            own[parents[module.tag]] -= module.parameters
+            own_parameters[parents[module.tag]] -= module.parameters
     for module in modules:
-        words = f"{module.sqnr_db:.1f} dB" if module.sqnr_db is not None else doc.MISSING
+        ratio = f"{module.sqnr_db:.1f} dB" if module.sqnr_db is not None else doc.MISSING
         yield doc.Box(
             key=module.tag,
             parent=parents[module.tag],
             label=address.last_segment(module.tag),
             # A weight shared by two modules counts for both, and once for their parent.
-            size=max(own[module.tag], 0),
+            size=max(own_parameters[module.tag], 0),
             shade=_BEST_DB if module.sqnr_db is None else module.sqnr_db,
-            words=words,
-            lines=(module.path or module.tag, f"SQNR {words}", f"{module.parameters:,} parameters", module.problem),
+            words=ratio,
+            lines=(module.path or module.tag, f"SQNR {ratio}", f"{module.parameters:,} parameters", module.problem),
             kind=module.class_name,
         )

@@ -29,7 +29,7 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
         ("precision", f"{result.precision} ({', '.join(result.modes)})" if result.modes else None),
         ("KV cache", f"{result.kv_cache}, a scale for each channel" if result.kv_cache is not None else None),
         ("samples", result.calibration.words if result.calibration is not None else None),
-        ("budget", _budget_words(result.budget) if result.budget is not None else None),
+        ("budget", _describe_budget(result.budget) if result.budget is not None else None),
         ("quantized", f"{quantized} nodes with weights{_mixture_words(result)}" if result.modes else None),
         *(("left", f"{count} {reason}") for reason, count in result.left.items()),
         ("nodes", f"{before.nodes} → {after.nodes}"),
@@ -102,12 +102,12 @@ def _file_figures(result: QuantizedFile) -> Iterator[doc.Figure]:
     before, after = result.before.size_bytes, result.after.size_bytes
     meaning = f"of the file, {size_words(before)} before: {before / max(after, 1):.1f} times smaller"
     yield doc.Figure("size", size_words(after), meaning)
-    left = sum(result.left.values())
-    meaning = "nodes with weights" if not left else f"nodes with weights; the table lists why {left} are not"
-    yield doc.Figure("quantized", f"{result.quantized} of {result.quantized + left}", meaning)
+    unchanged = sum(result.left.values())
+    meaning = "nodes with weights" if not unchanged else f"nodes with weights; the table lists why {unchanged} are not"
+    yield doc.Figure("quantized", f"{result.quantized} of {result.quantized + unchanged}", meaning)
 
 
-def _budget_words(search: BudgetSearch) -> str:
+def _describe_budget(search: BudgetSearch) -> str:
     """Describe limit, selected variant and measurements of a search."""
     perplexity = ""
     if search.perplexity is not None and search.float_perplexity is not None:

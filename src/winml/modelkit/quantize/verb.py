@@ -86,9 +86,9 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
         names = ["samples"] if fields.get("sensitivity") else []
         if names and fields.get("dataset") is not None and options.get("calibration_data") is None:
             names += ["split", "columns"]
-        stated = {name: options[name] for name in names if name in options}
-        left = {name: value for name, value in options.items() if name not in stated}
-        request = super().of_command(section, left, {**fields, **stated})
+        measured = {name: options[name] for name in names if name in options}
+        remaining = {name: value for name, value in options.items() if name not in measured}
+        request = super().of_command(section, remaining, {**fields, **measured})
         assert isinstance(request, QuantizeRequest)
         return request
 
@@ -116,12 +116,12 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
         """Plan the command, including the report of a search for bits and the files of the calibration."""
         plan = super().plan()
         if self.report is not None:
-            plan = _with_page(plan, self.report, overwrite=self.overwrite)
-        return plan if plan.folder is None else self._completed(plan)
+            plan = _add_report(plan, self.report, overwrite=self.overwrite)
+        return plan if plan.folder is None else self._add_calibration_files(plan)
 
     def plan_file(self) -> FilePlan[QuantizedFile]:
         """Plan the quantization of one file, including the files of the calibration."""
-        return self._completed(super().plan_file())
+        return self._add_calibration_files(super().plan_file())
 
     def task(self, source: Path, output: Path, folder: FoundFolder | None = None) -> GraphFileTask:
         """Return the task; samples of a part are generated for the processors of its folder."""
@@ -135,7 +135,7 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
         # The plan refuses a folder all of whose parts keep a limit.
         return Quantization(task.source, options, self.sizes or {}, may_stay_float=task.of_several)
 
-    def _completed(self, plan: FilePlan[QuantizedFile]) -> FilePlan[QuantizedFile]:
+    def _add_calibration_files(self, plan: FilePlan[QuantizedFile]) -> FilePlan[QuantizedFile]:
         """Add calibration data on this disk and the calibration cache to a plan.
 
         Raises:
@@ -163,7 +163,7 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
         return replace(plan, writes=(*plan.writes, grows))
 
 
-def _with_page(plan: FilePlan[QuantizedFile], report: Path, *, overwrite: bool) -> FilePlan[QuantizedFile]:
+def _add_report(plan: FilePlan[QuantizedFile], report: Path, *, overwrite: bool) -> FilePlan[QuantizedFile]:
     """Add the HTML report of a search for bits to a plan.
 
     Raises:
@@ -190,12 +190,12 @@ def _refuse_nothing_to_do(plan: FilePlan[QuantizedFile], budget: BitBudget | Non
     """
     if budget is None or budget.is_smallest:
         return
-    found = [_within_limit(part.task.source, part.checked, budget) for part in plan.parts.values()]
-    if found and all(found):
-        budget.refuse_kept(found)
+    sizes = [_describe_within_limit(part.task.source, part.checked, budget) for part in plan.parts.values()]
+    if sizes and all(sizes):
+        budget.refuse_kept(sizes)
 
 
-def _within_limit(source: Path, checked: CheckedSource | None, budget: BitBudget) -> str:
+def _describe_within_limit(source: Path, checked: CheckedSource | None, budget: BitBudget) -> str:
     """Size or bits of a source within a limit; empty if it exceeds the limit or is not read yet."""
     from winml.modelkit.onnx.contents import read_contents
     from winml.modelkit.onnx.files.reading import read_structure
@@ -216,8 +216,8 @@ def _refuse_other_file(option: str, path: Path, plan: FilePlan[QuantizedFile]) -
         UsageError: names the option.
     """
     for role, paths in (("read", plan.reads), ("written", tuple(file.path for file in plan.writes))):
-        is_same = (path.exists() and other.exists() and path.samefile(other) for other in paths)
-        if path.absolute() in {other.absolute() for other in paths} or any(is_same):
+        is_same = (path.exists() and planned.exists() and path.samefile(planned) for planned in paths)
+        if path.absolute() in {planned.absolute() for planned in paths} or any(is_same):
             raise UsageError(
                 f"{option} {path}: the file is also {role} by a different option", hint="Name another file."
             )
@@ -311,18 +311,18 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
             f"two of {opt.output}, {opt.report} and {opt.exclude_list} specify the same file",
             hint="Use a separate file for each.",
         )
-    read = [Path(path) for path in (request.input_data, request.options.calibration_data) if path is not None]
+    inputs = [Path(path) for path in (request.input_data, request.options.calibration_data) if path is not None]
     if outputs:
-        refuse_inputs(outputs, [*read, *_dataset_files(request), *files_of_model(model)])
+        refuse_inputs(outputs, [*inputs, *_dataset_files(request), *files_of_model(model)])
         refuse_existing(outputs, overwrite=request.overwrite)
     refuse_missing_values(request.input_data)
     _refuse_graph(request, model, outputs)
     measured = measured_path(outputs[0]) if outputs else None
-    stated = {field.name: getattr(request, field.name) for field in fields_of(SensitivityFields)}
+    values = {field.name: getattr(request, field.name) for field in fields_of(SensitivityFields)}
     if request.dataset is not None:
-        stated |= {"samples": None, "target": None}  # they belong to the dataset
+        values |= {"samples": None, "target": None}  # they belong to the dataset
     sensitivity = SensitivityOptions(
-        **stated,
+        **values,
         sizes=dict(request.sizes or {}),
         seed=request.seed,
         processors=None if isinstance(source, Path) else source.path,
@@ -332,7 +332,7 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
     met = "the target is met"
     return SensitivityPlan(
         verb="quantize",
-        reads=(model, *read),
+        reads=(model, *inputs),
         writes=tuple(planned_file(path, met if path == request.exclude_list else "") for path in outputs),
         steps=(
             PlannedStep("measuring", f"{model}: each module quantized alone"),

@@ -191,7 +191,7 @@ class Calibration:
             f"blocks of weights ({', '.join(options.solving_algorithms)})": options.solves_weights,
             "scales of the KV cache": options.kv_cache is not None,
         }
-        return " and ".join(words for words, is_needed in purposes.items() if is_needed)
+        return " and ".join(purpose for purpose, is_needed in purposes.items() if is_needed)
 
     def as_record(self) -> dict[str, object]:
         """Source of the ranges, JSON-ready."""
@@ -208,7 +208,7 @@ class Calibration:
         """Identify the inputs of the statistics: the content of the data, not its location."""
         columns = {"columns": self.options.columns} if self.options.columns else {}
         drawn = {} if self.has_data else {"seed": self.seed, "sizes": dict(self.sizes), "samples": self.count}
-        if self._decodes:
+        if self._uses_decoder_runs:
             drawn["data"] = "decoding"
         record = {name: entry for name, entry in self.as_record().items() if name != "method"} if self.has_data else {}
         files = self.files if self.has_data else processor_files(self.model_folder)
@@ -279,7 +279,7 @@ class Calibration:
         yield from decoding_samples(self.source, self.model_folder, self.sizes, self.count, seed)
 
     @functools.cached_property
-    def _decodes(self) -> bool:
+    def _uses_decoder_runs(self) -> bool:
         """True if the graph is a decoder with a KV cache that runs: its own runs are then the samples of ranges.
 
         Algorithms that solve weight blocks, and scales of the cache, use whole prompts, each with many tokens per run.
@@ -289,7 +289,7 @@ class Calibration:
             or self.has_data
             or self.options.solves_weights
             or not self.options.needs_ranges
-            or not any(item.cache for item in inputs_of_file(self.source))
+            or not any(spec.cache for spec in inputs_of_file(self.source))
         ):
             return False
         samples = decoding_samples(self.source, self.model_folder, self.sizes, 1, self.seed)
@@ -311,7 +311,7 @@ class Calibration:
     @property
     def _kind(self) -> str:
         """Kind of generated samples."""
-        return "decoding" if self._decodes else "processor" if self._made else "random"
+        return "decoding" if self._uses_decoder_runs else "processor" if self._made else "random"
 
     def samples_to_compare(self, session: Session) -> tuple[Sequence[Arrays], QualitySamples]:
         """First samples of the user's data, for the comparison of the result with its source."""
@@ -351,7 +351,7 @@ class Calibration:
 
     def _random_samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
         """Yield random values for each sample.
-        
+
         Raises:
             UsageError: no values can be drawn for an input.
         """
@@ -408,17 +408,17 @@ class CalibrationStatistics:
         """Rows measured together with the maxima, until read."""
         self._modules: dict[str, str] = {}
         self._stored: ResumableResults | None = None
-        named = calibration.options.calibration_cache
-        if source is None or (named is None and folder is None):
+        cache_file = calibration.options.calibration_cache
+        if source is None or (cache_file is None and folder is None):
             return
         request = {"model": model_digest(source), "samples": calibration.request()}
         digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
-        path = Path(named) if named is not None else Path(folder or "") / f"{digest}.json"
+        path = Path(cache_file) if cache_file is not None else Path(folder or "") / f"{digest}.json"
         self._stored = ResumableResults(path, request)
-        found = self._stored.read(self._load_record)
-        if isinstance(found, OtherRequest) and named is not None:
+        outcome = self._stored.read(self._load_record)
+        if isinstance(outcome, OtherRequest) and cache_file is not None:
             raise UsageError(
-                f"{opt.calibration_cache} {path}: {_cache_problem(found)}",
+                f"{opt.calibration_cache} {path}: {_cache_problem(outcome)}",
                 hint="Use a different file. This one was not changed.",
             )
 
@@ -430,14 +430,14 @@ class CalibrationStatistics:
         missing = [
             value.name
             for value in values
-            if (known := self._statistics.get(keys[value.name])) is None or (needs_histogram and known.counts is None)
+            if (stored := self._statistics.get(keys[value.name])) is None or (needs_histogram and stored.counts is None)
         ]
         if missing:
             measured = self.calibration.over_samples(
-                lambda read: measure_statistics(model, missing, read, with_histograms=needs_histogram)
+                lambda reader: measure_statistics(model, missing, reader, with_histograms=needs_histogram)
             )
             self._statistics.update({keys[name]: statistics for name, statistics in measured.items()})
-            self._store(model, {name: keys[name] for name in missing})
+            self._write_statistics(model, {name: keys[name] for name in missing})
         return {value.name: range_of(self._statistics[keys[value.name]], method, value.bits) for value in values}
 
     def channel_maxima(self, model: ir.Model, axes: Mapping[str, int]) -> Mapping[str, Array]:
@@ -445,10 +445,10 @@ class CalibrationStatistics:
         keys = {name: _statistics_key(name, f"axis {axis}") for name, axis in axes.items()}
         missing = {name: axis for name, axis in axes.items() if keys[name] not in self._maxima}
         if missing:
-            measured = self.calibration.over_samples(lambda read: measure_channels(model, missing, read))
+            measured = self.calibration.over_samples(lambda reader: measure_channels(model, missing, reader))
             self._maxima.update({keys[name]: maxima for name, maxima in measured.maxima.items()})
             self._rows = measured.rows
-            self._store(model, {name: keys[name] for name in missing})
+            self._write_statistics(model, {name: keys[name] for name in missing})
         return {name: self._maxima[key] for name, key in keys.items()}
 
     def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
@@ -459,14 +459,14 @@ class CalibrationStatistics:
         rows, self._rows = dict(self._rows), {}
         if missing := [name for name in names if name not in rows]:
             axes = dict.fromkeys(missing, -1)
-            rows.update(self.calibration.over_samples(lambda read: measure_channels(model, axes, read)).rows)
+            rows.update(self.calibration.over_samples(lambda reader: measure_channels(model, axes, reader)).rows)
         return {name: rows[name] for name in names}
 
     def as_record(self) -> dict[str, object]:
         """Source of the statistics, JSON-ready."""
         return self.calibration.as_record()
 
-    def _store(self, model: ir.Model, keys: Mapping[str, str]) -> None:
+    def _write_statistics(self, model: ir.Model, keys: Mapping[str, str]) -> None:
         """Write the statistics file, if any, with the module of each value."""
         if self._stored is None:
             return
@@ -499,9 +499,9 @@ def _statistics_key(name: str, change: str) -> str:
     return f"{name} ({change})" if change else name
 
 
-def _cache_problem(found: OtherRequest) -> str:
+def _cache_problem(other_request: OtherRequest) -> str:
     """Describe the mismatch of a statistics file: unreadable, another model or other samples."""
-    changed = found.changed
+    changed = other_request.changed
     if not changed:
         return "is not a file of activation statistics that this version can read"
     return "has statistics of a different model" if "model" in changed else "has statistics of different samples"

@@ -71,12 +71,12 @@ def refuse_missing_files(options: QuantizeOptions) -> None:
     """
     data = options.calibration_data
     kind = None if data is None else calibration_kind(data)
-    passed = (
+    option_text = (
         f"{opt.split} {options.split}" if options.split is not None else spell("columns" if options.columns else "")
     )
-    if passed and kind in (None, "arrays"):
-        what = "random values" if kind is None else f"{opt.calibration_data} {data}, which contains arrays by input"
-        raise UsageError(f"{passed} does not apply to {what}", hint="Omit it, or pass a dataset.")
+    if option_text and kind in (None, "arrays"):
+        origin = "random values" if kind is None else f"{opt.calibration_data} {data}, which contains arrays by input"
+        raise UsageError(f"{option_text} does not apply to {origin}", hint="Omit it, or pass a dataset.")
     refuse_unknown_roles(options.columns)
     if kind == "data set":
         refuse_missing_datasets(f"{opt.calibration_data} {data}")

@@ -41,7 +41,7 @@ def held_out_evaluator(calibration: Calibration, session: Session, max_drop: Dro
 
     def scores(session: Session) -> dict[str, float]:
         """Measure the perplexity of a session on the held-out texts."""
-        texts = itertools.starmap(predicted_text, _read_texts(session, calibration))
+        texts = itertools.starmap(predicted_text, _score_texts(session, calibration))
         rows = [(text.surprise, len(text.best)) for text in texts]
         return {PERPLEXITY.name: PERPLEXITY.measured(rows, []).value}
 
@@ -76,7 +76,7 @@ def _refuse_unscored_graph(session: Session) -> None:
         )
 
 
-def _read_texts(session: Session, calibration: Calibration) -> Iterator[tuple[Array, Array]]:
+def _score_texts(session: Session, calibration: Calibration) -> Iterator[tuple[Array, Array]]:
     """Run the held-out texts; yield scores and tokens of each text, without padding.
 
     Raises:

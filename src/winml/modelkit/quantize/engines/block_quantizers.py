@@ -47,7 +47,7 @@ def _iterate_pieces(matrix: Array, block_size: int) -> Iterator[tuple[slice, sli
 
 def _round_rows(rows: Array, bits: int, *, is_symmetric: bool) -> tuple[Array, Array, Array]:
     """Quantize rows, one block each; return steps (one per byte), scales and zero points."""
-    most, middle = np.float32(2**bits - 1), np.float32(2 ** (bits - 1))
+    maximum, middle = np.float32(2**bits - 1), np.float32(2 ** (bits - 1))
     low, high = _find_extremes(rows)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if is_symmetric:
@@ -55,9 +55,9 @@ def _round_rows(rows: Array, bits: int, *, is_symmetric: bool) -> tuple[Array, A
             zero_points = np.full_like(scales, middle)
         else:
             low, high = np.minimum(low, 0), np.maximum(high, 0)
-            scales = (high - low) / most
+            scales = (high - low) / maximum
             exact = np.where(scales != 0, np.float32(0) - low / scales, low)
-            zero_points = np.clip(np.trunc(exact + _ALMOST_HALF), 0, most)
+            zero_points = np.clip(np.trunc(exact + _ALMOST_HALF), 0, maximum)
         inverse = np.where(scales != 0, np.float32(1) / scales, np.float32(0))
         steps = rows * inverse
         if np.isinf(inverse).any():
@@ -65,7 +65,7 @@ def _round_rows(rows: Array, bits: int, *, is_symmetric: bool) -> tuple[Array, A
             steps[rows == 0] = 0
         steps += zero_points
         steps += _ALMOST_HALF
-        np.clip(steps, 0, most, out=steps)
+        np.clip(steps, 0, maximum, out=steps)
     return steps.astype(np.uint8), scales, zero_points.astype(np.uint8)
 
 
@@ -158,7 +158,7 @@ def _round_to_nearest(matrix: Array, fmt: BlockFormat) -> Blocks:
     return Blocks(packed, scales, pack_codes(zero_points, bits, fill=2 ** (bits - 1)))
 
 
-def _half_quadratic(matrix: Array, fmt: BlockFormat) -> Blocks:
+def _quantize_hqq(matrix: Array, fmt: BlockFormat) -> Blocks:
     """Quantize a matrix with HQQ of ONNX Runtime (half-quadratic optimization of zero points)."""
     with _preserve_logging():
         from onnxruntime.quantization.matmul_nbits_quantizer import HQQWeightOnlyQuantConfig, HQQWeightOnlyQuantizer
@@ -173,7 +173,7 @@ def _half_quadratic(matrix: Array, fmt: BlockFormat) -> Blocks:
     return Blocks(packed, scales.reshape(packed.shape[:2]), zero_points.reshape(packed.shape[:2]))
 
 
-def _k_quant(matrix: Array, fmt: BlockFormat) -> Blocks:
+def _quantize_k_quant(matrix: Array, fmt: BlockFormat) -> Blocks:
     """Quantize a matrix with k-quant of ONNX Runtime (search for scales and zero points)."""
     with _preserve_logging():
         from onnxruntime.quantization.neural_compressor import weight_only
@@ -217,8 +217,8 @@ def unpack_blocks(blocks: Blocks, fmt: BlockFormat, depth: int) -> Array:
 
 _ALGORITHMS: Mapping[Algorithm, Callable[[Array, BlockFormat], Blocks]] = {
     "rtn": _round_to_nearest,
-    "hqq": _half_quadratic,
-    "k_quant": _k_quant,
+    "hqq": _quantize_hqq,
+    "k_quant": _quantize_k_quant,
 }
 
 
@@ -278,7 +278,7 @@ class WeightMatrix:
         """True if a slab spans the whole width and part of the depth; False for the whole depth and part of the
         width.
         """
-        stored = _stored_order(self.tensor)
+        stored = _find_stored_order(self.tensor)
         return self.is_transposed if stored is not None and stored.is_transposed else not self.is_transposed
 
     def slabs(self, multiple: int) -> list[Callable[[], Slab]]:
@@ -287,7 +287,7 @@ class WeightMatrix:
         Args:
             multiple: The number of rows of each slab except the last is a multiple of this.
         """
-        stored = _stored_order(self.tensor)
+        stored = _find_stored_order(self.tensor)
         if stored is None:
             return [lambda: Slab(0, self.values())]
         by_depth = self.is_read_by_depth
@@ -304,8 +304,8 @@ class WeightMatrix:
 
     def values(self) -> Array:
         """Return the whole matrix: depth × width, float32."""
-        complete = self.tensor.numpy().reshape(self._rows_and_columns).astype(np.float32, copy=False)
-        return complete.T if self.is_transposed else complete
+        matrix = self.tensor.numpy().reshape(self._rows_and_columns).astype(np.float32, copy=False)
+        return matrix.T if self.is_transposed else matrix
 
 
 class _StoredOrder(NamedTuple):
@@ -314,7 +314,7 @@ class _StoredOrder(NamedTuple):
     """True if the axes of the tensor are the reverse of the stored axes."""
 
 
-def _stored_order(tensor: ir.TensorProtocol) -> _StoredOrder | None:
+def _find_stored_order(tensor: ir.TensorProtocol) -> _StoredOrder | None:
     """Storage of a matrix's values in a file; ``None`` if not in a file or rounded."""
     if isinstance(tensor, StoredTensor) and tensor.permutation is not None:
         is_readable = len(tensor.shape) == 2 and is_exact(tensor)
@@ -447,29 +447,29 @@ def gptq_blocks(matrix: Array, statistics: InputStatistics, fmt: BlockFormat) ->
     steps = np.full((count * fmt.block_size, width), 2 ** (fmt.bits - 1), np.uint8)
     scales = np.empty((count, width), np.float32)
     zero_points = np.empty((count, width), np.float32)
-    most = np.float32(2**fmt.bits - 1)
+    maximum = np.float32(2**fmt.bits - 1)
     errors = np.zeros_like(matrix)
     for number in range(count):
         start, stop = number * fmt.block_size, min((number + 1) * fmt.block_size, depth)
         block = factor[start:stop, start:stop]
-        carried = factor[:start, start:stop].T @ errors[:start]
-        targets = matrix[start:stop] + carried / np.diagonal(block)[:, None]
-        scale, zero_point = _best_grid(targets, importance[start:stop], fmt)
+        correction = factor[:start, start:stop].T @ errors[:start]
+        targets = matrix[start:stop] + correction / np.diagonal(block)[:, None]
+        scale, zero_point = _find_best_grid(targets, importance[start:stop], fmt)
         inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
         for row in range(stop - start):
-            target = matrix[start + row] + (carried[row] / block[row, row])
-            rounded = np.clip(np.rint(target * inverse) + zero_point, 0, most)
+            target = matrix[start + row] + (correction[row] / block[row, row])
+            rounded = np.clip(np.rint(target * inverse) + zero_point, 0, maximum)
             steps[start + row] = rounded
             error = matrix[start + row] - (rounded - zero_point) * scale
             errors[start + row] = error
-            carried[row + 1 :] += block[row, row + 1 :, None] * error
+            correction[row + 1 :] += block[row, row + 1 :, None] * error
         scales[number], zero_points[number] = scale, zero_point
     return pack_blocks(steps.T.reshape(width, count, -1), scales.T, zero_points.T.astype(np.uint8), fmt)
 
 
-def _best_grid(targets: Array, importance: Array, fmt: BlockFormat) -> tuple[Array, Array]:
+def _find_best_grid(targets: Array, importance: Array, fmt: BlockFormat) -> tuple[Array, Array]:
     """Scale and zero point of each column of a block with the smallest weighted error among the tried shrinks."""
-    most, middle = np.float32(2**fmt.bits - 1), np.float32(2 ** (fmt.bits - 1))
+    maximum, middle = np.float32(2**fmt.bits - 1), np.float32(2 ** (fmt.bits - 1))
     low, high = np.minimum(targets.min(axis=0), 0), np.maximum(targets.max(axis=0), 0)
     if fmt.is_symmetric:
         largest = np.where(high > -low, high, low)
@@ -481,11 +481,11 @@ def _best_grid(targets: Array, importance: Array, fmt: BlockFormat) -> tuple[Arr
             scale = largest * np.float32(shrink) / -middle
             zero = np.full_like(scale, middle)
         else:
-            scale = (high - low) * np.float32(shrink) / most
+            scale = (high - low) * np.float32(shrink) / maximum
             exact = np.divide(-low * np.float32(shrink), scale, out=np.zeros_like(scale), where=scale != 0)
-            zero = np.clip(np.rint(exact), 0, most)
+            zero = np.clip(np.rint(exact), 0, maximum)
         inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
-        steps = np.clip(np.rint(targets * inverse) + zero, 0, most)
+        steps = np.clip(np.rint(targets * inverse) + zero, 0, maximum)
         difference = (steps - zero) * scale - targets
         error = (weights * difference * difference).sum(axis=0)
         is_better = error < best

@@ -125,20 +125,18 @@ class PackedWeight:
                     if name not in parts:
                         parts[name] = np.empty(self._part_shapes[name], values.dtype)
                     step = parts[name].shape[1] / self._block_grid[1] if name == _PACKED_ZERO_POINTS else 1
-                    first = round(start // self.block_format.block_size * step) if by_depth else start
-                    place = (
-                        np.s_[:, first : first + values.shape[1]] if by_depth else np.s_[first : first + len(values)]
-                    )
-                    parts[name][place] = values
+                    begin = round(start // self.block_format.block_size * step) if by_depth else start
+                    span = np.s_[:, begin : begin + values.shape[1]] if by_depth else np.s_[begin : begin + len(values)]
+                    parts[name][span] = values
         return self._cast_parts(block_quantizers.Blocks(**parts))
 
-    def _quantize_slab(self, read: Callable[[], block_quantizers.Slab]) -> tuple[int, block_quantizers.Blocks]:
+    def _quantize_slab(self, read_slab: Callable[[], block_quantizers.Slab]) -> tuple[int, block_quantizers.Blocks]:
         """Read and quantize a slab; return its start and its blocks.
-        
+
         Raises:
             QuantizeError: a value is NaN or infinite.
         """
-        slab = read()
+        slab = read_slab()
         self._use.refuse_non_finite(slab.values)
         return slab.start, block_quantizers.quantize_blocks(slab.values, self.block_format)
 
@@ -250,11 +248,11 @@ def _solved_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str, .
     tables = sum(node.domain == DOMAIN and node.op_type == "GatherBlockQuantized" for node in quantized.graph)
     notes = []
     if counts and set(counts) != {options.algorithm}:
-        words = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-        notes.append(f"MatMuls by quantization algorithm: {words}.")
+        algorithm_counts = ", ".join(f"{name} {count}" for name, count in counts.most_common())
+        notes.append(f"MatMuls by quantization algorithm: {algorithm_counts}.")
     if tables:
-        words = count_noun(tables, "table", "were")
-        notes.append(f"{words} rounded to nearest (rtn), since rows are looked up, not multiplied.")
+        table_count = count_noun(tables, "table", "were")
+        notes.append(f"{table_count} rounded to nearest (rtn), since rows are looked up, not multiplied.")
     return tuple(notes)
 
 
@@ -402,18 +400,18 @@ class Packing:
             solved = None if operand is None else self._task.solved.get(operand.key)
             if solved is None or solved.input_scale is not scale or reader.inputs[0] is not value:
                 return False
-        places = _CHANNEL_WEIGHTS.get(maker.op_type, ())
-        weights = [(place, read) for place, read in enumerate(maker.inputs) if place in places and read is not None]
+        slots = _CHANNEL_WEIGHTS.get(maker.op_type, ())
+        weights = [(index, gain) for index, gain in enumerate(maker.inputs) if index in slots and gain is not None]
         # The operands of a Mul are a value and a weight, in either order.
-        weights = [(place, read) for place, read in weights if maker.op_type != "Mul" or read.is_initializer()]
-        if not weights or not all(_is_channel_weight(read, len(scale)) for _, read in weights):
+        weights = [(index, gain) for index, gain in weights if maker.op_type != "Mul" or gain.is_initializer()]
+        if not weights or not all(_is_channel_weight(gain, len(scale)) for _, gain in weights):
             return False
-        for place, read in weights:
-            assert read.const_value is not None  # checked above
-            numbers = read.const_value.numpy()
-            divided = ir.tensor((numbers / scale).astype(numbers.dtype), name=f"{read.name}_divided")
-            maker.replace_input_with(place, self._add_tensor(divided))
-            drop_unused_initializers(self._graph, [read])
+        for index, gain in weights:
+            assert gain.const_value is not None  # checked above
+            numbers = gain.const_value.numpy()
+            divided = ir.tensor((numbers / scale).astype(numbers.dtype), name=f"{gain.name}_divided")
+            maker.replace_input_with(index, self._add_tensor(divided))
+            drop_unused_initializers(self._graph, [gain])
         return True
 
     def _accuracy_level(self, weight: PackedWeight) -> int:
@@ -427,7 +425,7 @@ class Packing:
         fmt = packed.weight.block_format
         if packed.weight.matrix.depth % fmt.block_size:
             return None  # no block size divides its rows, and rows are not padded
-        values, *others = packed.parts
+        values, *scale_parts = packed.parts
         table = self._make_table(node, values, packed.weight)
         attributes = {
             "gather_axis": 0,
@@ -436,7 +434,7 @@ class Packing:
             "block_size": fmt.block_size,
         }
         return ir.node(
-            "GatherBlockQuantized", [table, node.inputs[1], *others], attributes, domain=DOMAIN, name=node.name
+            "GatherBlockQuantized", [table, node.inputs[1], *scale_parts], attributes, domain=DOMAIN, name=node.name
         )
 
     def _packed_weight(self, node: ir.Node, operand: Operand) -> _PackedParts:
@@ -525,8 +523,8 @@ def operand_of(node: ir.Node) -> Operand | None:
         axis = node.attributes.get("axis")
         on_rows = axis is None or axis.as_int() == 0
         return Operand(weight, is_transposed=True) if on_rows and node.inputs[0] is weight else None
-    read = node.inputs[1]
-    is_transposed = read is not weight  # read through a Transpose
+    right_operand = node.inputs[1]
+    is_transposed = right_operand is not weight  # read through a Transpose
     if node.op_type == "Gemm":
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         if any(attributes.get(name, value) != value for name, value in PRODUCT_AND_SUM.items()) or not _has_plain_bias(
@@ -534,8 +532,8 @@ def operand_of(node: ir.Node) -> Operand | None:
         ):
             return None
         is_transposed ^= bool(attributes.get("transB", 0))
-    maker = read.producer() if read is not None else None
-    is_read = read is weight or (maker is not None and maker.inputs[0] is weight)
+    maker = right_operand.producer() if right_operand is not None else None
+    is_read = right_operand is weight or (maker is not None and maker.inputs[0] is weight)
     return Operand(weight, is_transposed) if is_read else None
 
 
@@ -568,8 +566,8 @@ def _find_readers(operand: Operand, task: EngineTask) -> tuple[ir.Node, ...]:
     """Nodes of a task that read a weight in this orientation, without duplicates."""
     direct = [node for node, _ in operand.value.uses()]
     behind = [user for node in direct if node.op_type == "Transpose" for user, _ in node.outputs[0].uses()]
-    found = (node for node in (*direct, *behind) if node.name in task.nodes and operand_of(node) == operand)
-    return tuple(dict.fromkeys(found))
+    readers = (node for node in (*direct, *behind) if node.name in task.nodes and operand_of(node) == operand)
+    return tuple(dict.fromkeys(readers))
 
 
 @dataclass(frozen=True)
