@@ -57,6 +57,7 @@ def _source_words(fidelity: FidelityInfo, output: OutputFidelity) -> str:
 
 
 def _inconclusive(silent: tuple[str, ...] | None) -> str:
+    """Describe a comparison of outputs without information."""
     words = "no number" if silent is None else silent_words(silent)
     return f"inconclusive: the source returns {words}, so a wrong graph would go unnoticed"
 
@@ -179,7 +180,7 @@ def verification_words(verification: VerificationInfo | None) -> str:
 
 
 def _assumed_words(verification: VerificationInfo) -> str:
-    """Describe the number of assumptions about other inputs, and if they were accepted."""
+    """Describe the number of assumptions about other inputs, and whether the assumptions were accepted."""
     if not verification.assumed:
         return ""
     accepted = "accepted" if verification.accepts_assumptions else "not verified for other inputs"
@@ -195,7 +196,7 @@ def _fixed_words(verification: VerificationInfo) -> str:
 
 
 def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]:
-    """Notes on excluded samples, inputs with one value, outputs with NaN, and prompts not to be read in pieces."""
+    """Note excluded samples, inputs with one value, outputs with NaN, and the notes of text generation."""
     if verification is None:
         return ()
     set_aside_notes = [
@@ -224,6 +225,7 @@ _DRAWN_WEIGHTS = (
 
 
 def _value_note(value: CheckedValue) -> str:
+    """Note the values of an input that PyTorch rejects, or the value that the input is fixed to."""
     refused = f"PyTorch rejects {'; '.join(value.refused)}" if value.refused else ""
     if not value.is_fixed:
         return f"Input {value.name}: {refused}. It was compared at {', '.join(value.compared)}."

@@ -109,6 +109,7 @@ def _files_read(request: PerfRequest) -> Iterable[Path]:
 
 
 def _steps(request: PerfRequest, latency: LatencyOptions) -> list[PlannedStep]:
+    """Create a planned step for each model."""
     how = "in one profiled session" if request.by_module else f"{latency.iterations} runs"
     how = f"{latency.duration_s:g} s" if latency.duration_s is not None else how
     what = f"each module that {request.module} names in " * bool(request.module)
@@ -118,6 +119,11 @@ def _steps(request: PerfRequest, latency: LatencyOptions) -> list[PlannedStep]:
 
 
 def _refuse_combinations(request: PerfRequest) -> None:
+    """Refuse options that contradict each other or have no effect.
+
+    Raises:
+        UsageError: names the options.
+    """
     if request.module is not None:
         Selector(request.module)
         refuse_stated(
@@ -160,6 +166,11 @@ def _refuse_combinations(request: PerfRequest) -> None:
 
 
 def _refuse_of_several_parts(request: PerfRequest) -> None:
+    """Refuse options for one graph, and generation without a decoder part.
+
+    Raises:
+        UsageError: names the option and the parts.
+    """
     parts = ", ".join(request.models)
     refuse_stated(
         request,
@@ -175,6 +186,11 @@ def _refuse_of_several_parts(request: PerfRequest) -> None:
 
 
 def _found_baseline(request: PerfRequest) -> Baseline | None:
+    """Find the baseline: PyTorch or an ONNX file; ``None`` without a baseline.
+
+    Raises:
+        UsageError: the baseline is neither.
+    """
     name = request.baseline
     if name is None:
         return None

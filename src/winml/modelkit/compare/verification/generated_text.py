@@ -1,7 +1,7 @@
 """Text generation with a KV cache in PyTorch, recorded run by run.
 
 The model generates with its own cache: two prompts of different lengths at once, greedily, then a second prompt after
-the generated text. Tokens and scores of each run are recorded, so that a graph can be given the same.
+the generated text. Tokens and scores of each run are recorded for the graph.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str
     tokens, mask = _create_prompts(part, seed)
 
     def generate() -> GeneratedText:
+        """Generate the text, without padding if the model cannot hide padding."""
         assert part.cache is not None
         with _FewRows():
             is_unsafe = not mask.all() and part.cache.is_recurrent
@@ -233,14 +234,17 @@ def recorded_generation(
     recorded, placed, places = RecordedText(), several_positions(part.inputs), deque[Array](maxlen=1)
 
     def rename(_module: object, arguments: Any, keywords: dict[str, Any]) -> Any:
+        """Pass the cache by the argument name of the part."""
         renamed = {argument if name in CACHE_ARGUMENTS else name: value for name, value in keywords.items()}
         return arguments, renamed
 
     def keep_positions(_module: object, _arguments: Any, keywords: Mapping[str, Any]) -> None:
+        """Keep the positions in several rows that the decoder receives."""
         assert placed is not None
         places.append(to_numpy(keywords[POSITIONS])[-int(placed.shape[0]) :])
 
     def keep(_module: object, _arguments: object, keywords: Mapping[str, Any], output: Mapping[str, Any]) -> None:
+        """Record tokens, mask and scores of a run, and its cache."""
         read_tokens = keywords[DECODER_TOKENS] if DECODER_TOKENS in keywords else keywords.get(TOKEN_IDS)
         if read_tokens is None:
             assert prompt is not None
@@ -298,7 +302,7 @@ def _torch_output_after(part: ModelPart, model: nn.Module, run: TextStep, cache:
 def _difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -> float | None:
     """Relative difference of the scores after a prompt that PyTorch reads in two runs.
 
-    ``None`` if it is rounding, known from the cache layout, or if the model cannot read a prompt in two runs.
+    ``None`` if the difference is rounding or known from the cache layout, or if the model reads prompts in one run.
     """
     layout = part.cache
     assert layout is not None
@@ -329,19 +333,19 @@ def single_tokens(step: TextStep) -> Iterator[TextStep]:
 
 
 def attention_mask_of(cache: CacheLayout, step: TextStep) -> Array:
-    """Mask of a run: of all tokens so far, or of the tokens of the run if no cache stores the others."""
+    """Mask of all tokens so far; of the tokens of the run if the cache does not grow."""
     return step.mask if cache.grows else step.mask[:, -step.tokens.shape[1] :]
 
 
 def reason_against(part: ModelPart) -> str:
-    """Reason why a graph with these inputs cannot generate; empty if it can."""
+    """Reason why a part cannot generate text; empty if generation is possible."""
     if reason := reason_of_sizes(part):
         return reason
     return "" if callable(getattr(part.model, "generate", None)) else f"{type(part.model).__name__} has no generate()"
 
 
 def reason_of_sizes(part: ModelPart) -> str:
-    """Reason why the sizes of a graph prevent generation; empty if they allow it."""
+    """Reason why the sizes of a graph prevent generation; empty if generation is possible."""
     if token_count(part) not in (1, *(dimension.name for dimension in part.dimensions)):
         return "the number of tokens is fixed"
     if held_tokens(part) is not None and all(spec.name != MASK for spec in part.inputs):
@@ -378,9 +382,9 @@ def _create_prompts(part: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def _hides_padding(part: ModelPart, model: nn.Module, tokens: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Return True if PyTorch's outputs for the padded first row equal those without padding.
+    """Return True if PyTorch's outputs for the padded first row equal its outputs without padding.
 
-    Some recurrent models run padding through their states (for: RWKV), or do so in a batch of one row.
+    Some recurrent models run padding through their states (for: RWKV), others in a batch of one row only.
     """
     padded = TextStep(to_numpy(tokens), to_numpy(mask), np.empty(0))
     alone = TextStep(padded.tokens[:1, _PADDING:], padded.mask[:1, _PADDING:], np.empty(0))

@@ -1,14 +1,14 @@
 """Verification that the written file depends on its input values like PyTorch, one input at a time.
 
-A trace turns a value that Python reads (``range(int(n))``, ``if flag``) into a constant of the graph, which random
-inputs detect only by chance. Numbers, flags and rows of integers are therefore replaced by neighbouring values. If
-Python reads values, numbers also get distant values, and floats both signs. Values that PyTorch itself refuses prove
+A trace turns a value that Python reads (``range(int(n))``, ``if flag``) into a constant of the graph; random
+inputs detect the constant only by chance. Numbers, flags and rows of integers are therefore replaced by neighbouring
+values. If Python reads values, numbers also get distant values, and floats both signs. Values that PyTorch itself refuses prove
 nothing and are reported. Independent of the capture of the graph.
 
-Random floats have magnitudes up to about 4. An operator whose ONNX form is correct only there, such as the logarithm of
-a sigmoid, is detected by one more sample of floats far from 0, where it may overflow or lose precision, if the graph
-has such operators. Outputs that are NaN or infinite in PyTorch are not compared, nor are models that convert input
-floats to integers, which may be sizes.
+Random floats have magnitudes up to about 4. The ONNX form of some operators, such as the logarithm of a
+sigmoid, overflows or loses precision far from 0. A graph with such operators is compared on an additional sample of
+floats far from 0. Outputs that are NaN or infinite in PyTorch are not compared. Models that convert input floats
+to integers are not compared either, since the integers may be sizes.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Varied:
 
     @property
     def are_ties(self) -> bool:
-        """Return True if all values are equal, so that only their positions decide the ranking."""
+        """Return True if all values are equal: positions alone decide the ranking."""
         return self.words in (_ZEROS, _ONES)
 
 
@@ -226,7 +226,7 @@ def _other_values(
     is_read: bool,
     reads_values: bool,
 ) -> list[torch.Tensor]:
-    """List values near the traced ones and at the bounds of their range, excluding the traced ones.
+    """List values near the traced values and at the bounds of their range, excluding the traced values.
 
     Empty for tensors that random inputs vary anyway: floats with several values, and many integers. Inputs read by
     Python get more values; negative ones if a trace is known to contain the read value.
@@ -466,7 +466,7 @@ def places_words(choices: Sequence[str]) -> str:
 
 
 def value_words(values: torch.Tensor) -> str:
-    """Format the values of a tensor, the first ones if there are many.
+    """Format the values of a tensor, shortened if the tensor is large.
 
     >>> value_words(torch.tensor([3, 5])), value_words(torch.ones(2, 9)), value_words(torch.tensor(0.5))
     ('[3, 5]', '1', '0.5')

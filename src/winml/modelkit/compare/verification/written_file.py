@@ -279,8 +279,7 @@ def _accepted_samples(prepared: PreparedPart, samples: Sequence[Arrays], traced:
 def _second_draw(inputs: InputDraws, traced: Draw, run: Callable[[Draw], Draw]) -> Draw:
     """Create a second sample of the traced sizes that the model accepts, with its outputs.
 
-    Its masks contain padding if those of the traced inputs do not, and vice versa: many models take another path
-    without padding.
+    Masks contain padding if the traced masks do not, and vice versa: many models take a different path without padding.
     """
     return inputs.accepted(
         lambda drawing: _draw_second(drawing, traced),
@@ -289,6 +288,7 @@ def _second_draw(inputs: InputDraws, traced: Draw, run: Callable[[Draw], Draw]) 
 
 
 def _draw_second(drawing: InputDraws, traced: Draw) -> Mapping[str, torch.Tensor]:
+    """Draw a second sample, with padding only if the traced masks hide no tokens."""
     return drawing.draw(2, with_padding=not drawing.hides(traced.inputs))
 
 
@@ -354,6 +354,7 @@ def _with_reference_outputs(
 
 
 def _generated_text(prepared: PreparedPart, inputs: InputDraws, *, is_streamed: bool) -> GeneratedText | None:
+    """Generate a text in PyTorch; ``None`` if impossible, with the reason in the notes of the inputs."""
     text: GeneratedText | str = "the weights are read piece by piece"
     if not is_streamed:
         text = generate_reference(prepared, inputs.seed)
@@ -381,9 +382,10 @@ def _avoid_nan(file: WrittenFile, inputs: InputDraws, second: Draw) -> Draw:
 
 
 def _select_telling_draw(traced: Draw, second: Draw, values: input_values.VariedValues) -> Draw:
-    """Prefer a sample whose outputs differ from the traced ones."""
+    """Return a sample whose outputs differ from the traced outputs; else the second sample."""
 
     def tells(draw: Draw) -> bool:
+        """Return True if outputs of a sample are comparable with the traced outputs, and differ."""
         is_comparable = list(draw.reference) == list(traced.reference)
         pair = [traced.reference, draw.reference]
         return is_comparable and compare_outputs(pair, pair).has_signal
@@ -392,7 +394,7 @@ def _select_telling_draw(traced: Draw, second: Draw, values: input_values.Varied
 
 
 def _name_deciding_inputs(error: VerificationError, file: WrittenFile, second: Draw) -> None:
-    """Add the inputs that cause the difference and the lines that read values to an error, if known."""
+    """Add deciding inputs and the source lines that read values to the message of an error, if known."""
     written = file.written
     comparisons = compare_outputs([written.draw.reference], [file.run(written.draw)], rounding=file.rounding)
     if comparisons.worst.is_equal:
@@ -416,6 +418,7 @@ def _widen_to_float32(
         part = PreparedPart(_float32_part(prepared.part), prepared.forward)
 
         def widened(draw: Draw) -> Draw:
+            """Convert a sample to float32; with weights in memory, compute its outputs again."""
             draw = replace(draw, inputs=_float32_tensors(draw.inputs))
             # Without weights, PyTorch's outputs are computed later.
             return draw if part.part.stored is not None else run_draw(part, draw)
@@ -470,12 +473,15 @@ def _float32_part(part: ModelPart) -> ModelPart:
 
 
 def _load_in_float32(load: Callable[..., nn.Module] | None) -> Callable[..., nn.Module] | None:
+    """Bind a loader of weights to float32; ``None`` without a loader."""
     return None if load is None else partial(load, dtype=torch.float32)
 
 
 def _float32_name(dtype: str) -> str:
+    """Return ``float32`` for ``bfloat16``; other dtypes are unchanged."""
     return "float32" if dtype == "bfloat16" else dtype
 
 
 def _float32_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Convert bfloat16 tensors to float32; other tensors are unchanged."""
     return {name: value.float() if value.dtype == torch.bfloat16 else value for name, value in tensors.items()}
