@@ -118,7 +118,7 @@ def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str
             is_padded = not is_unsafe or _hides_padding(part, prepared.model, tokens, mask)
             prompt = (tokens, mask if is_padded else torch.ones_like(mask))
             text = generated_text(part, prepared.model, prompt, count)
-            return replace(text, differs_in_pieces=_difference_in_pieces(part, prepared.model, text.steps[0]))
+            return replace(text, differs_in_pieces=_measure_difference_in_pieces(part, prepared.model, text.steps[0]))
 
     return generated_or_reason(prepared, generate)
 
@@ -159,16 +159,16 @@ def generated_text(
     displayed = displayed or {}
     settings: dict[str, Any] = {"suppress_tokens": list(never)} if never else {}
     if len(tokens) > len(mask):  # several streams of tokens, one row each
-        own = model.generation_config
-        start = own.bos_token_id if own.decoder_start_token_id is None else own.decoder_start_token_id
-        special = {"decoder_start_token_id": start, "bos_token_id": own.bos_token_id, "pad_token_id": own.pad_token_id}
-        settings = {**special, "num_return_sequences": 1, "suppress_tokens": [own.pad_token_id]}
+        cfg = model.generation_config
+        start = cfg.bos_token_id if cfg.decoder_start_token_id is None else cfg.decoder_start_token_id
+        special = {"decoder_start_token_id": start, "bos_token_id": cfg.bos_token_id, "pad_token_id": cfg.pad_token_id}
+        settings = {**special, "num_return_sequences": 1, "suppress_tokens": [cfg.pad_token_id]}
     reported = {spec.name: to_numpy(displayed[spec.name]) for spec in part.inputs if spec.name in displayed}
     with recorded_generation(part, model, count, to_numpy(mask), to_numpy(tokens), **settings) as recorded:
         model.generate(input_ids=tokens, attention_mask=mask, **displayed, use_cache=True)
     recorded.steps[0] = replace(recorded.steps[0], told=reported)
     following = to_numpy(tokens)[:, -SECOND_PROMPT + 1 :]
-    return recorded.with_second_prompt(following, lambda step: _scores_after(part, model, step, recorded.cache), never)
+    return recorded.with_second_prompt(following, lambda step: _score_after(part, model, step, recorded.cache), never)
 
 
 @dataclass
@@ -281,14 +281,14 @@ def recorded_generation(
             attributes["generation_config"] = config
 
 
-def _scores_after(part: ModelPart, model: nn.Module, step: TextStep, cache: Any) -> Array:
+def _score_after(part: ModelPart, model: nn.Module, step: TextStep, cache: Any) -> Array:
     """Compute PyTorch's scores after tokens that follow its cache, token by token for a recurrent state."""
     assert part.cache is not None
     runs = single_tokens(step) if part.cache.is_recurrent else [step]
-    return np.concatenate([to_numpy(_torch_output_after(part, model, run, cache)[SCORES]) for run in runs], axis=1)
+    return np.concatenate([to_numpy(_run_torch_after(part, model, run, cache)[SCORES]) for run in runs], axis=1)
 
 
-def _torch_output_after(part: ModelPart, model: nn.Module, run: TextStep, cache: object) -> Any:
+def _run_torch_after(part: ModelPart, model: nn.Module, run: TextStep, cache: object) -> Any:
     """Run PyTorch on the tokens of one run after its cache; ``None``: an empty cache."""
     assert part.cache is not None
     # The model reads tokens, even if the graph reads their vectors.
@@ -299,7 +299,7 @@ def _torch_output_after(part: ModelPart, model: nn.Module, run: TextStep, cache:
     return model.get_submodule(part.path)(**tensors, **part.forward_kwargs, **{part.cache.argument: cache})
 
 
-def _difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -> float | None:
+def _measure_difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -> float | None:
     """Relative difference of the scores after a prompt that PyTorch reads in two runs.
 
     ``None`` if the difference is rounding or known from the cache layout, or if the model reads prompts in one run.
@@ -313,9 +313,9 @@ def _difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -
     first_half = TextStep(prompt.tokens[:, :half], prompt.mask[:, :half], np.empty(0))
     second_half = replace(prompt, tokens=prompt.tokens[:, half:])
     try:
-        output = _torch_output_after(part, model, first_half, None)
+        output = _run_torch_after(part, model, first_half, None)
         cache = output[cache_field(output, layout.argument)]
-        scores = _scores_after(part, model, second_half, cache)[:, -1:]
+        scores = _score_after(part, model, second_half, cache)[:, -1:]
     except REFUSALS:  # it reads prompts in one run only
         return None
     rounding = Rounding(dtypes_inside(model, {SCORES: scores}))
@@ -391,7 +391,7 @@ def _hides_padding(part: ModelPart, model: nn.Module, tokens: torch.Tensor, mask
     scores = []
     for step in (padded, alone):
         with unchanged_attributes(model):
-            scores.append(to_numpy(_torch_output_after(part, model, step, None)[SCORES])[:1, -1:])
+            scores.append(to_numpy(_run_torch_after(part, model, step, None)[SCORES])[:1, -1:])
     rounding = Rounding(dtypes_inside(model, {SCORES: scores[0]}))
     return compare_outputs([{SCORES: scores[1]}], [{SCORES: scores[0]}], rounding=rounding).worst.is_equal
 

@@ -2,8 +2,8 @@
 
 A trace turns a value that Python reads (``range(int(n))``, ``if flag``) into a constant of the graph; random
 inputs detect the constant only by chance. Numbers, flags and rows of integers are therefore replaced by neighbouring
-values. If Python reads values, numbers also get distant values, and floats both signs. Values that PyTorch itself refuses prove
-nothing and are reported. Independent of the capture of the graph.
+values. If Python reads values, numbers also get distant values, and floats both signs. Values refused
+by PyTorch prove nothing and are reported. Independent of the capture of the graph.
 
 Random floats have magnitudes up to about 4. The ONNX form of some operators, such as the logarithm of a
 sigmoid, overflows or loses precision far from 0. A graph with such operators is compared on an additional sample of
@@ -48,14 +48,14 @@ def settled_assumptions(written: WrittenGraph, reads: ValueReads) -> tuple[Assum
         written: The file, and the assumptions of its trace.
         reads: Values that PyTorch reads at the traced inputs.
     """
-    known = {fact.place for fact in written.assumed}
+    assumed_places = {fact.place for fact in written.assumed}
     unseen = (
         (values_taken if read.takes_all else branch_taken)(place)
         for place, read in reads.lines.items()
         if read.is_unseen and read.inputs
     )
     settled = []
-    for fact in (*written.assumed, *(fact for fact in unseen if fact.place not in known)):
+    for fact in (*written.assumed, *(fact for fact in unseen if fact.place not in assumed_places)):
         is_read = fact.kind in ("branch", "value") and reads.has_run
         if not is_read or fact.file is None or fact.line is None:
             settled.append(fact)
@@ -179,21 +179,21 @@ def run_at_varied_values(
     floats: list[InputTensorSpec] = []
     for spec in prepared.part.inputs:
         values, is_read = traced.inputs[spec.name], reads_values or spec.name in reads.deciding
-        for others in _other_values(spec, values, prepared.part, rules, is_read=is_read, reads_values=reads_values):
-            add([spec.name], value_words(others), {spec.name: others})
+        for candidates in _other_values(spec, values, prepared.part, rules, is_read=is_read, reads_values=reads_values):
+            add([spec.name], value_words(candidates), {spec.name: candidates})
         low, high = spec.value_range or (-1, 1)
         if is_read and values.is_floating_point() and values.numel() > 1 and low < 0 < high:
             floats.append(spec)
-    for words, change in _DECIDING.items():
+    for label, change in _DECIDING.items():
         changed = {spec.name: _clamp_to_range(change(traced.inputs[spec.name]), spec) for spec in floats}
         changed = {name: values for name, values in changed.items() if not torch.equal(values, traced.inputs[name])}
-        if changed and not add([*changed], words, changed) and len(changed) > 1:
+        if changed and not add([*changed], label, changed) and len(changed) > 1:
             for name, values in changed.items():
-                add([name], words, {name: values})
-    for first, second in itertools.combinations(sorted(reads.deciding), 2):
-        one, other = traced.inputs[first], traced.inputs[second]
-        if one.shape == other.shape and one.dtype == other.dtype and not torch.equal(one, other):
-            add([first, second], _EQUAL, {second: one})
+                add([name], label, {name: values})
+    for name, other_name in itertools.combinations(sorted(reads.deciding), 2):
+        source, twin = traced.inputs[name], traced.inputs[other_name]
+        if source.shape == twin.shape and source.dtype == twin.dtype and not torch.equal(source, twin):
+            add([name, other_name], _EQUAL, {other_name: source})
     # Random inputs vary float tensors anyway; refused signs are not reported.
     refused = {name: reasons for name, reasons in refused.items() if name not in {spec.name for spec in floats}}
     return VariedValues(tuple(varied), refused, reads)
