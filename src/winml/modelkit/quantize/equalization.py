@@ -443,5 +443,5 @@ def _insert_division(graph: ir.Graph, site: _Site, numbers: Array, fresh: FreshN
 
 
 def _reshape_along(numbers: Array, axis: int, rank: int) -> Array:
-    """Reshape a vector so that it lies along one axis of an array of this rank."""
+    """Reshape a vector to a rank, with its values along one axis."""
     return numbers.reshape([-1 if dimension == axis else 1 for dimension in range(rank)])

@@ -267,7 +267,7 @@ def streamed_slices(requests: Sequence[WeightRequest]) -> list[torch.Tensor]:
 
 
 def _serve_request(request: WeightRequest) -> torch.Tensor:
-    """Pass a request to the handler of this thread, or serve it immediately."""
+    """Serve a request by the handler of this thread, or immediately without a handler."""
     if _ASKING.ask is None or request.source.kept is not None:
         return streamed_slices([request])[0]
     return _ASKING.ask(request)
