@@ -89,7 +89,7 @@ def test_smoothing_changes_the_constants_before_and_keeps_outputs(strength: floa
     model, samples = _graph(NORMALIZED, NORMALIZED_TAGS, NORMALIZED_WEIGHTS), _samples((2, 5, 16))
     changed, done = _equalized(model, samples, smooth_quant=strength)
     assert 2 == done.count
-    assert {"h", "r", "p"} == set(done.forms)
+    assert {"h", "r", "p"} == set(done.changes)
     assert [node.op_type for node in model.graph] == [node.op_type for node in changed.graph]
     _assert_same(model, changed, samples)
 
@@ -118,7 +118,7 @@ def test_value_with_other_readers_gets_a_mul_in_the_producing_module() -> None:
     tag = read_tag(inserted[0])
     assert tag is not None
     assert ("/M/Norm", "inherited") == (tag.tag, tag.source)
-    assert "h" not in done.forms  # the residual reads the numbers it read before
+    assert "h" not in done.changes  # the residual reads the numbers it read before
     _assert_same(model, changed, samples)
 
 
@@ -196,7 +196,7 @@ def test_activation_before_a_worsened_layer_is_not_smoothed() -> None:
             }
 
     _, done = _equalized(model, WorstRows(samples.samples), smooth_quant=1.0)
-    assert "h" not in done.forms
+    assert "h" not in done.changes
     assert any("not balanced" in note for note in done.notes)
 
 

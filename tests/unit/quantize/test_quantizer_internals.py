@@ -24,7 +24,7 @@ from winml.modelkit.quantize.calibration.activation_statistics import (
     PERCENTILE,
     QUANTIZED_BINS,
 )
-from winml.modelkit.quantize.engines.block_quantizers import BlockForm, quantize_blocks
+from winml.modelkit.quantize.engines.block_quantizers import BlockFormat, quantize_blocks
 
 
 @pytest.mark.parametrize("method", ["entropy", "percentile"])
@@ -65,6 +65,6 @@ def test_blocks_equal_onnxruntime(algorithm: Any, config: Any, tmp_path: Path) -
     theirs = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in quantizer.model.model.graph.initializer}
     packed, scales = (theirs[name] for name in quantizer.model.model.graph.node[0].input[1:3])
 
-    ours = quantize_blocks(weight, BlockForm(4, 32, is_symmetric=algorithm == "rtn", algorithm=algorithm))
+    ours = quantize_blocks(weight, BlockFormat(4, 32, is_symmetric=algorithm == "rtn", algorithm=algorithm))
     assert np.array_equal(packed, ours.packed)
     assert np.allclose(scales.ravel(), ours.scales.ravel(), rtol=1e-6)

@@ -63,7 +63,7 @@ def test_remaining_nodes_equal_the_whole_variant(samples: list[dict[str, np.ndar
     start = starts.last_before(form)
     assert start is not None
     assert {"p0", "h1", "p3"} <= start.names
-    rest = SharedStarts.rest_of(form, start)
+    rest = SharedStarts.cut_remaining(form, start)
     assert rest is not None
     assert ["p4", "h4", "p5", "h5"] == [node.name for node in rest.graph]
     session, whole = _opened(rest), _opened(form)

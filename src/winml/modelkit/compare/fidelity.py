@@ -386,7 +386,7 @@ class FidelitySum:
         return self.of_value()
 
     def _add_symbols(self, expected: Array, actual: Array) -> None:
-        """Add one-hot vectors, so that each wrong symbol has an error of the square root of 2."""
+        """Add one-hot vectors: each wrong symbol has an error of the square root of 2."""
         self._are_symbols, self._are_single = True, False
         size, equal = expected.size, int(np.count_nonzero(expected == actual))
         self._add_sums(size, 2 * (size - equal), size, equal, expected.astype(np.float64) - actual.astype(np.float64))

@@ -1,8 +1,8 @@
 """Comparison of the outputs of two ONNX files.
 
-Files are opened one after the other, so that two large models are never in memory at once, and receive the same values.
-Both run node by node as written: the optimizations of ONNX Runtime have errors, which would be invisible if made in
-both files alike. Files that compute in bfloat16 run in float32, for which kernels exist.
+Files are opened in succession, so that two large models are never in memory at once, and receive the same values. Both
+files run node by node as written: errors of ONNX Runtime's optimizations would be invisible if made in both files.
+Files that compute in bfloat16 run in float32, which has kernels.
 """
 
 from __future__ import annotations

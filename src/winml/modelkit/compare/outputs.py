@@ -72,7 +72,7 @@ _ZEROS, _FADED, _NAN, _INFINITIES = "zeros", f"values below {MINIMUM_SCALE:g}", 
 def silent_kinds(arrays: Iterable[Array]) -> tuple[str, ...] | None:
     """Kinds of values of arrays without information; ``None`` if any value carries information.
 
-    Kinds are zeros, values so small that they are rounding, NaN and infinities. A text carries information.
+    Kinds are zeros, values as small as rounding, NaN and infinities. A text carries information.
     """
     kinds: set[str] = set()
     for array in arrays:

@@ -33,7 +33,7 @@ def comparison_words(comparison: VerificationInfo | FidelityInfo | None) -> str:
 def fidelity_words(fidelity: FidelityInfo) -> str:
     """Describe the similarity of the worst output to the source."""
     if not fidelity.has_signal:
-        return _inconclusive(fidelity.silent)
+        return _inconclusive_words(fidelity.silent)
     if not fidelity.outputs:
         return _together_words(fidelity)
     worst = fidelity.worst
@@ -41,11 +41,11 @@ def fidelity_words(fidelity: FidelityInfo) -> str:
     where = f"for {worst.name} on {draws if fidelity.samples is None else samples_words(fidelity.samples)}"
     streamed = ", of the whole model, weights streamed" if fidelity.is_streamed else ""
     alone = "; compared without the remaining parts" if fidelity.is_part_alone else ""
-    least = f"(minimum {fidelity.limit_db(worst):.4g} dB{_source_words(fidelity, worst)})"
+    limit = f"(minimum {fidelity.limit_db(worst):.4g} dB{_source_words(fidelity, worst)})"
     if fidelity.least_agreement is not None and fidelity.is_by_agreement(worst):
-        least = f"(minimum agreement {percent_words(fidelity.least_agreement)})"
+        limit = f"(minimum agreement {percent_words(fidelity.least_agreement)})"
     together = "" if fidelity.together is None else f"; {_together_words(fidelity)}"
-    return f"{nearness_words(worst)} {where}{streamed} {least}{alone}{together}"
+    return f"{nearness_words(worst)} {where}{streamed} {limit}{alone}{together}"
 
 
 def _source_words(fidelity: FidelityInfo, output: OutputFidelity) -> str:
@@ -53,14 +53,15 @@ def _source_words(fidelity: FidelityInfo, output: OutputFidelity) -> str:
     beside = fidelity.beside
     if beside is None:
         return ""
-    own = next((item for item in beside.outputs if item.name == output.name), None)
-    reached = "" if own is None else f"; {beside.source} reaches {own.problem or nearness_words(own)}"
+    source = next((entry for entry in beside.outputs if entry.name == output.name), None)
+    reached = "" if source is None else f"; {beside.source} reaches {source.problem or nearness_words(source)}"
     return f", against {beside.reference}{reached}"
 
 
-def _inconclusive(silent: tuple[str, ...] | None) -> str:
-    words = "no number" if silent is None else silent_words(silent)
-    return f"inconclusive: the source returns {words}, so a wrong graph would go unnoticed"
+def _inconclusive_words(silent: tuple[str, ...] | None) -> str:
+    """Describe a comparison of outputs without information."""
+    kinds = "no number" if silent is None else silent_words(silent)
+    return f"inconclusive: the source returns {kinds}, so a wrong graph would go unnoticed"
 
 
 def _together_words(fidelity: FidelityInfo) -> str:
@@ -111,7 +112,7 @@ def equality_words(verification: VerificationInfo | None) -> str:
     if verification is None:
         return "skipped: the files were not compared"
     if not verification.has_signal:
-        return _inconclusive(verification.silent)
+        return _inconclusive_words(verification.silent)
     worst = verification.worst
     in_float32 = " in float32" if verification.in_float32 else ""
     if worst.threshold == 0:
@@ -189,7 +190,7 @@ def verification_words(verification: VerificationInfo | None) -> str:
 
 
 def _assumed_words(verification: VerificationInfo) -> str:
-    """Describe the number of assumptions about other inputs, and if they were accepted."""
+    """Describe the number of assumptions about other inputs, and whether the assumptions were accepted."""
     if not verification.assumed:
         return ""
     accepted = "accepted" if verification.accepts_assumptions else "not verified for other inputs"
@@ -205,24 +206,24 @@ def _fixed_words(verification: VerificationInfo) -> str:
 
 
 def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]:
-    """Notes on excluded samples, inputs with one value, outputs with NaN, and prompts not to be read in pieces."""
+    """Note excluded samples, inputs with one value, outputs with NaN, and the notes of text generation."""
     if verification is None:
         return ()
     set_aside_notes = [
-        f"Sample {item.draw} is not compared: rounding alone changes {item.name!r} in PyTorch (relative "
-        f"difference {item.relative_diff:.1e}). Another random input replaces it."
-        for item in verification.set_aside
+        f"Sample {entry.draw} is not compared: rounding alone changes {entry.name!r} in PyTorch (relative "
+        f"difference {entry.relative_diff:.1e}). Another random input replaces it."
+        for entry in verification.set_aside
     ]
-    outputs_with_nan = {item.name: item for item in reversed(verification.comparisons) if item.nan_count}
+    outputs_with_nan = {entry.name: entry for entry in reversed(verification.comparisons) if entry.nan_count}
     return (
         *([_DRAWN_WEIGHTS] if verification.on_drawn_weights else []),
         *set_aside_notes,
         *map(_value_note, (value for value in verification.values if value.is_fixed or value.refused)),
         *(verification.generation.notes if verification.generation is not None else ()),
         *(
-            f"Output {name!r} contains NaN ({count_words(item.nan_count)} values in sample {item.draw}), in "
+            f"Output {name!r} contains NaN ({count_words(entry.nan_count)} values in sample {entry.draw}), in "
             "PyTorch and in the file: check the weights."
-            for name, item in sorted(outputs_with_nan.items())
+            for name, entry in sorted(outputs_with_nan.items())
         ),
     )
 
@@ -234,6 +235,7 @@ _DRAWN_WEIGHTS = (
 
 
 def _value_note(value: CheckedValue) -> str:
+    """Note the values of an input that PyTorch rejects, or the value that the input is fixed to."""
     refused = f"PyTorch rejects {'; '.join(value.refused)}" if value.refused else ""
     if not value.is_fixed:
         return f"Input {value.name}: {refused}. It was compared at {', '.join(value.compared)}."

@@ -95,7 +95,7 @@ def plan_perf(request: PerfRequest) -> AnswerPlan[PerfSubject]:
     """
     _refuse_combinations(request)
     request.refuse_unknown_provider()
-    latency, baseline = request.latency, _resolve_baseline(request)
+    latency, baseline = request.latency, _find_baseline(request)
     exported = [model.request for model in request.models.values() if model.path is None]
     from winml.modelkit.ort.opened_model import RunOptions
 
@@ -106,15 +106,15 @@ def plan_perf(request: PerfRequest) -> AnswerPlan[PerfSubject]:
         "perf",
         subject,
         request,
-        reads=(*_files_read(request), *([baseline.path] if baseline and baseline.path else [])),
-        steps=_steps(request, latency),
+        reads=(*_list_files_read(request), *([baseline.path] if baseline and baseline.path else [])),
+        steps=_plan_steps(request, latency),
         exports=exported[0] if exported else None,
     )
     request.choose_provider()
     return plan
 
 
-def _files_read(request: PerfRequest) -> Iterable[Path]:
+def _list_files_read(request: PerfRequest) -> Iterable[Path]:
     """List the input files. Without output files nothing can be overwritten, so the graphs are not read for their data
     files.
     """
@@ -123,16 +123,22 @@ def _files_read(request: PerfRequest) -> Iterable[Path]:
     return [model.path for model in request.models.values() if model.path is not None]
 
 
-def _steps(request: PerfRequest, latency: LatencyOptions) -> list[PlannedStep]:
+def _plan_steps(request: PerfRequest, latency: LatencyOptions) -> list[PlannedStep]:
+    """Create a planned step for each model."""
     how = "in one profiled session" if request.by_module else f"{latency.iterations} runs"
     how = f"{latency.duration_s:g} s" if latency.duration_s is not None else how
-    what = f"each module that {request.module} names in " * bool(request.module)
+    modules_text = f"each module that {request.module} names in " * bool(request.module)
     kind = "measuring generation" if request.generation else "measuring"
     beside = f", in alternation with {request.baseline}" if request.baseline else ""
-    return [PlannedStep(kind, f"{what}{model.name}: {how}{beside}") for model in request.models.values()]
+    return [PlannedStep(kind, f"{modules_text}{model.name}: {how}{beside}") for model in request.models.values()]
 
 
 def _refuse_combinations(request: PerfRequest) -> None:
+    """Refuse options that contradict each other or have no effect.
+
+    Raises:
+        UsageError: names the options.
+    """
     if request.module is not None:
         Selector(request.module)
         refuse_stated(
@@ -171,10 +177,15 @@ def _refuse_combinations(request: PerfRequest) -> None:
             "Use one of them.",
         )
     if len(request.models) > 1:
-        _refuse_of_several_parts(request)
+        _refuse_for_several_parts(request)
 
 
-def _refuse_of_several_parts(request: PerfRequest) -> None:
+def _refuse_for_several_parts(request: PerfRequest) -> None:
+    """Refuse options for one graph, and generation without a decoder part.
+
+    Raises:
+        UsageError: names the option and the parts.
+    """
     parts = ", ".join(request.models)
     refuse_stated(
         request,
@@ -189,7 +200,12 @@ def _refuse_of_several_parts(request: PerfRequest) -> None:
         )
 
 
-def _resolve_baseline(request: PerfRequest) -> Baseline | None:
+def _find_baseline(request: PerfRequest) -> Baseline | None:
+    """Find the baseline: PyTorch or an ONNX file; ``None`` without a baseline.
+
+    Raises:
+        UsageError: the baseline is neither.
+    """
     name = request.baseline
     if name is None:
         return None

@@ -55,7 +55,7 @@ def make_masks_finite(model: ir.Model) -> None:
 def mask_values(model: ir.Model) -> frozenset[str]:
     """Names of the values between a mask or the scores and the Softmax, which depend on the mask."""
     mask_names = {
-        value.name for node in _find_softmaxes(model) for item in _masking_nodes(node) for value in item.outputs
+        value.name for node in _find_softmaxes(model) for inner in _masking_nodes(node) for value in inner.outputs
     }
     return frozenset(name for name in mask_names if name)
 
@@ -74,10 +74,10 @@ def narrow_masks(
     lowest: dict[str, float] = {}
     for softmax in _find_softmaxes(model):
         nodes = list(_masking_nodes(softmax))
-        read = {value.name or "": value for node in nodes for value in node.inputs if value is not None}
-        scores = [ranges[name] for name in read if name in ranges and ranges[name][0] > _MASKING / 2]
+        inputs = {value.name or "": value for node in nodes for value in node.inputs if value is not None}
+        scores = [ranges[name] for name in inputs if name in ranges and ranges[name][0] > _MASKING / 2]
         data = softmax.inputs[0]
-        is_masked = {name: value for name, value in read.items() if _is_masking(name, value, ranges)}
+        is_masked = {name: value for name, value in inputs.items() if _is_masking(name, value, ranges)}
         if data is None or softmax.name not in bits or not scores or not is_masked:
             continue
         # Specified by the Softmax: exp(-bits) is below the step of its output, 2 ** -bits.
@@ -94,20 +94,21 @@ def narrow_masks(
 
 
 def _find_softmaxes(model: ir.Model) -> list[ir.Node]:
+    """List the Softmax nodes of the main graph."""
     return [node for node in model.graph if node.op_type == "Softmax"]
 
 
 def _masking_nodes(softmax: ir.Node) -> Iterator[ir.Node]:
     """Yield the nodes between a mask and a Softmax."""
-    waiting, seen = [softmax.inputs[0]], set()
+    waiting, visited = [softmax.inputs[0]], set()
     while waiting:
         value = waiting.pop()
         node = value.producer() if value is not None else None
-        if node is None or node in seen or node.op_type not in _PASSING:
+        if node is None or node in visited or node.op_type not in _PASSING:
             continue
-        seen.add(node)
+        visited.add(node)
         yield node
-        waiting += [item for item in node.inputs if item is not None]
+        waiting += [value for value in node.inputs if value is not None]
 
 
 def _constant_minimum(value: ir.Value | None) -> float | None:
@@ -120,6 +121,7 @@ def _constant_minimum(value: ir.Value | None) -> float | None:
 
 
 def _is_masking(name: str, value: ir.Value, ranges: Mapping[str, tuple[float, float]]) -> bool:
+    """Return True if the minimum of a value, constant or measured, is far below any score."""
     low = _constant_minimum(value)
     return low <= _MASKING if low is not None else name in ranges and ranges[name][0] <= _MASKING / 2
 

@@ -63,12 +63,12 @@ class _Format:
 
     @property
     def name(self) -> str:
-        form = self.precision if self.block_size is None else f"{self.precision}/{self.block_size}"
-        return form if self.algorithm is None else f"{form} {self.algorithm}"
+        fmt = self.precision if self.block_size is None else f"{self.precision}/{self.block_size}"
+        return fmt if self.algorithm is None else f"{fmt} {self.algorithm}"
 
 
-def _searched_forms(*, with_activations: bool) -> tuple[_Format, ...]:
-    """Return the forms that are tried, from the fewest bits: those of weights alone, or those of activations, too."""
+def _list_searched_formats(*, with_activations: bool) -> tuple[_Format, ...]:
+    """List the candidate formats by rising weight bits: with float activations, or with calibrated activations."""
     return tuple(
         _Format(precision.name, block_size)
         for precision in sorted(PRECISIONS.values(), key=lambda precision: precision.weight_bits)
@@ -78,10 +78,11 @@ def _searched_forms(*, with_activations: bool) -> tuple[_Format, ...]:
 
 
 def _has_fixed_ranges(precision: Precision) -> bool:
+    """Return True if the default mode of a precision is ``qdq``, with calibrated activation ranges."""
     return precision.modes[:1] == ("qdq",)
 
 
-_FORMS = _searched_forms(with_activations=False)
+_FORMATS = _list_searched_formats(with_activations=False)
 """Scales are as wide as the weights were: with float32, 2.3, 3.1, 4.3, 5.1 and 8.6 bits."""
 _BY_OWN_OUTPUTS = (_Format(INT4, 64), _Format(INT4, 64, "hqq"), _Format(INT4, 16))
 """Additional formats if the algorithm is selected too. No module is run alone in these formats: their loss follows from
@@ -267,104 +268,107 @@ class _Study:
 
     def measure(self) -> None:
         """Measure each module alone, and the whole model, in each lossy format."""
-        lossy = [form for form in self._list_formats() if form.precision != FLOAT32]
+        lossy = [fmt for fmt in self._list_formats() if fmt.precision != FLOAT32]
         # The whole model first: the block solver walks through the model once for each format.
-        for number, form in enumerate(lossy, 1):
+        for number, fmt in enumerate(lossy, 1):
             with self._report_step(1, f"format {number} of {len(lossy)}"):
-                if self._tools.solver is not None and form.block_size is not None:
+                if self._tools.solver is not None and fmt.block_size is not None:
                     # Required even if an interrupted run measured the format: mixtures use these blocks.
-                    options = self._options((form,) * len(self._parts))
+                    options = self._make_options((fmt,) * len(self._parts))
                     with contextlib.suppress(QuantizeError):  # reported by the measurement
                         self._quantizer(self._graph.model.clone(), options, self._graph.modules)
-                self._uniform[form] = self._measure_whole((form,) * len(self._parts))
+                self._uniform[fmt] = self._measure_whole((fmt,) * len(self._parts))
         for number, part in enumerate(self._parts, 1):
             with self._report_step(2, f"module {number} of {len(self._parts)}"):
                 self._units.append(self._measure_unit(part, lossy))
 
-    def _report_step(self, number: int, words: str) -> contextlib.AbstractContextManager[None]:
+    def _report_step(self, number: int, step_text: str) -> contextlib.AbstractContextManager[None]:
         """Report the progress of a search step, such as the formats or the modules."""
-        return part_of_step(f"step {number} of {self._step_count}, {words}")
+        return part_of_step(f"step {number} of {self._step_count}, {step_text}")
 
     @property
     def _step_count(self) -> int:
+        """Number of search steps, for progress messages."""
         budget = self._requested.bit_budget
         is_smallest = budget is not None and budget.is_smallest
         return 4 if is_smallest and self._evaluator is None else 3
 
     def _list_formats(self) -> tuple[_Format, ...]:
-        """Candidate formats of a module; 16-bit activations only for a selected provider that supports them."""
+        """List the candidate formats of a module; 16-bit activations only if the selected provider supports 16 bits."""
         if self._base.mode != "qdq":
-            return (*_FORMS, *_BY_OWN_OUTPUTS) if self._compares_algorithms else _FORMS
-        taken = {8} if self._base.ep in (None, CPU_PLACEMENT) else {8, *placement_for(self._base.ep).activation_bits}
-        forms = _searched_forms(with_activations=True)
-        return tuple(form for form in forms if (PRECISIONS[form.precision].activation_bits or 8) in taken)
+            return (*_FORMATS, *_BY_OWN_OUTPUTS) if self._compares_algorithms else _FORMATS
+        allowed = {8} if self._base.ep in (None, CPU_PLACEMENT) else {8, *placement_for(self._base.ep).activation_bits}
+        formats = _list_searched_formats(with_activations=True)
+        return tuple(fmt for fmt in formats if (PRECISIONS[fmt.precision].activation_bits or 8) in allowed)
 
-    def _measure_unit(self, part: ModulePart, forms: Sequence[_Format]) -> _Unit:
+    def _measure_unit(self, part: ModulePart, formats: Sequence[_Format]) -> _Unit:
+        """Measure a module alone in each candidate format; return cost and loss by format."""
         parameters = self._graph.parameters_of(part.node_names)
         size = sum(tensor.nbytes for tensor in self._graph.weights_of(part.node_names).values())
         choices = {_Format(FLOAT32): Choice(size, 0.0)}
         alone: dict[str, float | None] = {}
-        for form in forms:
-            if form in _BY_OWN_OUTPUTS or not self._supports(part, form):
+        for fmt in formats:
+            if fmt in _BY_OWN_OUTPUTS or not self._supports_format(part, fmt):
                 continue
             options = only_options(part, self._base, self._graph.modules)
-            measured = self._measure_variant(_set_format(options, form))
-            alone[form.name] = decibels = _decibels(measured)
+            measured = self._measure_variant(_set_format(options, fmt))
+            alone[fmt.name] = decibels = _read_decibels(measured)
             if decibels is not None:
                 noise = max(10 ** (-decibels / 10), _LEAST_NOISE)
                 cost = max(size - (self._float_bytes - measured.weight_bytes), 1)
-                if PRECISIONS[form.precision].activation_bits == 16:
+                if PRECISIONS[fmt.precision].activation_bits == 16:
                     cost += cost // _WIDE_ACTIVATIONS
-                choices[form] = Choice(cost, noise)
+                choices[fmt] = Choice(cost, noise)
         if self._compares_algorithms:
             choices |= self._estimate_choices(part, choices)
         return _Unit(part, choices, alone, parameters)
 
     @property
     def _compares_algorithms(self) -> bool:
+        """True if the search selects the algorithm of each module too."""
         return self._base.algorithm == "auto" and self._tools.solver is not None
 
     def _estimate_choices(self, part: ModulePart, choices: Mapping[_Format, Choice]) -> dict[_Format, Choice]:
-        """Estimate cost and loss of formats that were not run for a module, from the error of its outputs."""
+        """Estimate cost and loss of formats that were not run for a module, from the error of the module's outputs."""
         compared, estimates = self._solved_blocks(part, _COMPARED), {}
         error = _own_error(compared)
         if _COMPARED not in choices or not error:
             return {}
-        for form in _BY_OWN_OUTPUTS:
-            if self._uniform[form].runs and len(solved := self._solved_blocks(part, form)) == len(compared):
+        for fmt in _BY_OWN_OUTPUTS:
+            if self._uniform[fmt].runs and len(solved := self._solved_blocks(part, fmt)) == len(compared):
                 loss = choices[_COMPARED].loss * _own_error(solved) / error
-                cost = _estimate_cost(choices[_COMPARED].cost, self._graph.parameters_of(part.node_names), form)
-                estimates[form] = Choice(cost, max(loss, _LEAST_NOISE))
+                cost = _estimate_cost(choices[_COMPARED].cost, self._graph.parameters_of(part.node_names), fmt)
+                estimates[fmt] = Choice(cost, max(loss, _LEAST_NOISE))
         return estimates
 
-    def _supports(self, part: ModulePart, form: _Format) -> bool:
+    def _supports_format(self, part: ModulePart, fmt: _Format) -> bool:
         """Return True if a module supports a format; modules of convolutions support no blocks."""
-        return form in (_HALF, _Format(FLOAT32)) or not self._in_blocks.isdisjoint(part.node_names)
+        return fmt in (_HALF, _Format(FLOAT32)) or not self._in_blocks.isdisjoint(part.node_names)
 
-    def _solved_blocks(self, part: ModulePart, form: _Format) -> list[SolvedWeight]:
+    def _solved_blocks(self, part: ModulePart, fmt: _Format) -> list[SolvedWeight]:
         """Blocks solved on samples for the weights of a module in a format; ``[]`` without a solver."""
         solver = self._tools.solver
-        if solver is None or form.block_size is None:
+        if solver is None or fmt.block_size is None:
             return []
-        bits = PRECISIONS[form.precision].weight_bits
+        bits = PRECISIONS[fmt.precision].weight_bits
         names = self._graph.weights_of(part.node_names).keys()
-        return solver.found(names, bits, form.block_size, form.algorithm or self._base.algorithm)
+        return solver.find_solved(names, bits, fmt.block_size, fmt.algorithm or self._base.algorithm)
 
     def choose(self, budget: BitBudget) -> tuple[QuantizeOptions, BudgetSearch]:
         """Select the best variant within the limit, and return its options and the search."""
         reached = 0
         if budget.is_smallest:
-            forms = self._find_smallest()
+            formats = self._find_smallest()
         else:
-            reached = self._limit(budget)
-            forms = self._select_best(reached, budget)
+            reached = self._compute_limit_bytes(budget)
+            formats = self._select_best(reached, budget)
         for limit in self._frontier_limits():
             # Smaller mixtures were measured during the selection.
-            if limit > reached and (mixed := self._mixture(limit)) is not None:
+            if limit > reached and (mixed := self._solve_mixture(limit)) is not None:
                 self._measure_whole(mixed)
-        return self._options(forms), self._make_record(budget, forms)
+        return self._make_options(formats), self._make_record(budget, formats)
 
-    def _limit(self, budget: BitBudget) -> int:
+    def _compute_limit_bytes(self, budget: BitBudget) -> int:
         """Maximum size of the modules' weights, in bytes."""
         if budget.mean_bits is not None:
             return self._bytes_at(budget.mean_bits)
@@ -383,6 +387,7 @@ class _Study:
 
     @property
     def _unit_bytes(self) -> int:
+        """Bytes of all units in float."""
         return sum(unit.choices[_Format(FLOAT32)].cost for unit in self._units)
 
     @property
@@ -398,12 +403,15 @@ class _Study:
     @functools.cached_property
     def _least_graph_bytes(self) -> int:
         """Approximate minimum size of graph and metadata: variants differ in added nodes and rules."""
-        tried = [self._smallest_mixture, *[(form,) * len(self._parts) for form in self._uniform][:1]]
-        run = [forms for forms in tried if self._measure_whole(forms).runs]
-        return min((self._file_bytes(forms) - self._measure_whole(forms).weight_bytes for forms in run), default=0)
+        tried = [self._smallest_mixture, *[(fmt,) * len(self._parts) for fmt in self._uniform][:1]]
+        run = [formats for formats in tried if self._measure_whole(formats).runs]
+        return min(
+            (self._file_bytes(formats) - self._measure_whole(formats).weight_bytes for formats in run), default=0
+        )
 
     @property
     def _smallest_mixture(self) -> tuple[_Format, ...]:
+        """Format with the smallest cost, for each unit."""
         return tuple(min(unit.choices, key=unit.choices.__getitem__) for unit in self._units)
 
     def _select_best(self, limit: int, budget: BitBudget) -> tuple[_Format, ...]:
@@ -414,27 +422,27 @@ class _Study:
             QuantizeError: no variant can be built and run.
         """
         candidates = self._measure_candidates(limit)
-        fitting = [forms for forms in candidates if self._bytes_of(forms) <= limit]
-        for forms in sorted(fitting, key=lambda forms: (-self._measure_decibels(forms), self._bytes_of(forms))):
-            if budget.max_bytes is None or self._file_bytes(forms) <= budget.max_bytes:
-                return forms
+        fitting = [formats for formats in candidates if self._bytes_of(formats) <= limit]
+        for formats in sorted(fitting, key=lambda formats: (-self._measure_decibels(formats), self._bytes_of(formats))):
+            if budget.max_bytes is None or self._file_bytes(formats) <= budget.max_bytes:
+                return formats
         if not candidates:
-            problem = next((form.problem for form in self._trials.values() if form.problem), "")
+            problem = next((trial.problem for trial in self._trials.values() if trial.problem), "")
             raise QuantizeError(f"no quantized variant can be measured: {problem}", hint=f"Use another {opt.mode}.")
         if (
             budget.max_bytes is not None
-            and self._file_bytes(least := self._find_smallest_file(candidates)) <= budget.max_bytes
+            and self._file_bytes(smallest := self._find_smallest_file(candidates)) <= budget.max_bytes
         ):
-            return least  # its graph is smaller than the graphs that the limit of weights was computed from
+            return smallest  # its graph is smaller than the graphs that the limit of weights was computed from
         raise self._limit_error(budget, candidates)
 
-    def _find_smallest_file(self, found: Sequence[tuple[_Format, ...]]) -> tuple[_Format, ...]:
-        """Variant with the smallest file; its weights are not necessarily the smallest."""
-        least, *others = sorted(found, key=self._bytes_of)
-        for forms in others:
-            if self._measure_whole(forms).weight_bytes + self._least_graph_bytes < self._file_bytes(least):
-                least = min(least, forms, key=self._file_bytes)
-        return least
+    def _find_smallest_file(self, tried: Sequence[tuple[_Format, ...]]) -> tuple[_Format, ...]:
+        """Find the variant with the smallest file; the variant with the smallest weights may have a larger graph."""
+        smallest, *larger = sorted(tried, key=self._bytes_of)
+        for formats in larger:
+            if self._measure_whole(formats).weight_bytes + self._least_graph_bytes < self._file_bytes(smallest):
+                smallest = min(smallest, formats, key=self._file_bytes)
+        return smallest
 
     def _measure_candidates(
         self, limit: int, is_enough: Callable[[tuple[_Format, ...]], bool] | None = None
@@ -445,41 +453,41 @@ class _Study:
         the best smaller variant are raised, and modules of a slightly larger uniform variant are lowered. Sizes
         increase; the search ends at the first size with a sufficient mixture.
         """
-        uniform = [(form,) * len(self._parts) for form in (*self._uniform, *self._single_algorithm_formats(limit))]
-        candidates = [forms for forms in uniform if self._measure_whole(forms).runs]
+        uniform = [(fmt,) * len(self._parts) for fmt in (*self._uniform, *self._single_algorithm_formats(limit))]
+        candidates = [formats for formats in uniform if self._measure_whole(formats).runs]
         candidates.append(self._smallest_mixture)
-        least = self._least_bytes
-        steps = [step for step in map(self._bytes_at, _grid()) if least <= step <= limit]
+        smallest_bytes = self._least_bytes
+        steps = [step for step in map(self._bytes_at, _iterate_mean_bits()) if smallest_bytes <= step <= limit]
         for number, step in enumerate(steps, 1):
             with self._report_step(self._step_count, f"size {number} of {len(steps)}"):
                 mixed = self._solve_fitting(step)
                 reached = -math.inf if mixed is None else self._measure_decibels(mixed)
-                smaller = [forms for forms in candidates if self._bytes_of(forms) <= step]
-                larger = [forms for forms in uniform if step < self._bytes_of(forms) <= _LOWERED * step]
+                smaller = [formats for formats in candidates if self._bytes_of(formats) <= step]
+                larger = [formats for formats in uniform if step < self._bytes_of(formats) <= _LOWERED * step]
                 tried = [mixed]
                 for beside, compared in ((smaller, operator.ge), (larger, operator.le)):
                     best = max(beside, key=self._measure_decibels, default=None)
                     if best is not None and self._measure_decibels(best) > reached:
                         tried.append(self._solve_fitting(step, self._filter_choices(best, compared)))
-                candidates += (measured_forms := [forms for forms in tried if forms is not None])
-                if is_enough is not None and any(is_enough(forms) for forms in measured_forms):
+                candidates += (measured_forms := [formats for formats in tried if formats is not None])
+                if is_enough is not None and any(is_enough(formats) for formats in measured_forms):
                     break
-        return [forms for forms in dict.fromkeys(candidates) if self._measure_whole(forms).runs]
+        return [formats for formats in dict.fromkeys(candidates) if self._measure_whole(formats).runs]
 
-    def _measure_decibels(self, forms: tuple[_Format, ...]) -> float:
+    def _measure_decibels(self, formats: tuple[_Format, ...]) -> float:
         """Measure the SQNR of the whole graph in dB; minus infinity if not comparable."""
-        decibels = _decibels(self._measure_whole(forms))
+        decibels = _read_decibels(self._measure_whole(formats))
         return -math.inf if decibels is None else decibels
 
     def _filter_choices(
-        self, forms: tuple[_Format, ...], compared: Callable[[int, int], bool]
+        self, formats: tuple[_Format, ...], compared: Callable[[int, int], bool]
     ) -> list[dict[_Format, Choice]]:
         """Choices of each module that cost at least (``ge``) or at most (``le``) as much as its format in a variant."""
         filtered = []
-        for unit, form in zip(self._units, forms, strict=True):
-            current = unit.choices.get(form, unit.choices[_Format(FLOAT32)])
+        for unit, fmt in zip(self._units, formats, strict=True):
+            current = unit.choices.get(fmt, unit.choices[_Format(FLOAT32)])
             filtered.append(
-                {other: choice for other, choice in unit.choices.items() if compared(choice.cost, current.cost)}
+                {candidate: choice for candidate, choice in unit.choices.items() if compared(choice.cost, current.cost)}
             )
         return filtered
 
@@ -492,7 +500,7 @@ class _Study:
         """
         tried = limit
         for _ in range(_RETRIES):
-            mixed = self._mixture(tried, choices)
+            mixed = self._solve_mixture(tried, choices)
             if mixed is None:
                 return None
             over = self._bytes_of(mixed) - limit
@@ -501,86 +509,86 @@ class _Study:
             tried -= over
         return None
 
-    def _file_bytes(self, forms: tuple[_Format, ...]) -> int:
+    def _file_bytes(self, formats: tuple[_Format, ...]) -> int:
         """File size of a variant, metadata included."""
-        if forms not in self._file_sizes:
-            reasons = {choice.tag: choice.why for choice in self._list_choices(forms)}
+        if formats not in self._file_sizes:
+            reasons = {choice.tag: choice.why for choice in self._list_choices(formats)}
             model = self._graph.model.clone()
-            result = self._quantizer(model, self._options(forms), self._graph.modules, reasons=reasons)
-            self._file_sizes[forms] = self._bytes_of_file(result.model)
-        return self._file_sizes[forms]
+            result = self._quantizer(model, self._make_options(formats), self._graph.modules, reasons=reasons)
+            self._file_sizes[formats] = self._bytes_of_file(result.model)
+        return self._file_sizes[formats]
 
-    def _limit_error(self, budget: BitBudget, found: Sequence[tuple[_Format, ...]]) -> UsageError:
+    def _limit_error(self, budget: BitBudget, tried: Sequence[tuple[_Format, ...]]) -> UsageError:
         """Build the error for a limit that no variant fits: the smallest variant and its largest weights."""
         if budget.max_bytes is None:
-            least = min(found, key=self._bytes_of)
-            needed = self._mean_bits(self._bytes_of(least))
+            smallest = min(tried, key=self._bytes_of)
+            needed = self._mean_bits(self._bytes_of(smallest))
             return UsageError(
                 f"{opt.budget} {budget.words}: the smallest variant has {needed:.2f} bits per parameter, scales and "
-                f"floating-point weights included; {self._largest_words(least, budget.mean_bits or 0.0)}",
+                f"floating-point weights included; {self._largest_words(smallest, budget.mean_bits or 0.0)}",
                 hint=self._sufficient_words(
-                    least,
-                    found,
-                    lambda forms: f"{math.ceil(10 * self._mean_bits(self._bytes_of(forms))) / 10:g}bits",
+                    smallest,
+                    tried,
+                    lambda formats: f"{math.ceil(10 * self._mean_bits(self._bytes_of(formats))) / 10:g}bits",
                 ),
             )
-        least = self._find_smallest_file(found)
-        size, weights = self._file_bytes(least), self._measure_whole(least).weight_bytes
+        smallest = self._find_smallest_file(tried)
+        size, weights = self._file_bytes(smallest), self._measure_whole(smallest).weight_bytes
         return UsageError(
             f"{opt.max_size} {budget.words}: the smallest file has {size_words(size)}, of which weights take "
-            f"{size_words(weights)}, graph and metadata the rest; {self._largest_words(least, 0.0)}",
-            hint=self._sufficient_words(least, found, lambda forms: _sufficient_size(self._file_bytes(forms))),
+            f"{size_words(weights)}, graph and metadata the rest; {self._largest_words(smallest, 0.0)}",
+            hint=self._sufficient_words(smallest, tried, lambda formats: _sufficient_size(self._file_bytes(formats))),
         )
 
     def _sufficient_words(
         self,
-        least: tuple[_Format, ...],
-        found: Sequence[tuple[_Format, ...]],
+        lowest: tuple[_Format, ...],
+        tried: Sequence[tuple[_Format, ...]],
         limit_of: Callable[[tuple[_Format, ...]], str],
     ) -> str:
         """Return the hint with the smallest limit whose variant also reaches the minimum SQNR.
 
         Args:
-            least: The smallest variant.
-            found: All measured variants.
+            lowest: The smallest variant.
+            tried: All measured variants.
             limit_of: Returns the limit that a variant keeps.
         """
-        reaching = [forms for forms in found if self._minimum_of(forms).is_met(self._measure_whole(forms))]
+        reaching = [formats for formats in tried if self._minimum_of(formats).is_met(self._measure_whole(formats))]
         reached = min(reaching, key=self._bytes_of, default=None)
-        quality = self._minimum_of(least).quality(self._measure_whole(least))
+        quality = self._minimum_of(lowest).quality(self._measure_whole(lowest))
         # Without a finite quality the minimum does not apply.
-        if least in reaching or not math.isfinite(quality):
-            return f"Allow {limit_of(least)} or more."
+        if lowest in reaching or not math.isfinite(quality):
+            return f"Allow {limit_of(lowest)} or more."
         lowered = (
-            f"{limit_of(least)} or more with {opt.min_sqnr} {math.floor(quality - _MARGIN_DB):g} (or {opt.no_verify})"
+            f"{limit_of(lowest)} or more with {opt.min_sqnr} {math.floor(quality - _MARGIN_DB):g} (or {opt.no_verify})"
         )
         return f"Allow {lowered}." if reached is None else f"Allow {limit_of(reached)} or more, or {lowered}."
 
-    def _minimum_of(self, forms: tuple[_Format, ...]) -> FidelityTarget:
+    def _minimum_of(self, formats: tuple[_Format, ...]) -> FidelityTarget:
         """Return the minimum SQNR of a variant, with the margin between the samples of the search and those judged."""
         least_db = self._requested.min_sqnr_db
         if least_db is None:
-            used = [PRECISIONS[form.precision].least_sqnr_db for form in forms if form.precision != FLOAT32]
+            used = [PRECISIONS[fmt.precision].least_sqnr_db for fmt in formats if fmt.precision != FLOAT32]
             least_db = min(used, default=-math.inf)
         return FidelityTarget("sqnr_db", least_db + _MARGIN_DB)
 
-    def _largest_words(self, forms: tuple[_Format, ...], mean_bits: float) -> str:
+    def _largest_words(self, formats: tuple[_Format, ...], mean_bits: float) -> str:
         """Describe the weights that most exceed a number of bits, and the tensors that belong to no searched module."""
         choices = sorted(
-            self._list_choices(forms), key=lambda choice: mean_bits * choice.parameters / 8 - choice.size_bytes
+            self._list_choices(formats), key=lambda choice: mean_bits * choice.parameters / 8 - choice.size_bytes
         )
-        words = [f"{choice.tag} {choice.form} {size_words(choice.size_bytes)}" for choice in choices[:_NAMED]]
+        parts = [f"{choice.tag} {choice.form} {size_words(choice.size_bytes)}" for choice in choices[:_NAMED]]
         remaining_bytes = self._fixed_bytes - self._uncounted_bytes
         if remaining_bytes > 0:
-            words.append(f"biases, normalizations and others that stay floating-point {size_words(remaining_bytes)}")
-        return f"largest: {', '.join(words)}"
+            parts.append(f"biases, normalizations and others that stay floating-point {size_words(remaining_bytes)}")
+        return f"largest: {', '.join(parts)}"
 
     def _single_algorithm_formats(self, limit: int) -> Iterator[_Format]:
         """Yield the best uniform format within a limit with each single algorithm, if modules may differ."""
-        forms = [form for form in self._uniform if form.block_size is not None and form.algorithm is None]
-        fitting = [form for form in forms if self._bytes_of((form,) * len(self._parts)) <= limit]
+        formats = [fmt for fmt in self._uniform if fmt.block_size is not None and fmt.algorithm is None]
+        fitting = [fmt for fmt in formats if self._bytes_of((fmt,) * len(self._parts)) <= limit]
         if self._compares_algorithms and fitting:
-            best = max(fitting, key=lambda form: self._measure_decibels((form,) * len(self._parts)))
+            best = max(fitting, key=lambda fmt: self._measure_decibels((fmt,) * len(self._parts)))
             for algorithm in _SINGLE:
                 if algorithm != "hqq" or best.precision == INT4:
                     yield replace(best, algorithm=algorithm)
@@ -601,16 +609,16 @@ class _Study:
             with self._report_step(
                 3, f"bisection {number} of {number + math.ceil(math.log2((high - low) / nearest)) - 1}"
             ):
-                mixed = self._mixture(middle)
+                mixed = self._solve_mixture(middle)
                 if mixed is not None and self._is_sufficient(mixed):
                     best, high = mixed, min(middle, self._bytes_of(mixed))
                 else:
                     low = middle
         if self._evaluator is None:
             self._measure_candidates(high if best is None else self._bytes_of(best), self._is_sufficient)
-        for forms in list(self._trials):  # uniform variants, and mixtures outside the bisection
-            if self._is_sufficient(forms) and (best is None or self._bytes_of(forms) < self._bytes_of(best)):
-                best = forms
+        for formats in list(self._trials):  # uniform variants, and mixtures outside the bisection
+            if self._is_sufficient(formats) and (best is None or self._bytes_of(formats) < self._bytes_of(best)):
+                best = formats
         if best is None:
             options = self._requested
             limit = (
@@ -625,7 +633,7 @@ class _Study:
             )
         return best
 
-    def _mixture(
+    def _solve_mixture(
         self, limit: int, choices: Sequence[Mapping[_Format, Choice]] | None = None
     ) -> tuple[_Format, ...] | None:
         """Solve for the formats with the smallest sum of noise within a limit; ``None`` if no mixture fits."""
@@ -635,57 +643,59 @@ class _Study:
         positions = allocate([list(of_unit.values()) for of_unit in choices], limit)
         if positions is None:
             return None
-        return tuple([*of_unit][place] for of_unit, place in zip(choices, positions, strict=True))
+        return tuple([*of_unit][position] for of_unit, position in zip(choices, positions, strict=True))
 
-    def _measure_whole(self, forms: tuple[_Format, ...]) -> MeasuredVariant:
-        if forms not in self._trials:
-            if all(form.precision == FLOAT32 for form in forms):
+    def _measure_whole(self, formats: tuple[_Format, ...]) -> MeasuredVariant:
+        """Measure the whole model with a format for each unit; each variant is measured once."""
+        if formats not in self._trials:
+            if all(fmt.precision == FLOAT32 for fmt in formats):
                 return MeasuredVariant(None, 0, self._float_bytes)
-            self._trials[forms] = self._measure_variant(self._options(forms), is_judged=True)
-        return self._trials[forms]
+            self._trials[formats] = self._measure_variant(self._make_options(formats), is_judged=True)
+        return self._trials[formats]
 
-    def _bytes_of(self, forms: tuple[_Format, ...]) -> int:
+    def _bytes_of(self, formats: tuple[_Format, ...]) -> int:
         """Measured bytes of the modules' weights in a variant."""
-        return self._unit_bytes - (self._float_bytes - self._measure_whole(forms).weight_bytes)
+        return self._unit_bytes - (self._float_bytes - self._measure_whole(formats).weight_bytes)
 
-    def _is_sufficient(self, forms: tuple[_Format, ...]) -> bool:
+    def _is_sufficient(self, formats: tuple[_Format, ...]) -> bool:
         """Return True if a variant meets the requested quality; False for a variant without a quantized module."""
-        if all(form.precision == FLOAT32 for form in forms):
+        if all(fmt.precision == FLOAT32 for fmt in formats):
             return False
-        measured, least_db = self._measure_whole(forms), self._requested.min_sqnr_db
+        measured, least_db = self._measure_whole(formats), self._requested.min_sqnr_db
         if self._evaluator is not None and not self._evaluator.target.is_met(measured):
             return False
         return least_db is None or FidelityTarget("sqnr_db", least_db).is_met(measured)
 
     def _frontier_limits(self) -> Iterator[int]:
-        least = self._least_bytes
+        """Yield the sizes of the frontier in bytes: geometric steps between the smallest and half the float size."""
+        smallest_bytes = self._least_bytes
         for step in range(1, _FRONTIER + 1):
-            yield round(least * (self._unit_bytes / 2 / least) ** (step / (_FRONTIER + 1)))
+            yield round(smallest_bytes * (self._unit_bytes / 2 / smallest_bytes) ** (step / (_FRONTIER + 1)))
 
-    def _options(self, forms: Sequence[_Format]) -> QuantizeOptions:
+    def _make_options(self, formats: Sequence[_Format]) -> QuantizeOptions:
         """Options that assign each module its format."""
-        if len(set(forms)) == 1:
-            return _set_format(self._base, forms[0])
-        pairs = sorted(zip(self._parts, forms, strict=True), key=lambda pair: -address.depth(pair[0].module.tag))
-        rules = {escape(part.module.tag): form.precision for part, form in pairs}
-        sizes = {escape(part.module.tag): form.block_size for part, form in pairs if form.block_size is not None}
+        if len(set(formats)) == 1:
+            return _set_format(self._base, formats[0])
+        pairs = sorted(zip(self._parts, formats, strict=True), key=lambda pair: -address.depth(pair[0].module.tag))
+        rules = {escape(part.module.tag): fmt.precision for part, fmt in pairs}
+        sizes = {escape(part.module.tag): fmt.block_size for part, fmt in pairs if fmt.block_size is not None}
         algorithms: dict[str, Algorithm] = {}
-        if any(form.algorithm is not None for form in forms):  # for all modules then: a parent may have a separate one
-            algorithms = {escape(part.module.tag): form.algorithm or self._base.algorithm for part, form in pairs}
+        if any(fmt.algorithm is not None for fmt in formats):  # for all modules then: a parent may have a separate one
+            algorithms = {escape(part.module.tag): fmt.algorithm or self._base.algorithm for part, fmt in pairs}
         return self._base.model_copy(update={"per_module": rules, "block_sizes": sizes, "algorithms": algorithms})
 
     def _make_record(self, budget: BitBudget, chosen: tuple[_Format, ...]) -> BudgetSearch:
         """Return the record of the search: trials, chosen formats and sizes."""
         trials = [
             BudgetTrial(
-                _format_name(forms),
-                self._mean_bits(self._bytes_of(forms)),
-                form.weight_bytes,
-                _decibels(form),
-                forms == chosen,
-                form.scores.get(PERPLEXITY.name),
+                _format_name(formats),
+                self._mean_bits(self._bytes_of(formats)),
+                measured.weight_bytes,
+                _read_decibels(measured),
+                formats == chosen,
+                measured.scores.get(PERPLEXITY.name),
             )
-            for forms, form in self._trials.items()
+            for formats, measured in self._trials.items()
         ]
         return BudgetSearch(
             budget.words,
@@ -700,19 +710,20 @@ class _Study:
             self._stored.reused,
         )
 
-    def _list_choices(self, forms: tuple[_Format, ...]) -> tuple[BudgetChoice, ...]:
-        return tuple(self._describe_choice(unit, form) for unit, form in zip(self._units, forms, strict=True))
+    def _list_choices(self, formats: tuple[_Format, ...]) -> tuple[BudgetChoice, ...]:
+        """Describe the format of every unit."""
+        return tuple(self._describe_choice(unit, fmt) for unit, fmt in zip(self._units, formats, strict=True))
 
-    def _describe_choice(self, unit: _Unit, form: _Format) -> BudgetChoice:
+    def _describe_choice(self, unit: _Unit, fmt: _Format) -> BudgetChoice:
         """Describe the format of one unit, with the error of each algorithm if algorithms are compared."""
-        if not self._supports(unit.part, form):
-            form = _Format(FLOAT32)
-        size = unit.choices[form].cost if form in unit.choices else 0
+        if not self._supports_format(unit.part, fmt):
+            fmt = _Format(FLOAT32)
+        size = unit.choices[fmt].cost if fmt in unit.choices else 0
         tag, parameters = unit.part.module.tag, unit.parameters
-        choice = BudgetChoice(tag, form.precision, form.block_size, parameters, size, unit.alone)
-        solved = self._solved_blocks(unit.part, form) if self._compares_algorithms else []
+        choice = BudgetChoice(tag, fmt.precision, fmt.block_size, parameters, size, unit.alone)
+        solved = self._solved_blocks(unit.part, fmt) if self._compares_algorithms else []
         if not solved:
-            return choice if form.algorithm is None else replace(choice, algorithm=form.algorithm)
+            return choice if fmt.algorithm is None else replace(choice, algorithm=fmt.algorithm)
         names = dict.fromkeys(name for weight in solved for name in weight.errors)
         errors = {name: sum(weight.errors.get(name, math.inf) for weight in solved) / len(solved) for name in names}
         own_db = {name: -10 * math.log10(error) for name, error in errors.items() if 0 < error < math.inf}
@@ -720,14 +731,14 @@ class _Study:
         return replace(choice, algorithm=algorithm, own_db=own_db)
 
 
-def _estimate_cost(cost: int, parameters: int, form: _Format) -> int:
+def _estimate_cost(cost: int, parameters: int, fmt: _Format) -> int:
     """Bytes of weights in a 4-bit format; ``cost`` is their size in :data:`_COMPARED`."""
     assert _COMPARED.block_size is not None
-    assert form.block_size is not None
+    assert fmt.block_size is not None
     of_block = (cost - parameters / 2) * _COMPARED.block_size / parameters
-    if form.algorithm == "hqq":
+    if fmt.algorithm == "hqq":
         of_block = 2 * (of_block - 0.5)  # the zero point has the type of the scale instead of half a byte
-    return round(parameters / 2 + of_block * parameters / form.block_size)
+    return round(parameters / 2 + of_block * parameters / fmt.block_size)
 
 
 def _own_error(solved: Sequence[SolvedWeight]) -> float:
@@ -736,18 +747,18 @@ def _own_error(solved: Sequence[SolvedWeight]) -> float:
     return sum(errors) / len(errors) if errors else 0.0
 
 
-def _set_format(options: QuantizeOptions, form: _Format) -> QuantizeOptions:
-    """Return options with which everything has a form."""
-    of_precision = "qdq" if _has_fixed_ranges(PRECISIONS[form.precision]) else None
-    mode = "weight-only" if form.block_size is not None else of_precision
-    changes: dict[str, object] = {"precision": form.precision, "mode": mode, "block_size": form.block_size}
-    if form.algorithm is not None:
+def _set_format(options: QuantizeOptions, fmt: _Format) -> QuantizeOptions:
+    """Return options that assign all modules one format."""
+    of_precision = "qdq" if _has_fixed_ranges(PRECISIONS[fmt.precision]) else None
+    mode = "weight-only" if fmt.block_size is not None else of_precision
+    changes: dict[str, object] = {"precision": fmt.precision, "mode": mode, "block_size": fmt.block_size}
+    if fmt.algorithm is not None:
         # A rule, so that its blocks are solved and compared like the blocks of other rules.
-        changes["algorithms"] = {"**": form.algorithm}
+        changes["algorithms"] = {"**": fmt.algorithm}
     return options.model_copy(update=changes)
 
 
-def _grid() -> Iterator[float]:
+def _iterate_mean_bits() -> Iterator[float]:
     """Yield mean bits in rising order; identical for every limit."""
     reached = 1.0
     for end, step in _GRID:
@@ -766,12 +777,13 @@ def _sufficient_size(size_bytes: int) -> str:
     return f"{math.ceil(10 * size_bytes / unit) / 10:g}{name}" if size_bytes < 1e5 * unit else f"{size_bytes}B"
 
 
-def _format_name(forms: Sequence[_Format]) -> str:
+def _format_name(formats: Sequence[_Format]) -> str:
     """Return the name of a single format, or ``mixed``."""
-    return forms[0].name if len(set(forms)) == 1 else "mixed"
+    return formats[0].name if len(set(formats)) == 1 else "mixed"
 
 
-def _decibels(measured: MeasuredVariant) -> float | None:
+def _read_decibels(measured: MeasuredVariant) -> float | None:
+    """Return the SQNR of a variant's worst output in dB; ``None`` if not finite, or if the variant does not run."""
     if measured.worst is None or not measured.runs or not math.isfinite(measured.worst.sqnr_db):
         return None
     return measured.worst.sqnr_db
@@ -805,26 +817,26 @@ def allocate(modules: Sequence[Sequence[Choice]], limit: int) -> list[int] | Non
     """
     grain = max(1, -(-limit // GRAINS))
     steps = limit // grain
-    least = np.zeros(steps + 1)
+    lowest_loss = np.zeros(steps + 1)
     selections = []
     for choices in modules:
         best = np.full(steps + 1, np.inf)
-        which = np.zeros(steps + 1, np.int16)
+        selection = np.zeros(steps + 1, np.int16)
         for number, (cost, loss) in enumerate(choices):
             size = -(-cost // grain)
             if size > steps:
                 continue
             tried = np.full(steps + 1, np.inf)
-            tried[size:] = least[: steps + 1 - size] + loss
+            tried[size:] = lowest_loss[: steps + 1 - size] + loss
             is_better = tried < best
-            best[is_better], which[is_better] = tried[is_better], number
-        least = best
-        selections.append(which)
-    if not np.isfinite(least[steps]):
+            best[is_better], selection[is_better] = tried[is_better], number
+        lowest_loss = best
+        selections.append(selection)
+    if not np.isfinite(lowest_loss[steps]):
         return None
     positions, remaining_steps = [], steps
-    for choices, which in zip(reversed(modules), reversed(selections), strict=True):
-        number = int(which[remaining_steps])
+    for choices, selection in zip(reversed(modules), reversed(selections), strict=True):
+        number = int(selection[remaining_steps])
         positions.append(number)
         remaining_steps -= -(-choices[number].cost // grain)
     return positions[::-1]

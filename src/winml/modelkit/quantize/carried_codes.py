@@ -31,7 +31,7 @@ from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
 from winml.modelkit.onnx.stage import StageResult
 from winml.modelkit.onnx.weights import add_initializer, computed_tensor, drop_unused_initializers
 from winml.modelkit.quantize.declared_options import Algorithm, BlockSize
-from winml.modelkit.quantize.engines.block_quantizers import BlockForm, Blocks, WeightMatrix, unpack_blocks
+from winml.modelkit.quantize.engines.block_quantizers import BlockFormat, Blocks, WeightMatrix, unpack_blocks
 from winml.modelkit.quantize.engines.integer_weights import WeightUse
 from winml.modelkit.quantize.engines.weight_only import (
     COMPUTE_IN_INT8,
@@ -83,8 +83,8 @@ class _CarriedWeight(PackedWeight):
         self.coded = coded
         bits = coded.bits if coded.kind == "integer" else 8
         algorithm: Algorithm = "hqq" if coded.has_float_zero_points else "rtn"  # the algorithm with float zero points
-        form = BlockForm(bits, coded.block_size, is_symmetric=not coded.has_zero_points, algorithm=algorithm)
-        super().__init__(matrix, form, use, desk, is_table_only=is_table_only)
+        fmt = BlockFormat(bits, coded.block_size, is_symmetric=not coded.has_zero_points, algorithm=algorithm)
+        super().__init__(matrix, fmt, use, desk, is_table_only=is_table_only)
 
     def compute(self) -> dict[str, Array]:
         """Read the codes: part name → array.
@@ -92,19 +92,19 @@ class _CarriedWeight(PackedWeight):
         Raises:
             CheckpointError: the file is shorter than before.
         """
-        parts, form = self.coded.read(), self.form
-        codes, scales, middle = parts.codes, parts.scales, 1 << (form.bits - 1)
+        parts, fmt = self.coded.read(), self.block_format
+        codes, scales, middle = parts.codes, parts.scales, 1 << (fmt.bits - 1)
         if self.coded.kind in _EXACT_IN_8_BITS:
             codes, scales = _convert_to_integers(self.coded, parts)
-        blocks = form.block_count(self.coded.depth)
-        row_bytes = blocks * form.block_size // form.values_per_byte
+        blocks = fmt.block_count(self.coded.depth)
+        row_bytes = blocks * fmt.block_size // fmt.values_per_byte
         if missing := row_bytes - codes.shape[1]:
             codes = np.pad(codes, ((0, 0), (0, missing)))
         zero_points = parts.zero_points
         packed_points = zero_points
-        if zero_points is not None and not form.has_float_zero_points:
-            packed_points = coded_weights.pack_codes(zero_points, form.bits, fill=middle)
-        return self._finished(Blocks(codes.reshape(len(codes), blocks, -1), scales, packed_points))
+        if zero_points is not None and not fmt.has_float_zero_points:
+            packed_points = coded_weights.pack_codes(zero_points, fmt.bits, fill=middle)
+        return self._cast_parts(Blocks(codes.reshape(len(codes), blocks, -1), scales, packed_points))
 
 
 def _convert_to_integers(coded: coded_weights.CodedWeight, parts: coded_weights.CodedParts) -> tuple[Array, Array]:
@@ -125,7 +125,7 @@ class NearestWeight(PackedWeight):
         """Quantize the weight: part name → array; also measures the error."""
         parts = super().compute()
         values = self.matrix.values().T
-        error = unpack_blocks(Blocks(**parts), self.form, self.matrix.depth).T - values
+        error = unpack_blocks(Blocks(**parts), self.block_format, self.matrix.depth).T - values
         self.lost, self.signal = float(np.vdot(error, error)), float(np.vdot(values, values))
         return parts
 
@@ -254,44 +254,45 @@ class _CodesPacking(Packing):
         tensor = _find_coded_tensor(node)
         assert tensor is not None  # checked by the caller
         if tensor.weight.kind in _BNB_KINDS and (operand := operand_of(node)) is not None:
-            new = self._bnb_product(node, operand)
+            new = self._replace_bnb_product(node, operand)
         else:
             new = self.replace(node)
         if new is not None:
             self.done.append(tensor.weight)
             new.metadata_props[QUANTIZATION_KEY] = json.dumps(_node_record(new, tensor.weight))
 
-    def _product(self, node: ir.Node, operand: Operand) -> ir.Node:
-        coded = _tensor_of(operand).weight
+    def _make_product(self, node: ir.Node, operand: Operand) -> ir.Node:
+        """Create the product with a packed weight; reorder its input channels if the codes require it."""
+        coded = _get_coded_tensor(operand).weight
         if coded.read_order is not None and _is_representable(coded, operand):
             ordered = self._reorder_channels(node, coded.read_order())
             node.replace_input_with(0, ordered)
-        return super()._product(node, operand)
+        return super()._make_product(node, operand)
 
-    def _bnb_product(self, node: ir.Node, operand: Operand) -> ir.Node | None:
+    def _replace_bnb_product(self, node: ir.Node, operand: Operand) -> ir.Node | None:
         """Replace a product with a 4-bit weight of bitsandbytes; tables and weights read by columns use
         :meth:`replace`.
         """
-        weight = _tensor_of(operand).weight
+        weight = _get_coded_tensor(operand).weight
         if node.op_type == "Gather" or not _is_read_by_rows(operand):
             return self.replace(node)
         name = operand.value.name or ""
         if name not in self._bnb_parts:
-            self._bnb_parts[name] = tuple(self._registered(tensor) for tensor in _bnb_tensors(weight, name))
+            self._bnb_parts[name] = tuple(self._add_tensor(tensor) for tensor in _bnb_tensors(weight, name))
         attributes = {
             "K": weight.depth, "N": weight.rows, "block_size": weight.block_size,
             "quant_type": _BNB_KINDS[weight.kind],
         }  # fmt: skip
-        activation, *rest = node.inputs
+        activation, *other_inputs = node.inputs
         new = ir.node(
             "MatMulBnb4", [activation, *self._bnb_parts[name]], attributes, domain=DOMAIN, name=node.name
         )  # fmt: skip
-        bias = rest[1] if len(rest) > 1 else None
+        bias = other_inputs[1] if len(other_inputs) > 1 else None
         last = new
         if bias is not None:
             product = self._insert_before(node, new, f"{node.outputs[0].name}_product", node.outputs[0])
             last = ir.node("Add", [product, bias], name=self._fresh.take(f"{node.name}/Add"))
-        self._exchange(node, last)
+        self._replace_node(node, last)
         return new
 
     def _reorder_channels(self, node: ir.Node, order: Array) -> ir.Value:
@@ -300,7 +301,7 @@ class _CodesPacking(Packing):
         assert activation is not None
         key = (activation, order.tobytes())
         if key not in self._orders:
-            indices = self._registered(ir.tensor(order, ir.DataType.INT64, name=f"{node.name}_input_order"))
+            indices = self._add_tensor(ir.tensor(order, ir.DataType.INT64, name=f"{node.name}_input_order"))
             gather = ir.node(
                 "Gather", [activation, indices], {"axis": -1}, name=self._fresh.take(f"{node.name}/Gather")
             )
@@ -315,27 +316,29 @@ class _CodesPacking(Packing):
             self._orders[key] = gather.outputs[0]
         return self._orders[key]
 
-    def _weight_of(self, node: ir.Node, operand: Operand, readers: set[str]) -> PackedWeight:
-        tensor = _tensor_of(operand)
+    def _pack_weight(self, node: ir.Node, operand: Operand, readers: set[str]) -> PackedWeight:
+        """Build the packed weight: the codes, or 8-bit blocks if no operator reads the codes."""
+        tensor = _get_coded_tensor(operand)
         matrix = WeightMatrix(tensor, operand.is_transposed)
         use = WeightUse.of(operand.value, node)
         is_table_only = readers == {"Gather"}
         # Row lookups support whole zero points only.
-        is_packable = not (tensor.weight.has_float_zero_points and "Gather" in readers)
-        if is_packable and _is_representable(tensor.weight, operand):
+        is_taken = not (tensor.weight.has_float_zero_points and "Gather" in readers)
+        if is_taken and _is_representable(tensor.weight, operand):
             return _CarriedWeight(tensor.weight, matrix, use, self._desk, is_table_only=is_table_only)
-        form = BlockForm(8, _NEAREST_BLOCK_SIZE, is_symmetric=True, algorithm="rtn")
-        weight = NearestWeight(matrix, form, use, self._desk, is_table_only=is_table_only)
+        fmt = BlockFormat(8, _NEAREST_BLOCK_SIZE, is_symmetric=True, algorithm="rtn")
+        weight = NearestWeight(matrix, fmt, use, self._desk, is_table_only=is_table_only)
         self.nearest.append(weight)
         return weight
 
     def _accuracy_level(self, weight: PackedWeight) -> int:
+        """``accuracy_level`` of products with a weight, as requested; else float32 if a kernel exists."""
         if self._activations is not None:
             return _COMPUTE_IN_FLOAT if self._activations == "float32" else COMPUTE_IN_INT8
-        return _COMPUTE_IN_FLOAT if weight.form.bits in _FLOAT_KERNEL_BITS else COMPUTE_IN_INT8
+        return _COMPUTE_IN_FLOAT if weight.block_format.bits in _FLOAT_KERNEL_BITS else COMPUTE_IN_INT8
 
 
-def _tensor_of(operand: Operand) -> coded_weights.CodedTensor:
+def _get_coded_tensor(operand: Operand) -> coded_weights.CodedTensor:
     """Return the coded tensor of an operand."""
     tensor = operand.value.const_value
     assert isinstance(tensor, coded_weights.CodedTensor)
@@ -344,7 +347,7 @@ def _tensor_of(operand: Operand) -> coded_weights.CodedTensor:
 
 def _is_read_by_rows(operand: Operand) -> bool:
     """Return True if the rows of a coded weight, as a node reads it, are output channels or looked-up rows."""
-    return operand.is_transposed == (_tensor_of(operand).permutation is None)
+    return operand.is_transposed == (_get_coded_tensor(operand).permutation is None)
 
 
 def _is_representable(coded: coded_weights.CodedWeight, operand: Operand) -> bool:
@@ -353,9 +356,10 @@ def _is_representable(coded: coded_weights.CodedWeight, operand: Operand) -> boo
 
 
 def _bnb_tensors(weight: coded_weights.CodedWeight, name: str) -> tuple[ir.LazyTensor, ir.LazyTensor]:
-    """Codes and scales in the layout of ``MatMulBnb4``: flat, the first of two codes in the high half of a byte."""
+    """Return codes and scales in the layout of ``MatMulBnb4``: flat, the first code in the high half of a byte."""
 
     def codes() -> Array:
+        """Read the codes, with the halves of each byte exchanged."""
         packed = weight.read().codes.reshape(-1)
         return (packed >> 4) | (packed << 4)
 
@@ -407,7 +411,7 @@ def _retain_halves(graph: ir.Graph) -> None:
 
 
 def _cast_rows(graph: ir.Graph, node: ir.Node, fresh: FreshNames) -> None:
-    """Cast the rows that a node looks up in a 16-bit table."""
+    """Cast the rows that a node looks up in a 16-bit table to float32, in place."""
     table, output = node.inputs[0], node.outputs[0]
     assert table is not None  # input 0 is the table
     name = output.name
@@ -441,8 +445,8 @@ def _list_modules(graph: ir.Graph) -> tuple[ModulePrecision, ...]:
         if precision:
             modules.append(ModulePrecision(name, precision, counts.total(), {}))
         else:
-            kept = tuple(counts)
-            modules.append(ModulePrecision(name, kept[0], 0, {"as in the checkpoint": counts.total()}, kept))
+            types = tuple(counts)
+            modules.append(ModulePrecision(name, types[0], 0, {"as in the checkpoint": counts.total()}, types))
     return tuple(modules)
 
 
@@ -450,8 +454,8 @@ def _float_precision(node: ir.Node) -> str | None:
     """Precision of an uncoded weight of a node; ``None`` without a weight."""
     value = constant_weight(node)
     if value is None:
-        for read in node.inputs[:2]:
-            maker = read.producer() if read is not None else None
+        for operand in node.inputs[:2]:
+            maker = operand.producer() if operand is not None else None
             while maker is not None and maker.op_type in ("Cast", "Transpose"):
                 source = maker.inputs[0]
                 if source is not None and source.is_initializer() and source.dtype in _HALVES:
@@ -463,19 +467,19 @@ def _float_precision(node: ir.Node) -> str | None:
 
 def _dequantization_notes(graph: ir.Graph) -> tuple[str, ...]:
     """Note the quantized weights that are written as floats, since one of their readers supports no codes."""
-    left = {
+    float_weights = {
         name: value
         for name, value in graph.initializers.items()
         if isinstance(value.const_value, coded_weights.CodedTensor)
     }
-    if not left:
+    if not float_weights:
         return ()
-    operators = Counter(node.op_type for value in left.values() for node, _ in value.uses())
-    words = ", ".join(f"{count} {name}" for name, count in operators.most_common())
-    count = count_noun(len(left), "weight")
+    operators = Counter(node.op_type for value in float_weights.values() for node, _ in value.uses())
+    operator_counts = ", ".join(f"{count} {name}" for name, count in operators.most_common())
+    count = count_noun(len(float_weights), "weight")
     note = (
         f"{count} dequantized to floating point, since no operator that reads them supports quantized weights "
-        f"({words}): {', '.join(list(left)[:3])}."
+        f"({operator_counts}): {', '.join(list(float_weights)[:3])}."
     )
     return (note,)
 
@@ -493,12 +497,12 @@ def _loss_words(total_db: float, worst_db: float) -> str:
 
 def loss_notes(nearest: Sequence[NearestWeight]) -> tuple[str, ...]:
     """Note the error of weights without an operator for their codes, after the weights are written."""
-    written = [weight for weight in nearest if weight.signal]
-    if not written:
+    measured = [weight for weight in nearest if weight.signal]
+    if not measured:
         return ()
-    ratios = sorted(_decibels(weight.signal, weight.lost) for weight in written)
-    total = _decibels(sum(weight.signal for weight in written), sum(weight.lost for weight in written))
-    count = count_noun(len(written), "weight")
+    ratios = sorted(_compute_decibels(weight.signal, weight.lost) for weight in measured)
+    total = _compute_decibels(sum(weight.signal for weight in measured), sum(weight.lost for weight in measured))
+    count = count_noun(len(measured), "weight")
     note = (
         f"{count} requantized to 8 bits in blocks of {_NEAREST_BLOCK_SIZE}, since the CPU provider of ONNX "
         f"Runtime has no operator for their format: {_loss_words(total, ratios[0])}."
@@ -506,6 +510,6 @@ def loss_notes(nearest: Sequence[NearestWeight]) -> tuple[str, ...]:
     return (note,)
 
 
-def _decibels(signal: float, lost: float) -> float:
+def _compute_decibels(signal: float, lost: float) -> float:
     """Return the SQNR of a signal power and a lost power in dB."""
     return 10 * math.log10(signal / lost) if lost and signal else math.inf

@@ -1,4 +1,4 @@
-"""``winml quantize``: lets modules of an ONNX file compute with fewer bits, and keeps its tags."""
+"""Command ``winml quantize``."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def command(**options: Any) -> None:
     """
     request = read_request(verb.QuantizeRequest, options)
     if request.sensitivity:
-        _measure(request, options)
+        _measure_sensitivity(request, options)
         return
     run_verb(request, options, _describe_result, lambda result: _write_page(result, options))
 
 
 def _write_page(result: QuantizedFile, options: Mapping[str, Any]) -> list[Path]:
-    """Write the page of a search for bits, where one is requested."""
+    """Write the HTML report of a search for bits, if requested; return its path."""
     if options["report"] is None:
         return []
     from winml.modelkit.quantize.table import budget_document
@@ -69,13 +69,17 @@ def _write_page(result: QuantizedFile, options: Mapping[str, Any]) -> list[Path]
 
 
 def _describe_result(result: QuantizedFile) -> Document:
+    """Build the document of a quantization."""
     from winml.modelkit.quantize.table import quantization_document  # reads numpy
 
     return quantization_document(result)
 
 
-def _measure(request: verb.QuantizeRequest, options: Mapping[str, Any]) -> None:
-    """Measure, write the files, show the ranking, and leave with exit code 3 where a target was not met."""
+def _measure_sensitivity(request: verb.QuantizeRequest, options: Mapping[str, Any]) -> None:
+    """Measure the sensitivity, write the requested files and print the ranking.
+
+    Exits with code 3 if the target is not met. Removes the file of resumable measurements.
+    """
     plan = verb.plan_sensitivity(request)
     end_dry_run(plan, options, verb.refuse_unrun_sensitivity)
     with _streams.library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:

@@ -1,7 +1,4 @@
-"""How few bits do the numbers of which modules take? Each option of the quantize stage is declared here, once.
-
-So is each option of measuring which modules lose accuracy with fewer bits.
-"""
+"""Options of the quantize stage and of the sensitivity analysis, declared once."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ from winml.modelkit.quantize.precisions import INT8, MODES, PRECISIONS, Calibrat
 Algorithm = Literal["rtn", "hqq", "k_quant", "gptq", "awq", "auto"]
 BlockSize = Literal[16, 32, 64, 128, 256]
 DATA_ALGORITHMS: frozenset[Algorithm] = frozenset({"gptq", "awq", "auto"})
-"""Those that run the model on samples."""
+"""Algorithms that run the model on samples."""
 
 SENSITIVITY = "Sensitivity"
 """Group of the options that measure modules."""
 _MOST_JOBS = 64
-"""Chosen: each holds a session of the whole model."""
+"""Chosen: each job holds a session of the whole model."""
 
 
 def _json_reader(option: str) -> Callable[[str], object]:

@@ -63,7 +63,7 @@ _NORMALIZATIONS = frozenset({"LayerNormalization", "RMSNormalization", "Simplifi
 class Equalization:
     """Result of the equalization."""
 
-    forms: Mapping[str, str] = field(default_factory=dict)
+    changes: Mapping[str, str] = field(default_factory=dict)
     """Name of a changed value → description of the change."""
     count: int = 0
     notes: tuple[str, ...] = ()
@@ -80,6 +80,7 @@ class _Slot:
 
     @property
     def tensor(self) -> ir.TensorProtocol:
+        """The constant."""
         value = self.node.inputs[self.index]
         assert value is not None  # _find_slot() checked it
         assert value.const_value is not None
@@ -119,13 +120,13 @@ def equalize(
         has_channel_scales: True if each output channel of a weight has a scale.
     """
     give_products_own_weights(model, names)
-    forms: dict[str, str] = {}
+    changes: dict[str, str] = {}
     count, notes = 0, []
     if options.cross_layer_equalization:
         sites = [
             site for site in _find_sites(model, names) if any(slot.node.op_type in _LAYERS for slot in site.makers)
         ]
-        _apply_factors(model, _cross_layer_factors(sites), forms)
+        _apply_factors(model, _cross_layer_factors(sites), changes)
         count += len(sites)
         notes.append(
             f"Cross-layer equalization balanced {len(sites)} pairs of layers."
@@ -149,20 +150,21 @@ def equalize(
             >= _output_error(site, rows[site.value.name or ""], names, None, has_channel_scales)
         }
         factors = {site: numbers for site, numbers in factors.items() if site not in worse}
-        _apply_factors(model, factors, forms)
+        _apply_factors(model, factors, changes)
         count += len(factors)
-        notes.append(_smoothing_words(options.smooth_quant, list(factors), len(worse)))
-    return Equalization(forms, count, tuple(notes))
+        notes.append(_describe_smoothing(options.smooth_quant, list(factors), len(worse)))
+    return Equalization(changes, count, tuple(notes))
 
 
-def _smoothing_words(strength: float, balanced: list[_Site], worse: int) -> str:
-    left = f" {worse} more were not balanced, since the error of their layers would increase." if worse else ""
+def _describe_smoothing(strength: float, balanced: list[_Site], worse: int) -> str:
+    """Note the number of activations balanced by SmoothQuant, and the number skipped."""
+    skipped = f" {worse} more were not balanced, since the error of their layers would increase." if worse else ""
     if not balanced:
-        return f"SmoothQuant (strength {strength:g}) balanced no activation.{left}"
+        return f"SmoothQuant (strength {strength:g}) balanced no activation.{skipped}"
     inserted = sum(not site.makers for site in balanced)
     return (
         f"SmoothQuant (strength {strength:g}) balanced {len(balanced)} activations: {len(balanced) - inserted} "
-        f"in the weights of the preceding layer, {inserted} by a Mul node.{left}"
+        f"in the weights of the preceding layer, {inserted} by a Mul node.{skipped}"
     )
 
 
@@ -207,8 +209,8 @@ def _find_sites(model: ir.Model, names: Mapping[str, int]) -> Iterator[_Site]:
         reader = _find_reader(node) if node.name in names else None
         if reader is not None and (value := node.inputs[0]) is not None and not value.is_initializer():
             readers[value].append(reader)
-    for value, read in readers.items():
-        slots, axes = tuple(slot for slot, _ in read), {axis for _, axis in read}
+    for value, slots_with_axes in readers.items():
+        slots, axes = tuple(slot for slot, _ in slots_with_axes), {axis for _, axis in slots_with_axes}
         counts = {slot.tensor.shape.numpy()[slot.axis] for slot in slots}
         if len(axes) != 1 or len(counts) != 1:
             continue  # a product and a convolution of one value have different channel axes
@@ -268,14 +270,14 @@ def _find_makers(value: ir.Value, axis: int, channels: int, path: list[ir.Value]
     if node.op_type in _HOMOGENEOUS:
         return _find_input_makers(node, 0, axis, channels, path)
     if node.op_type in _NORMALIZATIONS and axis == -1 and node.attributes.get_int("axis", -1) == -1:
-        return _find_scaled(node, (1, 2), -1, channels)
+        return _find_scaled_constants(node, (1, 2), -1, channels)
     if node.op_type == "Conv" and axis < -1:
-        return _find_scaled(node, (1, 2), 0, channels)
+        return _find_scaled_constants(node, (1, 2), 0, channels)
     if node.op_type == "MatMul" and axis == -1:
-        return _find_scaled(node, (1,), -1, channels, rank=2)
+        return _find_scaled_constants(node, (1,), -1, channels, rank=2)
     if node.op_type == "Gemm" and axis == -1:
         weight = _find_slot(node, 1, 0 if node.attributes.get_int("transB", 0) else 1, rank=2)
-        bias = _find_scaled(node, (2,), -1, channels) if len(node.inputs) > 2 else ()
+        bias = _find_scaled_constants(node, (2,), -1, channels) if len(node.inputs) > 2 else ()
         return None if weight is None or bias is None else (weight, *bias)
     if node.op_type in ("Add", "Mul"):
         for index in (1, 0):
@@ -284,8 +286,8 @@ def _find_makers(value: ir.Value, axis: int, channels: int, path: list[ir.Value]
                 continue
             if node.op_type == "Mul":
                 return (constant,)
-            others = _find_input_makers(node, 1 - index, axis, channels, path)
-            return None if others is None else (constant, *others)
+            input_makers = _find_input_makers(node, 1 - index, axis, channels, path)
+            return None if input_makers is None else (constant, *input_makers)
         if node.op_type == "Mul":  # a gate: one factor is sufficient
             for index in (0, 1):
                 length = len(path)
@@ -305,7 +307,7 @@ def _find_input_makers(
     return _find_makers(value, axis, channels, path)
 
 
-def _find_scaled(
+def _find_scaled_constants(
     node: ir.Node, indices: tuple[int, ...], axis: int, channels: int, rank: int | None = None
 ) -> tuple[_Slot, ...] | None:
     """Constants at these inputs, ignoring missing inputs; ``None`` if a constant cannot be divided."""
@@ -338,6 +340,7 @@ def _cross_layer_factors(sites: list[_Site]) -> dict[_Site, Array]:
             of_slot[slot.node, slot.index].append((site, slot.axis, sign))
 
     def maxima(slots: tuple[_Slot, ...]) -> Array:
+        """Largest absolute weight per channel over the layers of slots, with the current factors."""
         largest = np.zeros(())
         for slot in slots:
             if slot.node.op_type not in _LAYERS or slot.index != 1:
@@ -350,9 +353,9 @@ def _cross_layer_factors(sites: list[_Site]) -> dict[_Site, Array]:
 
     for _ in range(_SWEEPS):
         for site in sites:
-            first, second = maxima(site.makers), maxima(site.readers)
-            factors[site] = factors[site] * _drop_unusable(
-                np.sqrt(first / np.where(second > 0, second, 1)), first, second
+            maker_maxima, reader_maxima = maxima(site.makers), maxima(site.readers)
+            factors[site] = factors[site] * _reset_unusable_factors(
+                np.sqrt(maker_maxima / np.where(reader_maxima > 0, reader_maxima, 1)), maker_maxima, reader_maxima
             )
     return factors
 
@@ -363,10 +366,10 @@ def _smoothing_factors(activations: Array, weights: Array, strength: float) -> A
     largest = activations.astype(np.float64)
     largest = np.where(largest > 0, largest, largest[largest > 0].min(initial=np.inf))
     safe = np.where(weights > 0, weights, 1)
-    return _drop_unusable(largest**strength / safe ** (1 - strength), largest, weights)
+    return _reset_unusable_factors(largest**strength / safe ** (1 - strength), largest, weights)
 
 
-def _drop_unusable(factors: Array, activations: Array, weights: Array) -> Array:
+def _reset_unusable_factors(factors: Array, activations: Array, weights: Array) -> Array:
     """Replace factors by 1 if a side is zero or the factor is not a positive float32."""
     tiny = float(np.finfo(np.float32).tiny)
     is_usable = (activations > 0) & (weights > 0) & np.isfinite(factors) & (factors > tiny) & (factors < 1 / tiny)
@@ -374,6 +377,7 @@ def _drop_unusable(factors: Array, activations: Array, weights: Array) -> Array:
 
 
 def _weight_maxima(slots: tuple[_Slot, ...]) -> Array:
+    """Largest absolute weight per channel over the constants of slots."""
     largest = np.zeros(())
     for slot in slots:
         values = read_once(slot.tensor)
@@ -388,24 +392,24 @@ def _has_outliers(maxima: Array) -> bool:
     return middle > 0 and float(maxima.max()) > _OUTLIERS * middle
 
 
-def _apply_factors(model: ir.Model, factors: Mapping[_Site, Array], forms: dict[str, str]) -> None:
-    """Divide activations and multiply weights, in place; record the changed values in ``forms``."""
+def _apply_factors(model: ir.Model, factors: Mapping[_Site, Array], changes: dict[str, str]) -> None:
+    """Divide activations and multiply weights, in place; record the changed values in ``changes``."""
     fresh = FreshNames.of_graph(model.graph)
     for site, numbers in factors.items():
         numbers = numbers.astype(np.float32)
-        word = f"equalized {hashlib.sha256(numbers.tobytes()).hexdigest()[:16]}"
+        description = f"equalized {hashlib.sha256(numbers.tobytes()).hexdigest()[:16]}"
         changed = [value.name or "" for value in site.path]
         for slot in site.readers:
-            _multiply(model.graph, slot, numbers, fresh)
+            _multiply_constant(model.graph, slot, numbers, fresh)
         for slot in site.makers:
-            _multiply(model.graph, slot, (1 / numbers.astype(np.float64)).astype(np.float32), fresh)
+            _multiply_constant(model.graph, slot, (1 / numbers.astype(np.float64)).astype(np.float32), fresh)
         if not site.makers:
             changed = [_insert_division(model.graph, site, numbers, fresh).name or ""]
         for name in changed:
-            forms[name] = f"{forms[name]}, {word}" if name in forms else word
+            changes[name] = f"{changes[name]}, {description}" if name in changes else description
 
 
-def _multiply(graph: ir.Graph, slot: _Slot, numbers: Array, fresh: FreshNames) -> None:
+def _multiply_constant(graph: ir.Graph, slot: _Slot, numbers: Array, fresh: FreshNames) -> None:
     """Multiply a node's constant by factors per channel, lazily when written."""
     before = slot.node.inputs[slot.index]
     tensor, shape = slot.tensor, slot.tensor.shape.numpy()
@@ -439,4 +443,5 @@ def _insert_division(graph: ir.Graph, site: _Site, numbers: Array, fresh: FreshN
 
 
 def _reshape_along(numbers: Array, axis: int, rank: int) -> Array:
-    return numbers.reshape([-1 if other == axis else 1 for other in range(rank)])
+    """Reshape a vector to a rank, with its values along one axis."""
+    return numbers.reshape([-1 if dimension == axis else 1 for dimension in range(rank)])

@@ -74,16 +74,16 @@ def _kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[
             f"{opt.precision} int8 is faster."
         )
     if has_dot_products is False:
-        words = (
+        note = (
             "This processor has no 8-bit dot products (VNNI): int8 is less of a speedup here than on processors "
             "with VNNI."
         )
         if is_x86() and signed_weights:
-            words += (
+            note += (
                 " Sums of signed weights saturate on it unless the ONNX Runtime session option "
                 f"session.x64quantprecision is 1, as winml sets it. If you cannot set it, use {opt.precision} uint8."
             )
-        yield words
+        yield note
 
 
 _CACHE_TYPES: Mapping[ir.DataType | None, str] = {ir.DataType.INT8: "int8", ir.DataType.FLOAT16: "float16"}
@@ -143,7 +143,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
 
     @contextlib.contextmanager
     def acquire_resources(self, task: graph_file.GraphFileTask) -> Iterator[Quantization]:
-        """Yield the recipe with what runs the source on samples."""
+        """Yield this quantization with samples and statistics of the source."""
         folder = task.processors or files_folder(task.source.absolute())
         options, notes = self.resolved_mode
         samples = Calibration(calibration_options(options), folder, self.sizes, task.seed, task.source)
@@ -171,16 +171,16 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         is_external: Callable[[ir.Model], bool | None],
         statistics_folder: Path | None = None,
     ) -> Iterator[Quantization]:
-        """Yield the recipe with what runs the model on samples; blocks that it finds lie on disk until the block ends.
+        """Yield this quantization with its sample tools; solved weights stay on disk until the block ends.
 
         Args:
-            samples: Samples, and the file of the float graph, unless that is in memory only.
-            output: File that is to be written; results of a long run are stored beside it until then.
-            is_external: Returns whether the weights of a model go to a file of their own; None if they must.
+            samples: Samples, and the file of the float graph unless the graph is in memory only.
+            output: File to write; intermediate results are stored beside the file.
+            is_external: model → True if weights are stored in a separate file; ``None`` if a separate file is required.
             statistics_folder: As in :class:`GraphFileTask`.
 
         Raises:
-            UsageError: options contradict each other, or there is no data.
+            UsageError: options contradict each other, or data is missing.
         """
         options = self.options
         options.refuse_contradictions()
@@ -307,7 +307,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         """Return True if one of several parts is already within the limit.
 
         Raises:
-            UsageError: it is, and no other part exceeds the limit.
+            UsageError: the part is within the limit, and no other part exceeds the limit.
         """
         budget = self.options.bit_budget
         if budget is None or budget.is_smallest:
@@ -328,8 +328,8 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         budget = self.options.bit_budget
         assert budget is not None  # the graph is within it
         self.outcome.notes.append(f"{budget.option} {budget.words}: this part is within the limit, and stays in float.")
-        plain = {"precision": FLOAT32, "mode": None, "algorithm": "rtn", "budget": None, "max_size": None}
-        self.outcome.options, self.outcome.stays_float = self.options.model_copy(update=plain), True
+        float_options = {"precision": FLOAT32, "mode": None, "algorithm": "rtn", "budget": None, "max_size": None}
+        self.outcome.options, self.outcome.stays_float = self.options.model_copy(update=float_options), True
 
     def _file_bytes(self, model: ir.Model) -> int:
         """Size of the file of a quantized graph, metadata included."""
@@ -353,10 +353,10 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         if self.outcome.saved_share < 1 - _LEAST_SAVING:
             self._refuse_larger(size_bytes)
         budget = self._searched_budget
-        most = None if budget is None else budget.max_bytes
-        if most is not None and size_bytes > most:
+        limit = None if budget is None else budget.max_bytes
+        if limit is not None and size_bytes > limit:
             raise QuantizeError(
-                f"{opt.max_size} {size_words(most)}: the file has {size_bytes} bytes, {size_bytes - most} too many",
+                f"{opt.max_size} {size_words(limit)}: the file has {size_bytes} bytes, {size_bytes - limit} too many",
                 hint=f"No file was written. Allow {size_bytes}B or more.",
             )
 
@@ -399,7 +399,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         assert self.calibration is not None  # the options need samples
         source = load_by_reference(self.source)
         names = [value.name or "" for states in attentions_over_cache(source.graph) for value in states.present]
-        return self.calibration.over_samples(lambda read: measure_states(self.source, names, read))
+        return self.calibration.over_samples(lambda reader: measure_states(self.source, names, reader))
 
     def metadata(self, model: ir.Model) -> Mapping[str, Any]:
         """Input and output records with the new types."""
@@ -420,7 +420,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         reasons: Counter[str] = Counter()
         for module in result.modules:
             reasons.update(module.left)
-        left = "".join(f", {count} left ({reason})" for reason, count in reasons.most_common())
+        left_words = "".join(f", {count} left ({reason})" for reason, count in reasons.most_common())
         cache = "" if self.options.kv_cache is None else f", KV cache {self.options.kv_cache}"
         search = self.outcome.search
         bits = (
@@ -428,10 +428,10 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             if search is None
             else f", {search.form}: {search.mean_bits:.2f} bits ({search.measured} variants measured)"
         )
-        return f"{result.quantized} nodes quantized{left}{cache}{bits}"
+        return f"{result.quantized} nodes quantized{left_words}{cache}{bits}"
 
     def late_notes(self, model: ir.Model) -> tuple[str, ...]:
-        """Collect the notes of the work, of this processor, and of weights beyond the range of float16."""
+        """Collect notes on the quantization, this processor, and weights beyond the range of float16."""
         kernels = _kernel_notes(self.resolved.modes(), signed_weights=self.resolved.base.signed_weights)
         return (*self.outcome.notes, *kernels, *_range_notes(model))
 
@@ -473,10 +473,10 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         needed = {"1.24": "2-bit weights"} if has_two_bits else {}
         if self.options.kv_cache is not None:
             needed["1.31"] = "a KV cache in 8 bits"
-        for version, what in needed.items():
+        for version, feature in needed.items():
             if not is_onnxruntime_at_least(version):
                 raise VerificationError(
-                    f"cannot verify: ONNX Runtime {onnxruntime_version()} has no kernel for {what}",
+                    f"cannot verify: ONNX Runtime {onnxruntime_version()} has no kernel for {feature}",
                     hint=f"No file was written. Install onnxruntime {version} or newer (Python 3.11 or newer), or add "
                     f"{opt.no_verify}.",
                 )
@@ -529,11 +529,11 @@ def _provider_notes(options: QuantizeOptions) -> Iterator[str]:
             "float32 between the conversions, slower than the source. The file is for providers with such "
             "kernels, such as QNN."
         )
-    others = [mode for mode in options.modes() if mode not in ("qdq", "float")]
-    if placement_for(options.ep).takes_qdq_alone and others:
+    modes = [mode for mode in options.modes() if mode not in ("qdq", "float")]
+    if placement_for(options.ep).takes_qdq_alone and modes:
         yield (
             f"{options.ep} is documented to take quantized operators as Q/DQ only: nodes quantized with "
-            f"{' and '.join(others)} may run on the CPU instead. Use {opt.mode} qdq ({opt.precision} w8a8 or w8a16)."
+            f"{' and '.join(modes)} may run on the CPU instead. Use {opt.mode} qdq ({opt.precision} w8a8 or w8a16)."
         )
 
 

@@ -60,7 +60,7 @@ def attentions_over_cache(graph: ir.Graph) -> Iterator[CachedStates]:
     for node in graph:
         if node.op_type != _OPERATOR or node.domain != _DOMAIN or len(node.outputs) < 3:
             continue
-        key, value = (node.inputs[place] for place in _PAST)
+        key, value = (node.inputs[index] for index in _PAST)
         present = (node.outputs[_PRESENT[0]], node.outputs[_PRESENT[1]])
         if key is None or value is None or node.outputs[0].dtype not in _CACHE_DTYPES:
             continue
@@ -101,10 +101,10 @@ def quantize_cache(model: ir.Model, maxima: Mapping[str, Array]) -> tuple[str, .
         QuantizeError: a value is NaN or infinite.
     """
     fresh = FreshNames.of_graph(model.graph)
-    found = list(attentions_over_cache(model.graph))
-    for states in found:
+    attentions = list(attentions_over_cache(model.graph))
+    for states in attentions:
         scales = [_register_scales(model.graph, value, maxima, fresh) for value in states.present]
-        _set_inputs(states.node, scales)
+        _set_scale_inputs(states.node, scales)
         for kind in ("k", "v"):
             states.node.attributes.add(ir.AttrString(f"{kind}_quant_type", "PER_CHANNEL"))
         states.node.attributes.add(ir.AttrInt64("kv_cache_bit_width", 8))
@@ -113,11 +113,11 @@ def quantize_cache(model: ir.Model, maxima: Mapping[str, Array]) -> tuple[str, .
     record = _read_record(model)
     record.setdefault("requested", {})["kv_cache"] = INT8
     record.setdefault("modules", [])
-    record["kv_cache"] = {"precision": INT8, "attentions": len(found)}
+    record["kv_cache"] = {"precision": INT8, "attentions": len(attentions)}
     model.metadata_props[QUANTIZATION_KEY] = json.dumps(record, ensure_ascii=False)
-    left = sum(node.op_type == _OPERATOR for node in model.graph) - len(found)
+    floats = sum(node.op_type == _OPERATOR for node in model.graph) - len(attentions)
     reason = "other nodes read it too, or it is not an input."
-    return (f"{count_noun(left, 'attention')} with a KV cache in floating point: {reason}",) if left else ()
+    return (f"{count_noun(floats, 'attention')} with a KV cache in floating point: {reason}",) if floats else ()
 
 
 def _read_record(model: ir.Model) -> dict[str, Any]:
@@ -130,7 +130,11 @@ def _read_record(model: ir.Model) -> dict[str, Any]:
 
 
 def _register_scales(graph: ir.Graph, present: ir.Value, maxima: Mapping[str, Array], fresh: FreshNames) -> ir.Value:
-    """Register the scales of keys or values: heads × 1 × channels."""
+    """Register the scales of keys or values: heads × 1 × channels.
+
+    Raises:
+        QuantizeError: a value is NaN or infinite.
+    """
     largest = maxima[str(present.name)]
     if not np.isfinite(largest).all():
         raise QuantizeError(
@@ -143,7 +147,8 @@ def _register_scales(graph: ir.Graph, present: ir.Value, maxima: Mapping[str, Ar
     return add_initializer(graph, ir.tensor(scales, name=fresh.take(f"{present.name}_scale")))
 
 
-def _set_inputs(node: ir.Node, scales: list[ir.Value]) -> None:
+def _set_scale_inputs(node: ir.Node, scales: list[ir.Value]) -> None:
+    """Set the scales of keys and values as inputs of an attention, in place."""
     node.resize_inputs(max(len(node.inputs), _SCALES[1] + 1))
     for place, value in zip(_SCALES, scales, strict=True):
         node.replace_input_with(place, value)

@@ -64,11 +64,11 @@ def list_parts(
     parts: list[ModulePart] = []
     for tag, module in chosen.items():
         nodes = tuple(node for node in planned if address.is_within(node.tag, tag))
-        own = tuple(node for node in nodes if owners[node.name] == tag)
-        parts.append(ModulePart(module, "module", nodes, is_unit=bool(own) and len(own) == len(nodes)))
-        if own and len(own) < len(nodes):
+        own_nodes = tuple(node for node in nodes if owners[node.name] == tag)
+        parts.append(ModulePart(module, "module", nodes, is_unit=bool(own_nodes) and len(own_nodes) == len(nodes)))
+        if own_nodes and len(own_nodes) < len(nodes):
             inner = dict.fromkeys(owners[node.name] for node in nodes if owners[node.name] != tag)
-            parts.append(ModulePart(module, "own nodes", own, is_unit=True, inner=tuple(inner)))
+            parts.append(ModulePart(module, "own nodes", own_nodes, is_unit=True, inner=tuple(inner)))
     if not any(part.nodes for part in parts):
         raise UsageError(
             (f"{opt.module} {selector}" if selector else "the modules of the file") + ": no node can be quantized",
@@ -95,18 +95,18 @@ def _select_modules(modules: GraphModules, depth: int | None, selector: str | No
 
 def _find_owner(tag: str, chosen: Sequence[str]) -> str:
     """Deepest of some modules that contains a node with this tag; empty if none does."""
-    return max((other for other in chosen if address.is_within(tag, other)), key=len, default="")
+    return max((ancestor for ancestor in chosen if address.is_within(tag, ancestor)), key=len, default="")
 
 
 def only_options(part: ModulePart, options: QuantizeOptions, modules: GraphModules) -> QuantizeOptions:
     """Options that quantize only one part, as in the whole model."""
     tag = part.module.tag
-    included = [other for text in options.include for other in modules.selected_tags(text)]
-    within = [tag] if not included or any(address.is_within(tag, other) for other in included) else [
-        other for other in included if address.is_within(other, tag)
+    included = [other_tag for text in options.include for other_tag in modules.selected_tags(text)]
+    within = [tag] if not included or any(address.is_within(tag, other_tag) for other_tag in included) else [
+        other_tag for other_tag in included if address.is_within(other_tag, tag)
     ]  # fmt: skip
-    inner: dict[str, PrecisionName] = {escape(other): FLOAT32 for other in part.inner}
-    include = tuple(escape(other) for other in within)
+    inner: dict[str, PrecisionName] = {escape(other_tag): FLOAT32 for other_tag in part.inner}
+    include = tuple(escape(other_tag) for other_tag in within)
     return options.model_copy(update={"include": include, "per_module": _put_first(inner, options)})
 
 
@@ -122,11 +122,11 @@ def excluding_options(
     excluded_tags = set(rules)
     for unit in units:
         tag = unit.module.tag
-        if tag not in excluded_tags and any(address.is_within(tag, other) for other in excluded_tags):
+        if tag not in excluded_tags and any(address.is_within(tag, excluded_tag) for excluded_tag in excluded_tags):
             rules |= {tag: unit.nodes[0].requested.name}
             if len({node.requested for node in unit.nodes}) > 1:
                 rules |= {node.tag: node.requested.name for node in unit.nodes}
-    ordered = sorted(rules.items(), key=lambda item: -address.depth(item[0]))
+    ordered = sorted(rules.items(), key=lambda rule: -address.depth(rule[0]))
     added = {escape(tag): precision for tag, precision in ordered}
     return options.model_copy(update={"per_module": _put_first(added, options)})
 

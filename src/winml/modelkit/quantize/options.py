@@ -62,17 +62,17 @@ class BitBudget:
         bits = None if self.mean_bits is None else mean_bits()
         return f"{bits:.2f} bits per parameter" if bits and bits <= (self.mean_bits or 0) else ""
 
-    def refuse_met_limit(self, found: Sequence[str]) -> NoReturn:
+    def refuse_met_limit(self, sizes: Sequence[str]) -> NoReturn:
         """Refuse a limit that every source is within already.
 
         Args:
-            found: Size or bits of each source.
+            sizes: Size or bits of each source.
 
         Raises:
             UsageError: always.
         """
         raise UsageError(
-            f"{self.option} {self.words}: the source has {', '.join(found)}, within the limit: nothing to quantize",
+            f"{self.option} {self.words}: the source has {', '.join(sizes)}, within the limit: nothing to quantize",
             hint=f"Use a lower limit, or {opt.budget} smallest with {opt.min_sqnr}.",
         )
 
@@ -87,32 +87,47 @@ class BitBudget:
 
 
 def _read_budget(text: str) -> BitBudget:
+    """Parse a limit in bits per parameter, or ``smallest``.
+
+    Raises:
+        UsageError: the text is neither.
+    """
     if text == "smallest":
         return BitBudget()
-    found = _NUMBER.fullmatch(text.strip())
-    if found is None or found[2] not in ("bit", "bits") or not float(found[1]):
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None or match[2] not in ("bit", "bits") or not float(match[1]):
         example = f"For example {opt.budget} 4.5bits."
-        if found is not None and found[2] in _UNITS:
+        if match is not None and match[2] in _UNITS:
             example = f"A size is {opt.max_size} {text.strip()}."
         elif re.fullmatch(r"\d+(\.\d+)?", text.strip()):
             example = f"Did you mean {opt.budget} {text.strip()}bits?"
         elif text.strip().lower() == "smallest":
             example = f"Did you mean {opt.budget} smallest?"
         raise UsageError(f"{opt.budget} {text!r}: expected bits per parameter, or smallest", hint=example)
-    return BitBudget(mean_bits=float(found[1]))
+    return BitBudget(mean_bits=float(match[1]))
 
 
 def _read_size(text: str) -> int:
-    found = _NUMBER.fullmatch(text.strip())
-    if found is None or found[2] not in _UNITS or not float(found[1]):
+    """Parse a file size to bytes.
+
+    Raises:
+        UsageError: number or unit is missing.
+    """
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None or match[2] not in _UNITS or not float(match[1]):
         hint = "A number with B, kB, MB, GB or TB, such as 900MB."
-        if found is not None and (unit := next((name for name in _UNITS if name.lower() == found[2].lower()), None)):
-            hint = f"Did you mean {found[1]}{unit}?"
+        if match is not None and (unit := next((name for name in _UNITS if name.lower() == match[2].lower()), None)):
+            hint = f"Did you mean {match[1]}{unit}?"
         raise UsageError(f"{opt.max_size} {text!r}: expected a size", hint=hint)
-    return round(float(found[1]) * _UNITS[found[2]])
+    return round(float(match[1]) * _UNITS[match[2]])
 
 
 def _read_drop(text: str) -> Drop:
+    """Parse the maximum increase of the perplexity.
+
+    Raises:
+        UsageError: the limit is invalid, or for another metric.
+    """
     name, drop = read_drop(text)
     if name != "perplexity":
         raise UsageError(
@@ -133,13 +148,13 @@ class QuantizeOptions(QuantizeFields, Options):
 
     @pydantic.field_validator("ep")
     @classmethod
-    def _as_short_name(cls, name: str | None) -> str | None:
+    def _shorten_name(cls, name: str | None) -> str | None:
         """Return the short name; raises UsageError for an unknown provider."""
         return None if name is None else short_name(find_execution_provider(name).name)
 
     @property
     def takes_constant_tables(self) -> bool:
-        """Whether rows have to be looked up in constants, and not in what an operator makes of one."""
+        """True if rows can be looked up in constants only, not in computed tables."""
         return placement_for(self.ep).takes_constant_tables
 
     @property
@@ -211,13 +226,13 @@ class QuantizeOptions(QuantizeFields, Options):
         Raises:
             UsageError: a precision does not support the mode.
         """
-        of_modes = {name: words for mode in self.modes() for name, words in precisions.MODES[mode].remedies.items()}
+        of_modes = {name: remedy for mode in self.modes() for name, remedy in precisions.MODES[mode].remedies.items()}
         fields = type(self).model_fields
         of_cache = [f"use data or more samples for the KV cache ({opt.calibration_data}, {opt.samples})"]
         return [
             *(
-                words.format(spell(name))
-                for name, words in of_modes.items()
+                remedy.format(spell(name))
+                for name, remedy in of_modes.items()
                 if getattr(self, name) == fields[name].default
             ),
             *(of_cache if self.kv_cache is not None and self.calibration_data is None else []),
@@ -236,10 +251,10 @@ class QuantizeOptions(QuantizeFields, Options):
     @property
     def solving_algorithms(self) -> tuple[str, ...]:
         """Algorithms that solve blocks of weights on samples."""
-        return tuple(name for name in self._algorithms if name in DATA_ALGORITHMS)
+        return tuple(name for name in self._requested_algorithms if name in DATA_ALGORITHMS)
 
     @property
-    def _algorithms(self) -> tuple[Algorithm, ...]:
+    def _requested_algorithms(self) -> tuple[Algorithm, ...]:
         """All requested algorithms, the default first."""
         return tuple(dict.fromkeys([self.algorithm, *self.algorithms.values()]))
 
@@ -311,20 +326,25 @@ class QuantizeOptions(QuantizeFields, Options):
                 f"{opt.asymmetric}: integer kernels take one zero point per weight, and qdq uses one scale per channel",
                 hint=f"Add {opt.per_tensor}, or omit it.",
             )
-        searched = next((name for name in self._algorithms if name in ("hqq", "k_quant")), None)
+        searched = next((name for name in self._requested_algorithms if name in ("hqq", "k_quant")), None)
         if self.symmetric and searched and "dynamic" not in modes and "qdq" not in modes:
             raise UsageError(
                 f"{opt.symmetric}: {opt.algorithm} {searched} uses a zero point for every block",
                 hint=f"Use {opt.algorithm} rtn, or omit {opt.symmetric}.",
             )
-        is_four = any(way.weight_bits == 4 for way, mode in requested if mode == "weight-only")
-        if "hqq" in self._algorithms and not is_four:
+        is_four = any(precision.weight_bits == 4 for precision, mode in requested if mode == "weight-only")
+        if "hqq" in self._requested_algorithms and not is_four:
             raise UsageError(
                 f"{opt.algorithm} hqq: ONNX Runtime supports it for 4-bit weights only",
                 hint=f"Use {opt.algorithm} k_quant, or {opt.precision} int4.",
             )
 
     def _refuse_beside_budget(self) -> None:
+        """Refuse options that contradict a limit, and limits without data or quality.
+
+        Raises:
+            UsageError: names the option.
+        """
         budget = self.bit_budget
         if budget is None:
             return
@@ -342,14 +362,14 @@ class QuantizeOptions(QuantizeFields, Options):
         for flag, is_stated in chosen.items():
             if is_stated:
                 names = {opt.budget: self.budget, opt.max_size: self.max_size, opt.max_drop: self.max_drop}
-                name = next(name for name, stated in names.items() if stated is not None)
+                name = next(name for name, value in names.items() if value is not None)
                 raise UsageError(
                     f"{flag}: {name} chooses the bits and block size of each module", hint="Use one of them."
                 )
         if self.max_drop is not None and budget.max_drop is None:
-            other = spell("budget" if self.budget is not None else "max_size")
+            limit_option = spell("budget" if self.budget is not None else "max_size")
             raise UsageError(
-                f"{opt.max_drop} {self.max_drop}: {other} is also a limit",
+                f"{opt.max_drop} {self.max_drop}: {limit_option} is also a limit",
                 hint=f"Omit it, or use {opt.budget} smallest.",
             )
         if budget.max_drop is not None and self.calibration_data is None:
@@ -384,12 +404,16 @@ class QuantizeOptions(QuantizeFields, Options):
                 )
 
     def _refuse_unmeasured(self, modes: Sequence[precisions.Mode]) -> None:
-        """Refuse calibration options if no mode needs calibration: dynamic ranges are computed in each run."""
+        """Refuse calibration options if no mode needs calibration: dynamic ranges are computed in each run.
+
+        Raises:
+            UsageError: names the option.
+        """
         if self.needs_ranges or "dynamic" not in modes:
             return
         for name in self._stated_range_options():
             raise UsageError(
-                f"{_words_of(name, getattr(self, name))} does not apply to {' and '.join(modes)}",
+                f"{_spell_flag(name, getattr(self, name))} does not apply to {' and '.join(modes)}",
                 hint=f"Use {opt.mode} qdq, or {opt.smooth_quant}, which calibrates activations too; or omit it.",
             )
 
@@ -416,21 +440,21 @@ class QuantizeOptions(QuantizeFields, Options):
             default = type(self).model_fields[name].get_default(call_default_factory=True, validated_data={})
             if value != default and not set(readers) & set(modes):
                 raise UsageError(
-                    f"{_words_of(name, value)} does not apply to " + (" and ".join(modes) or f"{opt.kv_cache} alone"),
-                    hint=self._way_to_read(name, readers),
+                    f"{_spell_flag(name, value)} does not apply to " + (" and ".join(modes) or f"{opt.kv_cache} alone"),
+                    hint=self._suggest_use(name, readers),
                 )
 
-    def _way_to_read(self, name: str, readers: Sequence[precisions.Mode]) -> str:
+    def _suggest_use(self, name: str, readers: Sequence[precisions.Mode]) -> str:
         """Suggest options that make an unread option effective."""
-        ways = []
+        hints = []
         if name in _OF_SAMPLES and "weight-only" in self.modes():
-            ways.append(f"{opt.algorithm} gptq, awq or auto, which use calibration samples")
+            hints.append(f"{opt.algorithm} gptq, awq or auto, which use calibration samples")
         if self.bit_budget is None:
             modes = ["qdq"] if name in precisions.CALIBRATION_OPTIONS else readers
             fitting = [mode for mode in modes if mode in self.base.modes]
-            others = [way.name for way in precisions.PRECISIONS.values() if way.modes and way.modes[0] in modes]
-            ways.append(f"{opt.mode} {' or '.join(fitting)}" if fitting else f"{opt.precision} {' or '.join(others)}")
-        return f"Use {', or '.join(ways)}; or omit it." if ways else "Omit it."
+            names = [spec.name for spec in precisions.PRECISIONS.values() if spec.modes and spec.modes[0] in modes]
+            hints.append(f"{opt.mode} {' or '.join(fitting)}" if fitting else f"{opt.precision} {' or '.join(names)}")
+        return f"Use {', or '.join(hints)}; or omit it." if hints else "Omit it."
 
     @property
     def has_open_mode(self) -> bool:
@@ -469,7 +493,7 @@ class QuantizeOptions(QuantizeFields, Options):
         return precisions.mode_for(precision, wish)
 
 
-def _words_of(name: str, value: object) -> str:
+def _spell_flag(name: str, value: object) -> str:
     """Option and value as written on the command line."""
     field = next(field for field in fields_of(QuantizeFields) if field.name == name)
     if isinstance(value, dict):

@@ -67,41 +67,41 @@ def _mark_quantized_nodes(
     makers = {value.name: node for node in quantized.graph for value in node.outputs}
     by_name = {node.name: node for node in quantized.graph}
     reached = set()
-    for item in planned:
-        if item.mode is None:
+    for decision in planned:
+        if decision.mode is None:
             continue
-        if MODES[item.mode].needs_ranges:
+        if MODES[decision.mode].needs_ranges:
             # The node itself stays, and its inputs may be quantized without it: its engine wrote the record.
-            if item.name in by_name and QUANTIZATION_KEY in by_name[item.name].metadata_props:
-                reached.add(item.name)
+            if decision.name in by_name and QUANTIZATION_KEY in by_name[decision.name].metadata_props:
+                reached.add(decision.name)
             continue
-        new = list(_new_ancestors(makers.get(outputs[item.name]), before))
-        half = ir.DataType[item.requested.float_type] if item.requested.float_type else None
+        new = list(_iterate_new_ancestors(makers.get(outputs[decision.name]), before))
+        half = ir.DataType[decision.requested.float_type] if decision.requested.float_type else None
         kinds = {
             node: _classify_node(node) if half is None else _classify_half_node(node, half, before) for node in new
         }
         if not {"operator", "weight"}.intersection(kinds.values()):
             continue
-        reached.add(item.name)
+        reached.add(decision.name)
         for node, kind in kinds.items():
             if kind is not None:
-                record: dict[str, str | int] = {"precision": item.requested.name, "kind": kind}
+                record: dict[str, str | int] = {"precision": decision.requested.name, "kind": kind}
                 if (size := node.attributes.get(_BLOCK_SIZE)) is not None:
                     record[_BLOCK_SIZE] = size.as_int()
                 node.metadata_props.setdefault(QUANTIZATION_KEY, json.dumps(record))
     return frozenset(reached)
 
 
-def _new_ancestors(node: ir.Node | None, known: Container[str | None]) -> Iterator[ir.Node]:
+def _iterate_new_ancestors(node: ir.Node | None, before: Container[str | None]) -> Iterator[ir.Node]:
     """Yield a node and its new ancestors, up to values of the original graph."""
-    waiting, seen = [node], set()
+    waiting, visited = [node], set()
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         yield node
-        waiting += [value.producer() for value in node.inputs if value is not None and value.name not in known]
+        waiting += [value.producer() for value in node.inputs if value is not None and value.name not in before]
 
 
 def _reads_few_bits(node: ir.Node) -> bool:
@@ -126,8 +126,8 @@ def _classify_half_node(
         half: The requested type.
         before: Value name → type in the graph before.
     """
-    read = node.inputs[0] if node.op_type == "Cast" else None
-    if read is not None and read.is_initializer() and read.dtype == half and before.get(read.name) != half:
+    operand = node.inputs[0] if node.op_type == "Cast" else None
+    if operand is not None and operand.is_initializer() and operand.dtype == half and before.get(operand.name) != half:
         return "weight"
     created = [value for value in node.outputs if value.dtype == half and before.get(value.name) != half]
     return "operator" if created and node.op_type != "Cast" else None
@@ -136,8 +136,8 @@ def _classify_half_node(
 def _classify_node(node: ir.Node) -> str | None:
     """Classify a node of a quantized graph: ``weight``, ``activation``, ``operator`` or ``None``."""
     if node.op_type in _CONVERTING:
-        first = node.inputs[0]
-        return "weight" if first is not None and first.is_initializer() else "activation"
+        operand = node.inputs[0]
+        return "weight" if operand is not None and operand.is_initializer() else "activation"
     return "operator" if node.op_type != _RESHAPING and _reads_few_bits(node) else None
 
 
@@ -198,7 +198,7 @@ def quantize(
         make_masks_finite(model)
         masked = mask_values(model)
     tasks = [replace(task, placement=_place_values(model, task)) for task in tasks]
-    measured = _measured_values(tasks, masked, equalized)
+    measured = _list_measured_values(tasks, masked, equalized)
     if measured:
         assert calibration is not None  # checked above
         ranges = calibration.ranges(model, measured)
@@ -221,12 +221,12 @@ def quantize(
         raise
     if integer_weights.has_non_finite_scales(model, quantized):
         integer_weights.refuse_non_finite_weights(model, plan.nodes)
-    carried = carry_tags(model, quantized)
+    transfer = carry_tags(model, quantized)
     reached = _mark_quantized_nodes(model, quantized, plan.nodes)
     _refuse_quantized_exclusions(model, quantized, plan.stays_float)
     notes = (
         *equalized.notes,
-        *carried.notes,
+        *transfer.notes,
         *integer_weights.shared_weight_notes(model, reached, quantized),
         *algorithm_notes(quantized, options),
     )
@@ -254,7 +254,7 @@ def quantize(
 
 def _drop_records(model: ir.Model, planned: Sequence[planning.PlannedNode]) -> None:
     """Drop the records of nodes to quantize, in place: records of another file would count as results of this run."""
-    names = {item.name for item in planned if item.mode is not None}
+    names = {decision.name for decision in planned if decision.mode is not None}
     for node in model.graph:
         if node.name in names:
             node.metadata_props.pop(QUANTIZATION_KEY, None)
@@ -277,10 +277,10 @@ def _refuse_quantized_exclusions(original: ir.Model, quantized: ir.Model, names:
         if node.name not in names:
             continue
         result = by_name.get(node.name) or makers.get(node.outputs[0].name)
-        weight, retained = planning.constant_weight(node), None if result is None else planning.constant_weight(result)
+        weight, stored = planning.constant_weight(node), None if result is None else planning.constant_weight(result)
         is_marked = result is not None and QUANTIZATION_KEY in result.metadata_props
         is_changed = is_marked and QUANTIZATION_KEY not in node.metadata_props
-        if is_changed or (weight is not None and (retained is None or retained.dtype != weight.dtype)):
+        if is_changed or (weight is not None and (stored is None or stored.dtype != weight.dtype)):
             raise InternalError(f"node {node.name} ({node.op_type}) was requested to stay float and is quantized")
 
 
@@ -290,7 +290,7 @@ def _create_tasks(
     """Create a task per mode and precision; for providers by unit, modules without weights are included."""
     groups = plan.groups()
     if provider.is_by_unit:
-        for mode, precision in plan.others:
+        for mode, precision in plan.unweighted:
             if MODES[mode].needs_ranges:
                 groups.setdefault((mode, precision), frozenset())
     block_sizes = planning.values_by_rule(plan, options.block_sizes, modules)
@@ -304,35 +304,40 @@ def _create_tasks(
             block_sizes=block_sizes,
             algorithms=algorithms,
             mode=mode,
-            others=plan.others.get((mode, precision), frozenset()),
+            unweighted=plan.unweighted.get((mode, precision), frozenset()),
         )
         for (mode, precision), nodes in groups.items()
     ]
 
 
-def _measured_values(
+def _list_measured_values(
     tasks: Sequence[planning.EngineTask], masked: Container[str], equalized: Equalization
 ) -> tuple[MeasuredValue, ...]:
-    """Values whose ranges are required, without duplicates, with their smallest number of bits."""
+    """List the values whose ranges are required, without duplicates, with the smallest number of bits of each."""
     measured: dict[str, MeasuredValue] = {}
     for task in tasks:
         for name in task.placement.measured:
-            form = "; ".join(filter(None, ("finite masks" * (name in masked), equalized.forms.get(name, ""))))
-            bits, known = task.precision.range_bits, measured.get(name)
-            measured[name] = MeasuredValue(name, bits if known is None else min(bits, known.bits), form)
+            change = "; ".join(filter(None, ("finite masks" * (name in masked), equalized.changes.get(name, ""))))
+            bits, earlier = task.precision.range_bits, measured.get(name)
+            measured[name] = MeasuredValue(name, bits if earlier is None else min(bits, earlier.bits), change)
     return tuple(measured.values())
 
 
 def _place_values(model: ir.Model, task: planning.EngineTask) -> QdqPlacement:
-    """Values to quantize, if the mode of a task needs ranges."""
+    """Place the values to quantize; an empty placement if the mode of a task needs no ranges."""
     if not MODES[task.mode].needs_ranges:
         return QdqPlacement()
     if task.provider.is_by_unit:
-        return place_units(model, task.nodes | task.others, task.provider, task.precision.range_bits)
-    return place_quantized_values(model.graph, task.nodes, task.others)
+        return place_units(model, task.nodes | task.unweighted, task.provider, task.precision.range_bits)
+    return place_quantized_values(model.graph, task.nodes, task.unweighted)
 
 
 def _run_engine(model: ir.Model, task: planning.EngineTask) -> ir.Model:
+    """Run the engine of a task, and return its quantized model.
+
+    Raises:
+        QuantizeError: the engine failed.
+    """
     engine = PRECISIONS.part(task.precision.name, MODES[task.mode].engine)
     try:
         quantized: ir.Model = engine(model, task)
@@ -348,6 +353,7 @@ def _run_engine(model: ir.Model, task: planning.EngineTask) -> ir.Model:
 def _module_outcomes(
     model: ir.Model, planned: Sequence[planning.PlannedNode], reached: frozenset[str], reasons: Mapping[str, str]
 ) -> tuple[planning.ModulePrecision, ...]:
+    """Count the quantized and the unchanged nodes of each module, with reasons."""
     weights = {node.name: planning.constant_weight(node) for node in all_nodes(model)}
     cutter = Cutter(model)
     constants = {node.name for node in model.graph if cutter.is_constant(node)}
@@ -358,20 +364,20 @@ def _module_outcomes(
         by_module[node.tag, node.requested.name].append(node)
     outcomes = []
     for (tag, requested), nodes in by_module.items():
-        left: defaultdict[str, int] = defaultdict(int)
-        retained: dict[str, None] = {}
+        causes: defaultdict[str, int] = defaultdict(int)
+        unchanged: dict[str, None] = {}
         for node in nodes:
             if node.name not in reached:
                 idle = f"{node.operator} of constants"
                 unsupported = f"{node.operator} not supported by {node.mode}"
-                left[node.reason or (idle if node.name in constants else unsupported)] += 1
+                causes[node.reason or (idle if node.name in constants else unsupported)] += 1
                 weight = weights.get(node.name)
-                retained[
+                unchanged[
                     planning.float_name(weight.dtype.name if weight is not None and weight.dtype is not None else "")
                 ] = None
-        quantized = len(nodes) - sum(left.values())
-        kept = tuple(retained) or (FLOAT32,)
-        outcomes.append(planning.ModulePrecision(tag, requested, quantized, dict(left), kept, reasons.get(tag, "")))
+        quantized = len(nodes) - sum(causes.values())
+        types = tuple(unchanged) or (FLOAT32,)
+        outcomes.append(planning.ModulePrecision(tag, requested, quantized, dict(causes), types, reasons.get(tag, "")))
     return tuple(outcomes)
 
 

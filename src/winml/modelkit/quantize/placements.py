@@ -100,8 +100,8 @@ class Placement:
     finite_masks: bool = True
     """True if attention masks get a finite minimum in the range of the scores."""
     takes_constant_tables: bool = False
-    """True if rows have to be looked up in constants, not in what an operator makes of one; measured with OpenVINO
-    2026.4, whose importer of ONNX refuses others."""
+    """True if rows can be looked up in constants only, not in computed tables. Measured: OpenVINO 2026.4, whose ONNX
+    importer refuses computed tables."""
     takes_qdq_alone: bool = False
     """True if Q/DQ is the only quantized format that the provider is documented to accept."""
     fusions: tuple[str, ...] = ()
@@ -133,8 +133,7 @@ class Placement:
 
 
 CPU_PLACEMENT = "cpu"
-"""Short name of the provider whose placement all have that have none of their own."""
-"""Placement where no provider is named."""
+"""Short name of the default placement: for providers without an entry, or if no provider is selected."""
 
 _QNN_RULES: Mapping[str, OperatorRule] = {
     **_PRODUCTS,

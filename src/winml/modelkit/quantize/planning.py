@@ -61,7 +61,7 @@ class QuantizationPlan:
     """Decisions for the nodes with weights and for other changing nodes, in graph order."""
 
     nodes: tuple[PlannedNode, ...]
-    others: Mapping[tuple[Mode, Precision], frozenset[str]] = field(default_factory=dict)
+    unweighted: Mapping[tuple[Mode, Precision], frozenset[str]] = field(default_factory=dict)
     """(mode, precision) → names of the nodes without weights in modules of this precision."""
     stays_float: frozenset[str] = frozenset()
     """Names of the nodes of the main graph that the options exclude."""
@@ -91,7 +91,7 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
     refuse_quantized(model, options)
     precision_of = _ModulePrecisions(options, modules)
     planned = []
-    others: dict[tuple[Mode, Precision], set[str]] = {}
+    unweighted: dict[tuple[Mode, Precision], set[str]] = {}
     stays_float: set[str] = set()
     for node in all_nodes(model):
         weight, is_inner = constant_weight(node), node.graph is not model.graph
@@ -105,15 +105,15 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
         mode = options.mode_of(requested)
         if weight is None and (mode is None or not MODES[mode].changes_every_node):
             if mode is not None:
-                others.setdefault((mode, requested), set()).add(node.name)
+                unweighted.setdefault((mode, requested), set()).add(node.name)
             continue
         if mode is not None and (obstacle := _find_obstacle(node, weight, mode, options, is_inner=is_inner)):
-            reason = obstacle + _other_modes(node, requested, mode)
+            reason = obstacle + _suggest_other_modes(node, requested, mode)
             mode = None
         reason = reason if mode is None else ""
         planned.append(PlannedNode(node.name, node.op_type, tag, requested, mode, reason, weight is not None))
     plan = QuantizationPlan(
-        tuple(planned), {key: frozenset(names) for key, names in others.items()}, frozenset(stays_float)
+        tuple(planned), {key: frozenset(names) for key, names in unweighted.items()}, frozenset(stays_float)
     )
     if not plan.groups():
         raise UsageError(
@@ -157,7 +157,7 @@ def refuse_idle_selectors(model: ir.Model, options: QuantizeOptions, modules: Gr
             if any(modules.does_work_of(name, tags) for name in changed):
                 continue
             fused = [name for name in changed if modules.contains_any(name, tags)]
-            if fused and all(any(modules.does_work_of(name, other) for other in excluded) for name in fused):
+            if fused and all(any(modules.does_work_of(name, group) for group in excluded) for name in fused):
                 continue
             if fused:
                 raise fused_error(f"{option} {text}", modules.owners_of_fused(tags, fused))
@@ -202,15 +202,15 @@ def refuse_small_share(model: ir.Model, options: QuantizeOptions, modules: Graph
         return
     owners = {requested[name].tag for name in quantized}
     paths = [module.path for module in modules.modules if module.tag in owners]
-    left = [name for name in sizes if name not in quantized]
+    unquantized = [name for name in sizes if name not in quantized]
     included = " ".join(f"{opt.include} {path}" for path in paths)
-    others = f" To quantize {', '.join(paths)} alone, add {included}."
-    is_separable = all(paths) and not any(modules.does_work_of(name, owners) for name in left)
+    suggestion = f" To quantize {', '.join(paths)} alone, add {included}."
+    is_separable = all(paths) and not any(modules.does_work_of(name, owners) for name in unquantized)
     raise QuantizeError(
         f"{options.words} quantizes {len(quantized)} of {len(sizes)} nodes with weights, {share:.1%} of their bytes: "
-        f"{_join_reasons([requested[name] for name in left])}",
+        f"{_join_reasons([requested[name] for name in unquantized])}",
         hint=f"No file was written. Use {opt.mode} {best}, which quantizes {by_mode[best] / total:.0%} of the "
-        f"weights.{others if is_separable and len(paths) <= _LISTED_MODULES else ''}",
+        f"weights.{suggestion if is_separable and len(paths) <= _LISTED_MODULES else ''}",
     )
 
 
@@ -367,9 +367,9 @@ def _find_obstacle(
     tensor = weight.const_value
     assert tensor is not None
     if not _reads_weight(node.inputs[_WEIGHT_INPUTS.get(node.op_type, 1)], weight):
-        place = 1 + next((index for index, value in enumerate(node.inputs) if _reads_weight(value, weight)), 0)
-        side = "on the left" if place == 1 else f"as input {place}"
-        return f"{mode} does not support {node.op_type} with its weight {side}"
+        input_number = 1 + next((index for index, value in enumerate(node.inputs) if _reads_weight(value, weight)), 0)
+        position_text = "on the left" if input_number == 1 else f"as input {input_number}"
+        return f"{mode} does not support {node.op_type} with its weight {position_text}"
     if tensor.dtype.name not in rules.float_types:
         return f"{mode} does not support {node.op_type} with {tensor.dtype.name.lower()} weights"
     for name, value in rules.fixed_attributes.get(node.op_type, {}).items():
@@ -388,15 +388,15 @@ def _reads_weight(value: ir.Value | None, weight: ir.Value) -> bool:
     return value is weight or (maker is not None and maker.inputs[0] is weight)
 
 
-def _other_modes(node: ir.Node, requested: Precision, mode: Mode) -> str:
-    """Modes of the precision that support an operator which the requested mode does not."""
+def _suggest_other_modes(node: ir.Node, requested: Precision, mode: Mode) -> str:
+    """Suggest modes that support an operator unsupported by the requested mode; empty without such modes."""
     if node.op_type in MODES[mode].operators:
         return ""
     if node.op_type in _FUSED_OPERATORS:
         return f" (optimize with {opt.level} basic instead)"
     operator = SEPARABLE_LAYERS.get(node.op_type, node.op_type)
-    others = [f"{opt.mode} {other}" for other in requested.modes if operator in MODES[other].operators]
-    return f" ({' and '.join(others)} {'has' if len(others) == 1 else 'have'})" if others else ""
+    modes = [f"{opt.mode} {name}" for name in requested.modes if operator in MODES[name].operators]
+    return f" ({' and '.join(modes)} {'has' if len(modes) == 1 else 'have'})" if modes else ""
 
 
 class _ModulePrecisions:
@@ -453,16 +453,17 @@ def refuse_quantized(model: ir.Model, options: QuantizeOptions) -> None:
     refused = ROUNDING_OPERATORS if is_half_requested else QUANTIZED_OPERATORS
     for node in all_nodes(model):
         if node.op_type in refused:
-            other = (
+            suggestion = (
                 "" if node.op_type in ROUNDING_OPERATORS else f" {opt.precision} {FLOAT16} converts the other weights."
             )
             raise InputError(
                 f"the graph is already quantized: node {node.name or '?'} is a {node.op_type}",
-                hint=f"Quantize its floating-point source file.{other}",
+                hint=f"Quantize its floating-point source file.{suggestion}",
             )
 
 
 def _join_reasons(planned: Sequence[PlannedNode]) -> str:
+    """Join the distinct reasons for staying float; a general reason if no node states one."""
     reasons = dict.fromkeys(node.reason for node in planned if node.reason)
     return "; ".join(reasons) or "no node reads a floating-point weight of two or more dimensions"
 
@@ -497,7 +498,7 @@ class EngineTask:
     """Weights with blocks solved on calibration data."""
     mode: Mode = ""
     """Quantization mode of the nodes."""
-    others: frozenset[str] = frozenset()
+    unweighted: frozenset[str] = frozenset()
     """Names of the nodes without weights in the same modules, which may be quantized too."""
 
     @property
@@ -512,7 +513,7 @@ class EngineTask:
 
 def float_name(dtype: str) -> str:
     """Convert ONNX's name of a float type to the name of the precision."""
-    return next((name for name, known in PRECISIONS.items() if dtype and known.float_type == dtype), FLOAT32)
+    return next((name for name, precision in PRECISIONS.items() if dtype and precision.float_type == dtype), FLOAT32)
 
 
 @dataclass(frozen=True)

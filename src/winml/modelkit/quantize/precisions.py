@@ -43,12 +43,12 @@ class Precision:
     float_type: str = ""
     """ONNX's name of the 16-bit float type of its weights, such as ``FLOAT16``; empty for integers."""
     searched_blocks: tuple[int | None, ...] = ()
-    """Block sizes of weights that a search for the bits of each module tries, the largest first; None: no blocks."""
+    """Block sizes that a search for bits tries, the largest first; ``None``: no blocks."""
     auto_device: str = ""
-    """Kind of device for which a build that leaves the choice to winml takes this precision."""
+    """Kind of device with this automatic precision; empty: no device."""
     transformers_js_suffix: str | None = None
-    """End of the names of its files for transformers.js, as ``DEFAULT_DTYPE_SUFFIX_MAPPING`` specifies it; None: it has
-    no name there."""
+    """Suffix of file names for transformers.js, from ``DEFAULT_DTYPE_SUFFIX_MAPPING``; ``None``: not
+    specified."""
     older_names: tuple[str, ...] = ()
     """Names in configs of earlier versions."""
     least_agreement: float | None = LEAST_AGREEMENT
@@ -164,8 +164,8 @@ INTEGER_ACTIVATIONS: frozenset[Mode] = frozenset({"dynamic", "qdq"})
 """Modes with integer activations."""
 
 INT8, INT4, W8A8, FLOAT16, BFLOAT16, FLOAT32 = "int8", "int4", "w8a8", "fp16", "bf16", "fp32"
-"""Precisions that have a role of their own: :data:`INT8` is the default, :data:`INT4` that of a search for the bits of
-weights, and :data:`W8A8` that of a search for the bits of weights and activations."""
+"""Precisions with a special role: :data:`INT8` is the default, :data:`INT4` the default of a search for bits of
+weights, and :data:`W8A8` the default of a search for bits of weights and activations."""
 
 _BUILT_IN = {
     precision.name: precision
@@ -218,14 +218,14 @@ def _unwritable_words(precision: Precision) -> str:
         if rules is None:
             continue
         if rules.changes_every_node:
-            return f"{mode} writes {' and '.join(name for name, known in _BUILT_IN.items() if known.float_type)} only"
+            return f"{mode} writes {' and '.join(name for name, entry in _BUILT_IN.items() if entry.float_type)} only"
         weights, activations = precision.weight_bits, precision.activation_bits
         if mode not in INTEGER_ACTIVATIONS and has_ranges:
             activations = None  # they belong to its other modes
         pairs = ", ".join(f"{of} and {'float' if to is None else to}" for of, to in rules.bits)
         if (weights, activations) not in rules.bits:
-            words = f"{weights} and {'float' if activations is None else activations}"
-            return f"{mode} does not write weights and activations of {words} bits; expected {pairs}"
+            bits_text = f"{weights} and {'float' if activations is None else activations}"
+            return f"{mode} does not write weights and activations of {bits_text} bits; expected {pairs}"
         if weights == 16 and not precision.signed_weights:
             return f"{mode} writes signed weights of 16 bits only"
     return ""
@@ -235,8 +235,8 @@ def problem_of(name: str, precision: Precision) -> str:
     """Reason why a precision of a plug-in is invalid; empty if valid."""
     if precision.name != name:
         return f"it calls itself {precision.name}"
-    if taken := [mode for mode, rules in precision.ways.items() if _ways.get(mode, rules) != rules]:
-        return f"its way {taken[0]} has the name of another"
+    if conflicting := [mode for mode, rules in precision.ways.items() if _ways.get(mode, rules) != rules]:
+        return f"its way {conflicting[0]} has the name of another"
     if unknown := [mode for mode in precision.modes if mode not in {**_BUILT_IN_MODES, **precision.ways}]:
         return f"it has no way {unknown[0]}; expected in ways"
     if not precision.modes or not all(rules.engine for rules in precision.ways.values()):
@@ -267,8 +267,8 @@ def mode_for(precision: Precision, mode: Mode | None) -> Mode | None:
         return None
     if mode is None or mode in precision.modes:
         return mode or precision.modes[0]
-    others = ", ".join(name for name, other in PRECISIONS.items() if mode in other.modes)
+    supporting = ", ".join(name for name, candidate in PRECISIONS.items() if mode in candidate.modes)
     raise UsageError(
         f"{opt.precision} {precision.name} is not available with {opt.mode} {mode}",
-        hint=f"Use {precision.name} with {opt.mode} {' or '.join(precision.modes)}, and {mode} with {others}.",
+        hint=f"Use {precision.name} with {opt.mode} {' or '.join(precision.modes)}, and {mode} with {supporting}.",
     )

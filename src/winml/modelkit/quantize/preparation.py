@@ -146,10 +146,10 @@ def prepare(model: ir.Model, options: QuantizeOptions, root: str) -> PreparedGra
     """
     notes: list[str] = []
     modes = [MODES[mode] for mode in options.modes()]
-    least = max((rules.least_opset for rules in modes), default=0)
-    if model.opset_imports.get("", least) < least:
-        notes.append(f"Opset {model.opset_imports['']} was raised to {least}, which the quantized operators require.")
-        model, converted = convert_opset(model, least)
+    opset = max((rules.least_opset for rules in modes), default=0)
+    if model.opset_imports.get("", opset) < opset:
+        notes.append(f"Opset {model.opset_imports['']} was raised to {opset}, which the quantized operators require.")
+        model, converted = convert_opset(model, opset)
         # Conversion creates constants and nodes without names.
         notes += [*converted, *normalize(model).notes]
     notes += _separate_layers(model, frozenset().union(*(rules.operators for rules in modes)))
@@ -172,7 +172,11 @@ def prepare(model: ir.Model, options: QuantizeOptions, root: str) -> PreparedGra
 
 
 def _idle_notes(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> tuple[str, ...]:
-    """Refuse selectors without effect; in one of several parts, return a note, since other parts may have the nodes."""
+    """Refuse selectors without effect; in one of several parts, return a note, since other parts may have the nodes.
+
+    Raises:
+        UsageError: names the selector; only if the model is not one of several parts.
+    """
     if not options.selectors or not (options.modes() or options.kv_cache):
         return ()
     try:

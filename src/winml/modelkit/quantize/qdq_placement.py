@@ -96,17 +96,15 @@ def place_quantized_values(graph: ir.Graph, chosen: frozenset[str], allowed: fro
     return _Placing(chosen, allowed).place(graph)
 
 
-def _in_order(
-    graph: ir.Graph, quantized_values: Mapping[ir.Value, QuantizedValue], read: Mapping[ir.Value, set[str]]
+def _order_values(
+    graph: ir.Graph, made: Mapping[ir.Value, QuantizedValue], readers: Mapping[ir.Value, set[str]]
 ) -> tuple[QuantizedValue, ...]:
     """Values produced by integer kernels and values read quantized, in graph order."""
     order = dict.fromkeys([*graph.inputs, *(value for node in graph for value in node.outputs)])
     return tuple(
-        quantized_values[value]
-        if value in quantized_values
-        else QuantizedValue(value.name or "", frozenset(read[value]))
+        made[value] if value in made else QuantizedValue(value.name or "", frozenset(readers[value]))
         for value in order
-        if value in quantized_values or value in read
+        if value in made or value in readers
     )
 
 
@@ -146,6 +144,8 @@ def bias_addition(product: ir.Node) -> tuple[ir.Node, int] | None:
 
 
 class _Placing:
+    """Placement for the integer kernels of the CPU provider."""
+
     def __init__(self, chosen: frozenset[str], allowed: frozenset[str]) -> None:
         self._chosen = chosen
         self._allowed = allowed
@@ -161,10 +161,11 @@ class _Placing:
                 self._place_layer(node)
             elif node.name in self._allowed:
                 self._place_companion(node)
-        values = _in_order(graph, self._quantized_values, self._read)
+        values = _order_values(graph, self._quantized_values, self._read)
         return QdqPlacement(values, frozenset(self._companions), frozenset(self._bias_additions))
 
     def _place_layer(self, node: ir.Node) -> None:
+        """Mark the input of a layer as quantized, and the output if the kernel requires integers."""
         weight = weight_operand(node)
         if weight is None or node.op_type == "Gather":
             return  # lookups read integers from the table, and no operator computes with them
@@ -176,7 +177,7 @@ class _Placing:
         if addition is not None and addition[0].name in self._allowed:
             self._bias_additions.add(addition[0].name or "")
         if node.op_type in _WITH_QUANTIZED_OUTPUT:
-            self._make(node)
+            self._mark_output(node)
 
     def _place_companion(self, node: ir.Node) -> None:
         """Pass quantization on through nodes that copy or join quantized values."""
@@ -187,12 +188,12 @@ class _Placing:
                 value.name or "", None, same_as=source.same_as or source.name
             )
         elif node.op_type in _JOINING and all(value in self._quantized_values for value in node.inputs):
-            self._make(node)
+            self._mark_output(node)
         else:
             return
         self._companions.add(node.name or "")
 
-    def _make(self, node: ir.Node) -> None:
+    def _mark_output(self, node: ir.Node) -> None:
         """Mark the output of a node as quantized, or the output of the activation that is its only reader."""
         value = node.outputs[0]
         uses = list(value.uses())
@@ -217,6 +218,8 @@ def place_units(model: ir.Model, names: frozenset[str], placement: Placement, bi
 
 
 class _PlacingUnits:
+    """Placement for a provider that computes whole units with integers."""
+
     def __init__(self, model: ir.Model, names: frozenset[str], placement: Placement, bits: int) -> None:
         self._model = model
         self._graph = model.graph
@@ -238,22 +241,23 @@ class _PlacingUnits:
         for node in self._graph:
             rule = None if cutter.is_constant(node) else self._placement.rule(node)
             if rule is not None and node.name in self._names and self._is_unit(node, rule):
-                self._place(node, rule)
-        values = _in_order(self._graph, self._quantized_values, self._read)
+                self._place_unit(node, rule)
+        values = _order_values(self._graph, self._quantized_values, self._read)
         return QdqPlacement(values, frozenset(self._companions), constants=tuple(self._constants), is_by_unit=True)
 
     def _is_unit(self, node: ir.Node, rule: OperatorRule) -> bool:
         """Return True if a node computes floats, and not from constants alone."""
-        read = [value for index in rule.indices(node) if (value := node.inputs[index]) is not None]
-        if not read or any(value.dtype != ir.DataType.FLOAT for value in read):
+        operands = [value for index in rule.indices(node) if (value := node.inputs[index]) is not None]
+        if not operands or any(value.dtype != ir.DataType.FLOAT for value in operands):
             return False
         if rule.result in ("table", "rows"):
-            return constant_tensor(read[0]) is not None and len(read[0].shape or ()) >= 2
+            return constant_tensor(operands[0]) is not None and len(operands[0].shape or ()) >= 2
         if rule.is_residual and not _is_residual(node):
             return False
-        return not all(constant_tensor(value) is not None for value in read)
+        return not all(constant_tensor(value) is not None for value in operands)
 
-    def _place(self, node: ir.Node, rule: OperatorRule) -> None:
+    def _place_unit(self, node: ir.Node, rule: OperatorRule) -> None:
+        """Add constants, inputs and outputs of a unit to the placement."""
         name = node.name or ""
         for index in rule.indices(node):
             value = node.inputs[index]
@@ -271,15 +275,16 @@ class _PlacingUnits:
             return
         for value in node.outputs:
             if value.name and value.dtype in (ir.DataType.FLOAT, None) and (value.uses() or value.is_graph_output()):
-                self._make(node, value, rule)
+                self._mark_output(node, value, rule)
 
-    def _make(self, node: ir.Node, value: ir.Value, rule: OperatorRule) -> None:
-        first = node.inputs[0]
+    def _mark_output(self, node: ir.Node, value: ir.Value, rule: OperatorRule) -> None:
+        """Mark an output as quantized, unless a following activation belongs to the unit."""
+        operand = node.inputs[0]
         name = value.name or ""
-        if rule.result != "own" and first is not None:
-            source = self._quantized_values.get(first)
-            known = source.same_as or source.name if source is not None else first.name or ""
-            self._quantized_values[value] = QuantizedValue(name, None, same_as=known)
+        if rule.result != "own" and operand is not None:
+            source = self._quantized_values.get(operand)
+            scale_source = source.same_as or source.name if source is not None else operand.name or ""
+            self._quantized_values[value] = QuantizedValue(name, None, same_as=scale_source)
             return
         uses = list(value.uses())
         if len(uses) == 1 and not value.is_graph_output() and rule.takes_activation:
@@ -306,7 +311,7 @@ def _is_residual(node: ir.Node) -> bool:
         for maker in makers
         if maker is not None
         and maker.op_type == "Add"
-        and any(constant_tensor(item) is not None for item in maker.inputs)
+        and any(constant_tensor(operand) is not None for operand in maker.inputs)
         for value in maker.inputs
         if value is not None
     ]

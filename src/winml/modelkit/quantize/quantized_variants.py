@@ -91,9 +91,9 @@ def take_samples(
     quality_samples = quality_values(session, request)
     values = quality_samples.values
     outputs = []
-    for item in values:
-        with refusals_explained(item):
-            outputs.append(_numeric_outputs(session.run(item.feeds)))
+    for sample in values:
+        with refusals_explained(sample):
+            outputs.append(_numeric_outputs(session.run(sample.feeds)))
     if not any(np.any(np.isfinite(array) & (array != 0)) for output in outputs for array in output.values()):
         raise StageError(
             f"{options.shown} returns only zeros, NaN or infinity on these inputs, so a loss of precision "
@@ -108,7 +108,7 @@ def take_samples(
 
 
 def _numeric_outputs(outputs: Arrays) -> dict[str, Array]:
-    """Numeric outputs."""
+    """Select the outputs that are numbers, not text or objects."""
     return {name: array for name, array in outputs.items() if array.dtype.kind not in "USO"}
 
 
@@ -149,7 +149,7 @@ class QuantizedVariants:
     def share_starts(self) -> None:
         """Compute the values that variants share with the float graph before their first quantized node."""
         if self._starts is None:
-            feeds = [item.feeds for item in self._samples.values]
+            feeds = [sample.feeds for sample in self._samples.values]
             self._starts = SharedStarts(self._graph.model, self._graph.sessions, feeds, self._threads)
 
     @property
@@ -159,11 +159,11 @@ class QuantizedVariants:
 
     def has_measured(self, key: str, *, is_judged: bool = False, count: int | None = None) -> bool:
         """Return True if a stored measurement has as many samples as requested, and scores if required."""
-        form = self.stored.get(key)
-        if form is None or not form.runs:
-            return form is not None
-        needs_scores = is_judged and self.evaluator is not None and not form.scores
-        return form.samples >= (self.samples if count is None else count) and not needs_scores
+        variant = self.stored.get(key)
+        if variant is None or not variant.runs:
+            return variant is not None
+        needs_scores = is_judged and self.evaluator is not None and not variant.scores
+        return variant.samples >= (self.samples if count is None else count) and not needs_scores
 
     def measure(
         self, key: str, options: QuantizeOptions, *, is_judged: bool = False, count: int | None = None
@@ -180,43 +180,43 @@ class QuantizedVariants:
             UsageError: the options name no module, or leave nothing to quantize.
         """
         if not self.has_measured(key, is_judged=is_judged, count=count):
-            self.stored.put(key, self._measure(options, is_judged=is_judged, count=count))
+            self.stored.put(key, self._run_variant(options, is_judged=is_judged, count=count))
         return self.stored[key]
 
-    def _measure(self, options: QuantizeOptions, *, is_judged: bool, count: int | None) -> MeasuredVariant:
+    def _run_variant(self, options: QuantizeOptions, *, is_judged: bool, count: int | None) -> MeasuredVariant:
         """Create a variant, run it, and compare; a failure is recorded as its problem."""
         if self._before_each is not None:
             self._before_each()
         try:
-            result = self._quantized(options)
+            result = self._quantize_copy(options)
         except QuantizeError as error:
             return MeasuredVariant(None, 0, 0, error.message)
         created, size = time.perf_counter(), weight_bytes(result.model)
         try:
             needs_whole = self._starts is None or (is_judged and self.evaluator is not None)
             start = None if needs_whole or self._starts is None else self._starts.last_before(result.model)
-            rest = None if start is None else SharedStarts.rest_of(result.model, start)
-            session = self._session(rest or result.model)
+            tail = None if start is None else SharedStarts.cut_remaining(result.model, start)
+            session = self._session(tail or result.model)
             opened = time.perf_counter()
-            outputs = list(itertools.islice(self._outputs(session, None if rest is None else start), count))
+            outputs = list(itertools.islice(self._run_samples(session, None if tail is None else start), count))
             scores = dict(self.evaluator.scores(session)) if is_judged and self.evaluator is not None else {}
         except StageError as error:
             return MeasuredVariant(None, result.quantized, size, f"cannot run: {error.message}")
         self._add_cost(measured=1, session_s=opened - created, runs_s=time.perf_counter() - opened)
-        about = replace(self._samples.about, count=len(outputs))
-        fidelity = measure_fidelity(self._samples.answers[: len(outputs)], outputs, 0.0, about)
-        by_output = {} if fidelity.worst.problem else {item.name: item.sqnr_db for item in fidelity.outputs}
+        quality_samples = replace(self._samples.about, count=len(outputs))
+        fidelity = measure_fidelity(self._samples.answers[: len(outputs)], outputs, 0.0, quality_samples)
+        by_output = {} if fidelity.worst.problem else {output.name: output.sqnr_db for output in fidelity.outputs}
         return MeasuredVariant(
             fidelity.worst, result.quantized, size, fidelity.worst.problem, scores, len(outputs), by_output
         )
 
-    def _outputs(self, session: Session, start: Start | None) -> Iterator[dict[str, Array]]:
+    def _run_samples(self, session: Session, start: Start | None) -> Iterator[dict[str, Array]]:
         """Yield the outputs of a variant for each sample; outputs before its start come from the float graph."""
-        for number, (item, answers) in enumerate(zip(self._samples.values, self._samples.answers, strict=True)):
+        for number, (sample, answers) in enumerate(zip(self._samples.values, self._samples.answers, strict=True)):
             if start is None:
-                yield _numeric_outputs(session.run(item.feeds))
+                yield _numeric_outputs(session.run(sample.feeds))
             else:
-                yield {**answers, **_numeric_outputs(session.run(feeds_of(session, start, number, item.feeds)))}
+                yield {**answers, **_numeric_outputs(session.run(feeds_of(session, start, number, sample.feeds)))}
 
     def float_scores(self) -> dict[str, float]:
         """Metric → score of the float graph; ``{}`` without an evaluator."""
@@ -230,11 +230,12 @@ class QuantizedVariants:
             StageError: the variant does not run.
         """
         feeds = self._samples.values[0].feeds
-        session, reference = self._session(self._quantized(options).model), self._graph.session(self._threads)
+        session, reference = self._session(self._quantize_copy(options).model), self._graph.session(self._threads)
         compared = measure_alternating(session.prepare(feeds), reference.prepare(feeds), timing)
         return TimedVariant(compared.model.summary.p50, compared.baseline.summary.p50, compared.ratio)
 
-    def _quantized(self, options: QuantizeOptions) -> QuantizeResult:
+    def _quantize_copy(self, options: QuantizeOptions) -> QuantizeResult:
+        """Quantize a copy of the graph, one variant at a time; add the time to the cost."""
         with self._quantizing:
             started = time.perf_counter()
             result = self._quantizer(self._graph.model.clone(), options, self._graph.modules)
@@ -242,14 +243,16 @@ class QuantizedVariants:
         return result
 
     def _session(self, model: ir.Model) -> Session:
+        """Open a session of a variant."""
         return self._graph.sessions.open(model, threads=self._threads, name="the quantized variant")
 
     def _add_cost(self, **added: float) -> None:
+        """Add amounts to fields of the cost, from any thread."""
         with self._counting:
-            self.cost = replace(self.cost, **{name: getattr(self.cost, name) + more for name, more in added.items()})
+            self.cost = replace(self.cost, **{name: getattr(self.cost, name) + value for name, value in added.items()})
 
 
-def form_key(nodes: Iterable[str]) -> str:
+def variant_key(nodes: Iterable[str]) -> str:
     """Key of the variant in which exactly these nodes are quantized."""
     return hashlib.sha256("\n".join(sorted(nodes)).encode()).hexdigest()
 
@@ -271,12 +274,12 @@ class MeasuredVariants:
         """
         self._file = None if path is None else ResumableResults(path, request)
         self._lock = threading.Lock()
-        self._forms: dict[str, MeasuredVariant] = {}
+        self._measured: dict[str, MeasuredVariant] = {}
         if self._file is not None:
             refuse_existing([self._file.path], overwrite=True)
             recover([self._file.path])
-            self._forms = self._read(self._file, overwrite=overwrite)
-        self._earlier = frozenset(self._forms)
+            self._measured = self._read_measurements(self._file, overwrite=overwrite)
+        self._earlier = frozenset(self._measured)
         self._used: set[str] = set()
 
     @property
@@ -291,31 +294,36 @@ class MeasuredVariants:
 
     def __len__(self) -> int:
         """Number of measurements."""
-        return len(self._forms)
+        return len(self._measured)
 
     def __getitem__(self, key: str) -> MeasuredVariant:
         """Return an existing measurement."""
-        return self._forms[key]
+        return self._measured[key]
 
     def get(self, key: str) -> MeasuredVariant | None:
         """Return a measurement; ``None`` if missing."""
         self._used.add(key)
-        return self._forms.get(key)
+        return self._measured.get(key)
 
-    def put(self, key: str, form: MeasuredVariant) -> None:
+    def put(self, key: str, variant: MeasuredVariant) -> None:
         """Add a measurement and write it to disk.
 
         Raises:
             WriteError: the file cannot be written.
         """
         with self._lock:
-            self._forms[key] = form
+            self._measured[key] = variant
             if self._file is not None:
-                self._file.write({"measured": {name: asdict(item) for name, item in self._forms.items()}})
+                self._file.write({"measured": {name: asdict(measured) for name, measured in self._measured.items()}})
 
-    def _read(self, file: ResumableResults, *, overwrite: bool) -> dict[str, MeasuredVariant]:
+    def _read_measurements(self, file: ResumableResults, *, overwrite: bool) -> dict[str, MeasuredVariant]:
+        """Read the measurements of an interrupted run; ``{}`` without measurements for this request.
+
+        Raises:
+            UsageError: the file belongs to another request, and must not be overwritten.
+        """
         earlier = file.read(
-            lambda record: {key: MeasuredVariant.from_fields(item) for key, item in record["measured"].items()}
+            lambda record: {key: MeasuredVariant.from_fields(fields) for key, fields in record["measured"].items()}
         )
         if not isinstance(earlier, OtherRequest):
             return earlier or {}
@@ -326,9 +334,9 @@ class MeasuredVariants:
                 f"{file.path} exists and is not a readable file of measurements",
                 hint=f"Remove it, or restart with {opt.overwrite}.",
             )
-        words = ", ".join(f"{key} was {then!r}, now {now!r}" for key, (then, now) in earlier.changed.items())
+        differences = ", ".join(f"{key} was {then!r}, now {now!r}" for key, (then, now) in earlier.changed.items())
         raise UsageError(
-            f"{file.path} has measurements of a run with different options: {words}",
+            f"{file.path} has measurements of a run with different options: {differences}",
             hint=f"Repeat these options to resume, or restart with {opt.overwrite}.",
         )
 
@@ -377,7 +385,9 @@ class SharedStarts:
             samples = [session.run(feeds[0])]
             places = _fit_positions(places, samples[0], _STORED_BYTES // len(feeds))
             crossing_names = list(dict.fromkeys(name for crossing in places.values() for name in crossing))
-            samples += [session.run(item, crossing_names) for item in feeds[1:]] if crossing_names else []
+            samples += (
+                [session.run(sample_feeds, crossing_names) for sample_feeds in feeds[1:]] if crossing_names else []
+            )
         except StageError:  # variants are run from the inputs
             return
         for count, crossing in places.items():
@@ -385,26 +395,26 @@ class SharedStarts:
             before = frozenset(node.name or "" for node in self._nodes[:count])
             self._starts.append(Start(before, values))
 
-    def last_before(self, form: ir.Model) -> Start | None:
+    def last_before(self, variant: ir.Model) -> Start | None:
         """Last position before which a variant equals the float graph; ``None`` for its beginning."""
-        same = _count_unchanged(self._nodes, form)
+        same = _count_unchanged(self._nodes, variant)
         fitting = (start for start in self._starts if len(start.names) <= same)
         return max(fitting, key=lambda start: len(start.names), default=None)
 
     @staticmethod
-    def rest_of(form: ir.Model, start: Start) -> ir.Model | None:
-        """Nodes of a variant after a position, as a model; ``None`` if they read values that are not stored."""
-        cut = Cutter(form).cut_exactly(node for node in form.graph if node.name not in start.names)
-        given = {value.name for value in form.graph.inputs}
+    def cut_remaining(variant: ir.Model, start: Start) -> ir.Model | None:
+        """Cut off the nodes of a variant after a position, as a model; ``None`` if the nodes read values not stored."""
+        cut = Cutter(variant).cut_exactly(node for node in variant.graph if node.name not in start.names)
+        input_names = {value.name for value in variant.graph.inputs}
         computed = start.values[0]
-        if not cut.outputs or any(value.name not in computed and value.name not in given for value in cut.inputs):
+        if not cut.outputs or any(value.name not in computed and value.name not in input_names for value in cut.inputs):
             return None
-        rest = cut_model(form, cut, keeps_sizes=True)
-        for value in rest.graph.inputs:
+        remaining = cut_model(variant, cut, keeps_sizes=True)
+        for value in remaining.graph.inputs:
             if (array := computed.get(value.name or "")) is not None:
                 value.dtype = ir.DataType.from_numpy(array.dtype)
                 value.shape = ir.Shape([None] * array.ndim)
-        return rest
+        return remaining
 
 
 def feeds_of(session: Session, start: Start, sample: int, feeds: Arrays) -> dict[str, Array]:
@@ -421,11 +431,11 @@ def _find_positions(model: ir.Model) -> dict[int, tuple[str, ...]]:
     step = max(1, len(nodes) // _PLACES)
     positions = {}
     for begin in range(0, len(nodes) - 1, step):
-        place = min(range(begin, min(begin + step, len(nodes) - 1)), key=lambda index: (crossing[index], -index))
-        cut = cutter.cut_exactly(nodes[place + 1 :])
+        position = min(range(begin, min(begin + step, len(nodes) - 1)), key=lambda index: (crossing[index], -index))
+        cut = cutter.cut_exactly(nodes[position + 1 :])
         values = [value for value in cut.inputs if value.producer() is not None]
         if values and all(value.type is None or isinstance(value.type, ir.TensorType) for value in values):
-            positions[place + 1] = tuple(value.name or "" for value in values)
+            positions[position + 1] = tuple(value.name or "" for value in values)
     return positions
 
 
@@ -439,34 +449,35 @@ def _fit_positions(places: Mapping[int, tuple[str, ...]], sample: Arrays, limit:
     return {}
 
 
-def _count_unchanged(nodes: Sequence[ir.Node], form: ir.Model) -> int:
+def _count_unchanged(nodes: Sequence[ir.Node], variant: ir.Model) -> int:
     """Number of initial nodes that a variant shares with the float graph, weights included."""
-    own = {node.name: node for node in form.graph}
+    variant_nodes = {node.name: node for node in variant.graph}
     for count, node in enumerate(nodes):
-        other = own.get(node.name)
-        if other is None or not _is_same(node, other):
+        counterpart = variant_nodes.get(node.name)
+        if counterpart is None or not _is_same_node(node, counterpart):
             return count
     return len(nodes)
 
 
-def _is_same(node: ir.Node, other: ir.Node) -> bool:
-    if node.op_identifier() != other.op_identifier() or len(node.inputs) != len(other.inputs):
+def _is_same_node(node: ir.Node, counterpart: ir.Node) -> bool:
+    """Return True if two nodes have the same operator, value names and weights; attributes are not compared."""
+    if node.op_identifier() != counterpart.op_identifier() or len(node.inputs) != len(counterpart.inputs):
         return False
-    if [value.name for value in node.outputs] != [value.name for value in other.outputs]:
+    if [value.name for value in node.outputs] != [value.name for value in counterpart.outputs]:
         return False
-    pairs = list(zip(node.inputs, other.inputs, strict=True))
-    if any((left and left.name) != (right and right.name) for left, right in pairs):
+    pairs = list(zip(node.inputs, counterpart.inputs, strict=True))
+    if any((old and old.name) != (new and new.name) for old, new in pairs):
         return False
-    return all(left is None or right is None or _is_same_weight(left, right) for left, right in pairs)
+    return all(old is None or new is None or _is_same_weight(old, new) for old, new in pairs)
 
 
-def _is_same_weight(left: ir.Value, right: ir.Value) -> bool:
+def _is_same_weight(old: ir.Value, new: ir.Value) -> bool:
     """Return True if two values are the same stored tensor, or both have no constant."""
-    one, other = left.const_value, right.const_value
-    if one is other or one is None or other is None:
-        return one is other
-    if isinstance(one, ir.ExternalTensor) and isinstance(other, ir.ExternalTensor):
-        places = ((os.fspath(item.path), item.offset, item.length) for item in (one, other))
-        return len(set(places)) == 1
-    same = one.dtype == other.dtype and one.shape == other.shape
-    return same and one.dtype != ir.DataType.STRING and np.array_equal(one.numpy(), other.numpy())
+    tensor, other_tensor = old.const_value, new.const_value
+    if tensor is other_tensor or tensor is None or other_tensor is None:
+        return tensor is other_tensor
+    if isinstance(tensor, ir.ExternalTensor) and isinstance(other_tensor, ir.ExternalTensor):
+        locations = ((os.fspath(file.path), file.offset, file.length) for file in (tensor, other_tensor))
+        return len(set(locations)) == 1
+    same = tensor.dtype == other_tensor.dtype and tensor.shape == other_tensor.shape
+    return same and tensor.dtype != ir.DataType.STRING and np.array_equal(tensor.numpy(), other_tensor.numpy())

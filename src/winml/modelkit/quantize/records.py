@@ -36,8 +36,8 @@ class BudgetChoice(Record):
     @property
     def form(self) -> str:
         """Short description of the format."""
-        form = self.precision if self.block_size is None else f"{self.precision}/{self.block_size}"
-        return f"{form} {self.algorithm}" if self.algorithm else form
+        text = self.precision if self.block_size is None else f"{self.precision}/{self.block_size}"
+        return f"{text} {self.algorithm}" if self.algorithm else text
 
     @property
     def why(self) -> str:

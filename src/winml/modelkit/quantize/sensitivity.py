@@ -41,8 +41,8 @@ from winml.modelkit.quantize.quantized_variants import (
     Quantizer,
     Samples,
     VariantEvaluator,
-    form_key,
     take_samples,
+    variant_key,
 )
 from winml.modelkit.quantize.sensitivity_options import SensitivityOptions
 from winml.modelkit.quantize.sensitivity_records import (
@@ -65,7 +65,7 @@ class ExcludeTrial:
 
     excluded: tuple[ModulePart, ...]
     """In descending order of sensitivity."""
-    form: MeasuredVariant
+    variant: MeasuredVariant
     is_met: bool
 
 
@@ -79,7 +79,7 @@ class _ExcludeSearch:
 
     units: Sequence[ModulePart]
     """Parts that may stay float, in descending order of sensitivity."""
-    most: int
+    limit: int
     """Maximum number of excluded parts: with all parts excluded, nothing might remain to quantize."""
     target: FidelityTarget | MetricTarget
     measure: Callable[[Sequence[ModulePart]], MeasuredVariant]
@@ -91,43 +91,47 @@ class _ExcludeSearch:
 
     def find(self) -> ExcludeTrial:
         """Find a list that meets the target and from which no module can be removed; else the list of best quality."""
-        if self._try(0, "all modules quantized").is_met:
+        if self._try_count(0, "all modules quantized").is_met:
             return self._lists[-1]
-        if not self.most or not self._try(self.most, f"the {self.most} most sensitive in float").is_met:
-            return max(self._lists, key=lambda found: self.target.quality(found.form))
-        return self._remove_needless(self._bisect())
+        if not self.limit or not self._try_count(self.limit, f"the {self.limit} most sensitive in float").is_met:
+            return max(self._lists, key=lambda exclusion: self.target.quality(exclusion.variant))
+        return self._remove_needless(self._bisect_count())
 
-    def _bisect(self) -> ExcludeTrial:
+    def _bisect_count(self) -> ExcludeTrial:
+        """Find the number of most sensitive modules in float that meets the target, by bisection."""
         too_few, exclusion = 0, self._lists[-1]
         while len(exclusion.excluded) - too_few > 1:
             count = (too_few + len(exclusion.excluded)) // 2
-            tried = self._try(count, f"the {count} most sensitive in float")
+            tried = self._try_count(count, f"the {count} most sensitive in float")
             if tried.is_met:
                 exclusion = tried
             else:
                 too_few = count
         return exclusion
 
-    def _remove_needless(self, found: ExcludeTrial) -> ExcludeTrial:
+    def _remove_needless(self, best: ExcludeTrial) -> ExcludeTrial:
+        """Quantize excluded modules again, the largest first, while the target is met."""
         # Among modules of equal size, the less sensitive module is removed first.
-        ranked = sorted(enumerate(found.excluded), key=lambda item: (self.costs_bytes(item[1]), item[0]), reverse=True)
+        ranked = sorted(enumerate(best.excluded), key=lambda pair: (self.costs_bytes(pair[1]), pair[0]), reverse=True)
         for _, unit in ranked:
-            if len(found.excluded) == 1:
+            if len(best.excluded) == 1:
                 break  # the empty list was measured first
-            fewer = tuple(other for other in found.excluded if other is not unit)
+            fewer = tuple(part for part in best.excluded if part is not unit)
             name = unit.module.path or unit.module.tag
             tried = self._try_units(fewer, f"{name}{' (own nodes)' if unit.inner else ''} in float")
-            found = tried if tried.is_met else found
-        return found
+            best = tried if tried.is_met else best
+        return best
 
-    def _try(self, count: int, words: str) -> ExcludeTrial:
-        return self._try_units(tuple(self.units[:count]), words)
+    def _try_count(self, count: int, description: str) -> ExcludeTrial:
+        """Measure the model with the ``count`` most sensitive units in float."""
+        return self._try_units(tuple(self.units[:count]), description)
 
-    def _try_units(self, excluded: tuple[ModulePart, ...], words: str) -> ExcludeTrial:
-        form = self.measure(excluded)
-        exclusion = ExcludeTrial(excluded, form, self.target.is_met(form))
+    def _try_units(self, excluded: tuple[ModulePart, ...], description: str) -> ExcludeTrial:
+        """Measure the model with some units in float, and record the trial."""
+        variant = self.measure(excluded)
+        exclusion = ExcludeTrial(excluded, variant, self.target.is_met(variant))
         self._lists.append(exclusion)
-        self.trials.append(Trial(len(excluded), words, form, exclusion.is_met))
+        self.trials.append(Trial(len(excluded), description, variant, exclusion.is_met))
         return exclusion
 
 
@@ -173,14 +177,14 @@ def quantization_sensitivity(
         InputError: the file is no ONNX model, its data is missing, or the model is already quantized.
         StageError: the model does not run, or its outputs are constant.
     """
-    options, sensitivity = _options(options, sensitivity, flags)
+    options, sensitivity = _split_flags(options, sensitivity, flags)
     source = Path(model)
     target = sensitivity.fidelity_target if evaluator is None else evaluator.target
     options, mode_notes = _resolve_mode(options, source)
     options.refuse_contradictions()
     calibration = None
     if options.needs_samples:
-        folder = _processors(source, sensitivity)
+        folder = _find_processors(source, sensitivity)
         calibration = calibration_data.Calibration(options, folder, sensitivity.sizes, sensitivity.seed, source)
         calibration_data.refuse_missing_data(calibration)
     stored = _open_measurements(source, options, sensitivity, calibration, evaluator)
@@ -201,14 +205,14 @@ def quantization_sensitivity(
             search_samples = samples
             if target is not None and evaluator is None and sensitivity.input_data is None:
                 search_samples = take_samples(graph, _sample_request(source, sensitivity, _OTHER_SAMPLES), threads)
-        forms, selecting = (
+        variants, selecting = (
             QuantizedVariants(graph, inputs, quantizer, stored, threads, evaluator, before_each)
             for inputs in (samples, search_samples)
         )
-        study = _Study(graph, options, plan, parts, forms, selecting if search_samples is not samples else forms)
+        study = _Study(graph, options, plan, parts, variants, selecting if search_samples is not samples else variants)
         with clock.step(_MODULES) as step:
             study.measure_modules(sensitivity.jobs, progress, _first_samples(sensitivity, evaluator, samples))
-            step.summary = f"{forms.cost.measured} variants measured"
+            step.summary = f"{variants.cost.measured} variants measured"
         exclude_list = times = None
         if target is not None:
             with clock.step(_SEARCH) as step:
@@ -234,32 +238,34 @@ def quantization_sensitivity(
         exclude_list=exclude_list,
         latency=times,
         float_scores=study.float_scores,
-        cost=replace(forms.cost, resumed=stored.resumed),
+        cost=replace(variants.cost, resumed=stored.resumed),
         steps=clock.timings(),
-        notes=(*mode_notes, *graph.notes, *values.notes, *_notes(study, samples)),
+        notes=(*mode_notes, *graph.notes, *values.notes, *_study_notes(study, samples)),
     )
 
 
 def _resolve_mode(options: QuantizeOptions, source: Path) -> ResolvedOptions:
+    """Return the options with the mode that the weights of the file decide."""
     return resolve_mode(options, lambda: read_plain(source)[0], source.stem)
 
 
-def _processors(source: Path, sensitivity: SensitivityOptions) -> Path:
+def _find_processors(source: Path, sensitivity: SensitivityOptions) -> Path:
+    """Return the folder of tokenizer and processors: as requested, or the folder of the model."""
     return sensitivity.processors or files_folder(source.absolute())
 
 
-def _options(
+def _split_flags(
     options: QuantizeOptions | None, sensitivity: SensitivityOptions | None, flags: Mapping[str, Any]
 ) -> tuple[QuantizeOptions, SensitivityOptions]:
     """Split flags into quantization and measurement options; shared names belong to the measurement."""
-    known = [*QuantizeOptions.model_fields, *SensitivityOptions.model_fields]
+    field_names = [*QuantizeOptions.model_fields, *SensitivityOptions.model_fields]
     for name in flags:
-        if name not in known:
-            raise ConfigError(unknown_key_message(name, known, _NAME))
-    plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in flags.items()}
-    measuring = {name: plain.pop(name) for name in flags if name in SensitivityOptions.model_fields}
+        if name not in field_names:
+            raise ConfigError(unknown_key_message(name, field_names, _NAME))
+    values = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in flags.items()}
+    measuring = {name: values.pop(name) for name in flags if name in SensitivityOptions.model_fields}
     return (
-        options_of(QuantizeOptions, options, plain, _NAME),
+        options_of(QuantizeOptions, options, values, _NAME),
         options_of(SensitivityOptions, sensitivity, measuring, _NAME),
     )
 
@@ -271,9 +277,9 @@ def _open_measurements(
     calibration: calibration_data.Calibration | None,
     evaluator: VariantEvaluator | None,
 ) -> MeasuredVariants:
-    """Stored measurements of an interrupted run, if measurements are stored.
+    """Open the stored measurements of an interrupted run, if measurements are stored.
 
-    They depend on the model, the options and the samples, but not on the measured modules.
+    Measurements depend on the model, the options and the samples, but not on the measured modules.
     """
     if sensitivity.measured is None:
         return MeasuredVariants(None, {}, overwrite=sensitivity.overwrite)
@@ -310,7 +316,7 @@ suffice to rank them (rank correlation with all samples: bert-base 0.98, MiniLM 
 _MANY_VALUES = 4096
 """Minimum number of output values per sample for a first pass. Chosen: few samples of a classifier are a handful of
 numbers, which rank modules by chance."""
-_MANY_FORMS = 16
+_MANY_VARIANTS = 16
 """Minimum number of variants for a first pass. Chosen: fewer are measured on all samples in a minute."""
 _MEASURED_FULLY = 8
 """Number of variants of the most sensitive modules that are measured on all samples afterwards. Chosen: the rows shown
@@ -330,6 +336,11 @@ def refuse_unmeasurable(source: Path, options: QuantizeOptions, sensitivity: Sen
 def _plan_parts(
     graph: PreparedGraph, source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions
 ) -> tuple[QuantizationPlan, tuple[ModulePart, ...]]:
+    """Plan the quantization, and list the parts to measure.
+
+    Raises:
+        UsageError: the graph names no modules, or no node can be quantized.
+    """
     graph.refuse_no_modules(str(source))
     plan = plan_quantization(graph.model, options, graph.modules)
     return plan, list_parts(plan, graph.modules, sensitivity.depth, sensitivity.module)
@@ -340,7 +351,7 @@ def _sample_request(source: Path, sensitivity: SensitivityOptions, added: int = 
     run = RunOptions(
         shown=str(source), sizes=sensitivity.sizes, input_data=sensitivity.input_data, seed=sensitivity.seed + added
     )
-    return SampleRequest(run, _processors(source, sensitivity), count=sensitivity.samples, model=source)
+    return SampleRequest(run, _find_processors(source, sensitivity), count=sensitivity.samples, model=source)
 
 
 def _first_samples(sensitivity: SensitivityOptions, evaluator: VariantEvaluator | None, samples: Samples) -> int | None:
@@ -359,7 +370,7 @@ class _Study:
     options: QuantizeOptions
     plan: QuantizationPlan
     parts: tuple[ModulePart, ...]
-    forms: QuantizedVariants
+    variants: QuantizedVariants
     """Measures on the samples that results are judged on."""
     selecting: QuantizedVariants
     """Measures on the samples that select modules."""
@@ -377,14 +388,14 @@ class _Study:
     @property
     def whole(self) -> MeasuredVariant:
         """Measurement with all modules quantized."""
-        return self.forms.stored[form_key(self.planned)]
+        return self.variants.stored[variant_key(self.planned)]
 
-    def form_of(self, part: ModulePart) -> MeasuredVariant | None:
+    def find_measurement(self, part: ModulePart) -> MeasuredVariant | None:
         """Measurement or estimate of a part; ``None`` without nodes to quantize."""
         if not part.nodes:
             return None
-        form = self.forms.stored.get(form_key(part.node_names))
-        return self._estimates[form_key(part.node_names)] if form is None else form
+        variant = self.variants.stored.get(variant_key(part.node_names))
+        return self._estimates[variant_key(part.node_names)] if variant is None else variant
 
     def measure_modules(self, jobs: int, progress: Progress | None, few: int | None) -> None:
         """Measure the whole model and each part; parts with the same nodes are measured once.
@@ -395,31 +406,31 @@ class _Study:
             few: Number of samples to rank parts on; the most sensitive parts are then measured on all samples.
                 ``None``: all parts are measured on all samples.
         """
-        whole = form_key(self.planned)
+        whole = variant_key(self.planned)
         requested = {whole: self.options}
         for part in self.parts:
             if part.nodes:
-                requested.setdefault(form_key(part.node_names), only_options(part, self.options, self.graph.modules))
-        self._total = sum(self.forms.stored.get(key) is None for key in requested) or 1
-        if few is None or len(requested) < _MANY_FORMS:
-            self._measure_forms(requested, jobs, progress, None)
+                requested.setdefault(variant_key(part.node_names), only_options(part, self.options, self.graph.modules))
+        self._total = sum(self.variants.stored.get(key) is None for key in requested) or 1
+        if few is None or len(requested) < _MANY_VARIANTS:
+            self._measure_variants(requested, jobs, progress, None)
             return
         composed = self._composed_parts()
         composed.pop(whole, None)
-        first = {key: options for key, options in requested.items() if key != whole and key not in composed}
-        self._total = sum(self.forms.stored.get(key) is None for key in first) + _MEASURED_FULLY
-        self._measure_forms(first, jobs, progress, few)
+        separate = {key: options for key, options in requested.items() if key != whole and key not in composed}
+        self._total = sum(self.variants.stored.get(key) is None for key in separate) + _MEASURED_FULLY
+        self._measure_variants(separate, jobs, progress, few)
         float_bytes = weight_bytes(self.graph.model)
         for key, parts in composed.items():
-            forms = [form for part in parts if (form := self.form_of(part)) is not None]
-            if (estimate := MeasuredVariant.estimated(forms, float_bytes)) is not None:
+            variants = [variant for part in parts if (variant := self.find_measurement(part)) is not None]
+            if (estimate := MeasuredVariant.estimated(variants, float_bytes)) is not None:
                 self._estimates[key] = estimate
         unknown = {key: requested[key] for key in composed if key not in self._estimates}
-        self._measure_forms({whole: self.options}, jobs, progress, None)
-        self._measure_forms(unknown, jobs, progress, few)
-        ranked = dict.fromkeys(form_key(part.node_names) for part in self._rank(self.parts) if part.nodes)
+        self._measure_variants({whole: self.options}, jobs, progress, None)
+        self._measure_variants(unknown, jobs, progress, few)
+        ranked = dict.fromkeys(variant_key(part.node_names) for part in self._rank_parts(self.parts) if part.nodes)
         certain = {key: requested[key] for key in list(ranked)[:_MEASURED_FULLY]}
-        self._measure_forms(certain, jobs, progress, None)
+        self._measure_variants(certain, jobs, progress, None)
 
     def _composed_parts(self) -> dict[str, tuple[ModulePart, ...]]:
         """Key of a part → the units with the same nodes in total, for parts of several units."""
@@ -428,17 +439,17 @@ class _Study:
         for part in self.parts:
             inner = tuple(unit for unit in units if unit.node_names <= part.node_names)
             if len(inner) > 1 and frozenset().union(*(unit.node_names for unit in inner)) == part.node_names:
-                composed[form_key(part.node_names)] = inner
+                composed[variant_key(part.node_names)] = inner
         return composed
 
-    def _measure_forms(
+    def _measure_variants(
         self, requested: Mapping[str, QuantizeOptions], jobs: int, progress: Progress | None, count: int | None
     ) -> None:
         """Measure the variants without a measurement on ``count`` samples; ``None``: on all samples."""
-        missing = {key: item for key, item in requested.items() if not self.forms.has_measured(key, count=count)}
+        missing = {key: setup for key, setup in requested.items() if not self.variants.has_measured(key, count=count)}
         if len(missing) >= _SHARING:
-            self.forms.share_starts()
-        measure = functools.partial(self.forms.measure, count=count)
+            self.variants.share_starts()
+        measure = functools.partial(self.variants.measure, count=count)
         with contextlib.ExitStack() as stack:
             run: Callable[..., Iterable[MeasuredVariant]] = map
             if jobs > 1:
@@ -450,11 +461,11 @@ class _Study:
 
     def search(self, target: FidelityTarget | MetricTarget) -> ExcludeList:
         """Find the modules that must stay float, without timing."""
-        units = [part for part in self._rank(self.parts) if part.is_unit and self._nodes_of(part)]
-        are_others = self.whole.nodes > sum(map(self._nodes_of, units))
+        units = [part for part in self._rank_parts(self.parts) if part.is_unit and self._count_nodes(part)]
+        are_others = self.whole.nodes > sum(map(self._count_nodes, units))
         search = _ExcludeSearch(
             units=units,
-            most=len(units) - (not are_others),
+            limit=len(units) - (not are_others),
             target=target,
             measure=lambda some: self._measure_excluding(some, units, self.selecting),
             costs_bytes=self._bytes_saved,
@@ -480,9 +491,9 @@ class _Study:
             trials=tuple(search.trials),
         )
 
-    def _measure_judged(self, found: ExcludeTrial, units: Sequence[ModulePart]) -> MeasuredVariant:
+    def _measure_judged(self, exclusion: ExcludeTrial, units: Sequence[ModulePart]) -> MeasuredVariant:
         """Measure the variant of a list on the samples that it is judged on."""
-        return self._measure_excluding(found.excluded, units, self.forms)
+        return self._measure_excluding(exclusion.excluded, units, self.variants)
 
     def timed(self, listed: ExcludeList, timing: LatencyOptions) -> tuple[ExcludeList, TimedVariant | None]:
         """Add the latency of a list, and measure the fully quantized variant.
@@ -490,40 +501,43 @@ class _Study:
         A list that misses its target and a whole model that does not run are not timed.
         """
         if not listed.is_met:
-            self.float_scores = self.forms.float_scores()
+            self.float_scores = self.variants.float_scores()
             return listed, None
         rules = self.options.model_copy(update={"per_module": dict(listed.rules)})
-        complete = self.forms.timed(self.options, timing) if self.whole.runs else None
-        return replace(listed, latency=self.forms.timed(rules, timing) if listed.excluded else complete), complete
+        whole = self.variants.timed(self.options, timing) if self.whole.runs else None
+        return replace(listed, latency=self.variants.timed(rules, timing) if listed.excluded else whole), whole
 
-    def _nodes_of(self, part: ModulePart) -> int:
-        form = self.form_of(part)
-        return form.nodes if form is not None else 0
+    def _count_nodes(self, part: ModulePart) -> int:
+        """Number of quantized nodes of a part; 0 without nodes to quantize."""
+        variant = self.find_measurement(part)
+        return variant.nodes if variant is not None else 0
 
-    def _rank(self, parts: Iterable[ModulePart]) -> list[ModulePart]:
+    def _rank_parts(self, parts: Iterable[ModulePart]) -> list[ModulePart]:
         """Sort parts by descending error; parts without quantized nodes come last."""
 
         def damage(part: ModulePart) -> tuple[int, float]:
-            form = self.form_of(part)
-            if form is None or not form.nodes:
-                return (2 if form is None else 1), 0.0
-            return 0, form.worst.sqnr_db if form.worst is not None else float("-inf")
+            """Sort key of a part: whether nodes were quantized, then SQNR in dB."""
+            variant = self.find_measurement(part)
+            if variant is None or not variant.nodes:
+                return (2 if variant is None else 1), 0.0
+            return 0, variant.worst.sqnr_db if variant.worst is not None else float("-inf")
 
         return sorted(parts, key=damage)
 
     def _measure_excluding(
-        self, excluded: Sequence[ModulePart], units: Sequence[ModulePart], forms: QuantizedVariants
+        self, excluded: Sequence[ModulePart], units: Sequence[ModulePart], variants: QuantizedVariants
     ) -> MeasuredVariant:
         """Measure the variant in which some units stay float, using the equivalent rules."""
-        prefix = "" if forms is self.forms else "selecting "
-        key = prefix + form_key(self.planned.difference(*(unit.node_names for unit in excluded)))
-        return forms.measure(key, excluding_options(excluded, units, self.options), is_judged=True)
+        prefix = "" if variants is self.variants else "selecting "
+        key = prefix + variant_key(self.planned.difference(*(unit.node_names for unit in excluded)))
+        return variants.measure(key, excluding_options(excluded, units, self.options), is_judged=True)
 
     def rows(self) -> tuple[ModuleSensitivity, ...]:
         """Rows of the ranking."""
-        return tuple(map(self._row, self._rank(self.parts)))
+        return tuple(map(self._make_row, self._rank_parts(self.parts)))
 
-    def _row(self, part: ModulePart) -> ModuleSensitivity:
+    def _make_row(self, part: ModulePart) -> ModuleSensitivity:
+        """Create the record of a part."""
         return ModuleSensitivity(
             path=part.module.path,
             tag=part.module.tag,
@@ -531,30 +545,34 @@ class _Study:
             part=part.part,
             precision=part.precision,
             parameters=self.graph.parameters_of(part.node_names),
-            form=self.form_of(part),
+            form=self.find_measurement(part),
             size_bytes_saved=self._bytes_saved(part),
         )
 
     def _bytes_saved(self, part: ModulePart) -> int:
-        form = self.form_of(part)
-        return weight_bytes(self.graph.model) - form.weight_bytes if form is not None and form.weight_bytes else 0
+        """Bytes of weights saved by quantizing a part alone; 0 if not measured."""
+        variant = self.find_measurement(part)
+        return (
+            weight_bytes(self.graph.model) - variant.weight_bytes if variant is not None and variant.weight_bytes else 0
+        )
 
 
-def _notes(study: _Study, samples: Samples) -> Iterator[str]:
-    graph, retained = study.graph, study.forms.stored
-    forms = [form for part in study.parts if (form := study.form_of(part)) is not None]
-    if quick := sum(form.samples < study.forms.samples or form.is_estimate for form in forms):
-        estimates = sum(form.is_estimate for form in forms)
+def _study_notes(study: _Study, samples: Samples) -> Iterator[str]:
+    """Yield notes on estimates, source of modules and samples, resumed measurements and non-finite outputs."""
+    graph, stored = study.graph, study.variants.stored
+    variants = [variant for part in study.parts if (variant := study.find_measurement(part)) is not None]
+    if quick := sum(variant.samples < study.variants.samples or variant.is_estimate for variant in variants):
+        estimates = sum(variant.is_estimate for variant in variants)
         yield (
             f"{quick} less sensitive modules were ranked on {_FEW_SAMPLES} samples; {estimates} of these are estimates "
-            f"from their parts. {opt.samples} {study.forms.samples} measures every module on all samples."
+            f"from their parts. {opt.samples} {study.variants.samples} measures every module on all samples."
         )
     if graph.modules.source != "winml tags":
         yield f"The file has no winml tags; modules were read from its {graph.modules.source}."
     if samples.about.source == "random":
         yield f"Measured on random values in the ranges that the file states; {opt.input_data} takes real inputs."
-    if retained.resumed:
-        yield f"{retained.resumed} variants were measured by an interrupted run."
+    if stored.resumed:
+        yield f"{stored.resumed} variants were measured by an interrupted run."
     if any(not np.isfinite(array).all() for output in samples.answers for array in output.values()):
         yield "The float model returns NaN or infinity; these values are excluded from the comparison."
     if samples.left_out:

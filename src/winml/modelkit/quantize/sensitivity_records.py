@@ -38,21 +38,21 @@ class FidelityTarget(Record):
         """The target in the syntax of ``--target``."""
         return f"{self.metric}={self.value:g}"
 
-    def is_met(self, form: MeasuredVariant) -> bool:
+    def is_met(self, variant: MeasuredVariant) -> bool:
         """Return True if a variant meets the target."""
-        return form.runs and self.quality(form) >= (-self.value if self._is_error else self.value)
+        return variant.runs and self.quality(variant) >= (-self.value if self._is_error else self.value)
 
-    def quality(self, form: MeasuredVariant) -> float:
+    def quality(self, variant: MeasuredVariant) -> float:
         """Metric of a variant, larger is better; ``-inf`` for a variant that cannot be compared."""
-        if form.worst is None or form.problem:
+        if variant.worst is None or variant.problem:
             return float("-inf")
         # For decibels, the lower end of the interval over the samples counts.
-        value: float = form.worst.lower_db if self.metric == "sqnr_db" else getattr(form.worst, self.metric)
+        value: float = variant.worst.lower_db if self.metric == "sqnr_db" else getattr(variant.worst, self.metric)
         return -value if self._is_error else value
 
-    def shortfall(self, form: MeasuredVariant) -> float:
+    def shortfall(self, variant: MeasuredVariant) -> float:
         """Difference between the target and a variant; 0 if met or not finite."""
-        missing = (-self.value if self._is_error else self.value) - self.quality(form)
+        missing = (-self.value if self._is_error else self.value) - self.quality(variant)
         return missing if 0 < missing < math.inf else 0.0
 
     def stricter(self, amount: float) -> FidelityTarget:
@@ -61,6 +61,7 @@ class FidelityTarget(Record):
 
     @property
     def _is_error(self) -> bool:
+        """True if smaller values of the metric are better."""
         return self.metric == "relative_error"
 
 
@@ -79,17 +80,17 @@ class MetricTarget(Record):
         """The target in the syntax of ``--target``."""
         return f"{self.metric}={self.value:g}"
 
-    def is_met(self, form: MeasuredVariant) -> bool:
+    def is_met(self, variant: MeasuredVariant) -> bool:
         """Return True if a variant meets the target."""
-        return self.margin(form) >= 0
+        return self.margin(variant) >= 0
 
-    def margin(self, form: MeasuredVariant) -> float:
+    def margin(self, variant: MeasuredVariant) -> float:
         """Difference between the metric of a variant and the target; negative if the target is missed."""
-        return self.quality(form) - (self.value if self.is_higher_better else -self.value)
+        return self.quality(variant) - (self.value if self.is_higher_better else -self.value)
 
-    def quality(self, form: MeasuredVariant) -> float:
+    def quality(self, variant: MeasuredVariant) -> float:
         """Metric of a variant, larger is better; ``-inf`` for a variant without scores."""
-        value = form.scores.get(self.metric, math.nan)
+        value = variant.scores.get(self.metric, math.nan)
         if not math.isfinite(value):
             return float("-inf")
         return value if self.is_higher_better else -value
@@ -196,8 +197,8 @@ class ModuleSensitivity:
 
     def as_record(self) -> dict[str, Any]:
         """Entry of ``modules``."""
-        form = self.form or MeasuredVariant(None, 0, 0)
-        measured = form.as_record()
+        variant = self.form or MeasuredVariant(None, 0, 0)
+        measured = variant.as_record()
         return {
             "module": self.path,
             "tag": self.tag,
@@ -205,10 +206,10 @@ class ModuleSensitivity:
             "part": self.part,
             "precision": self.precision or None,
             **{key: measured[key] for key in _MEASURES if key in measured},
-            "basis": None if self.form is None else "estimated" if form.is_estimate else "measured",
-            "samples": form.samples,
-            "output": form.worst.name if form.worst else None,
-            "nodes": form.nodes,
+            "basis": None if self.form is None else "estimated" if variant.is_estimate else "measured",
+            "samples": variant.samples,
+            "output": variant.worst.name if variant.worst else None,
+            "nodes": variant.nodes,
             "parameters": self.parameters,
             "size_bytes_saved": self.size_bytes_saved,
             "problem": self.problem or None,
@@ -344,6 +345,6 @@ class QuantizationSensitivity(
     @recorded(entry("quantized", before="modules"))
     def quantized_entry(self) -> dict[str, object]:
         """Record entry of the measurement with all modules quantized."""
-        about = QualitySamples(self.input_source, self.samples, self.seed)
-        quality = None if self.whole.worst is None else quality_record(about, [self.whole.worst])
+        quality_samples = QualitySamples(self.input_source, self.samples, self.seed)
+        quality = None if self.whole.worst is None else quality_record(quality_samples, [self.whole.worst])
         return {**self.whole.as_record(), "quality": quality, "latency": self.latency}

@@ -36,7 +36,7 @@ def sensitivity_document(result: sensitivity_records.QuantizationSensitivity) ->
         [
             doc.Fields(list(_sensitivity_fields(result))),
             doc.Boxes(
-                list(_boxes(with_parameters)),
+                list(_make_boxes(with_parameters)),
                 heading="SQNR by module, each quantized alone",
                 size_title="number of parameters",
                 size_unit="parameters",
@@ -73,6 +73,7 @@ def sensitivity_document(result: sensitivity_records.QuantizationSensitivity) ->
 
 
 def _sensitivity_figures(result: sensitivity_records.QuantizationSensitivity) -> Iterator[doc.Figure]:
+    """Yield the figures: SQNR of the whole model, most sensitive module, size and target."""
     whole = result.whole.measures()
     sqnr = whole.get("sqnr_db")
     if sqnr is not None and not result.whole.problem:
@@ -102,6 +103,7 @@ def _innermost(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> list
 
 
 def _error_bars(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> doc.Bars:
+    """Create the bar chart of the innermost modules with the largest relative errors."""
     errors = [
         (module, module.form.measures().get("relative_error"))
         for module in _innermost(modules)
@@ -126,14 +128,15 @@ def _error_bars(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> doc
 
 
 def _sensitivity_fields(result: sensitivity_records.QuantizationSensitivity) -> Iterator[doc.Field]:
+    """Yield the fields of the summary: precision, quality, size, latency, samples, cost and notes."""
     yield "precision", f"{result.precision} ({', '.join(result.modes)})"
-    yield "all modules", _form_words(result.whole)
+    yield "all modules", _similarity_words(result.whole)
     yield "weights", f"{size_words(result.float_bytes)} → {size_words(result.whole.weight_bytes)}"
     if result.latency:
         yield "latency", _latency_words(result.latency)
     inputs = ", ".join(f"{name} {list(shape)}" for name, shape in result.input_shapes.items()) or "no inputs"
-    about = QualitySamples(result.input_source, result.samples, result.seed)
-    yield "samples", f"{samples_words(about)}; the first: {inputs}"
+    quality_samples = QualitySamples(result.input_source, result.samples, result.seed)
+    yield "samples", f"{samples_words(quality_samples)}; the first: {inputs}"
     cost = result.cost
     resumed = f", {cost.resumed} resumed" if cost.resumed else ""
     spent = f"{cost.quantization_s:.1f} s quantizing, {cost.session_s:.1f} s opening, {cost.runs_s:.1f} s running"
@@ -149,7 +152,7 @@ def _exclude_list_blocks(listed: sensitivity_records.ExcludeList) -> Iterator[do
     )
     fields: list[doc.Field] = [
         ("target", f"{listed.target.words}: {verdict}"),
-        ("reached", _form_words(listed.form)),
+        ("reached", _similarity_words(listed.form)),
         ("weights", size_words(listed.form.weight_bytes)),
         ("latency", _latency_words(listed.latency) if listed.latency else None),
         *(("in float", tag) for tag in listed.excluded),
@@ -181,12 +184,12 @@ def _exclude_list_blocks(listed: sensitivity_records.ExcludeList) -> Iterator[do
     )
 
 
-def _form_words(form: sensitivity_records.MeasuredVariant) -> str:
+def _similarity_words(variant: sensitivity_records.MeasuredVariant) -> str:
     """Describe the similarity of a variant's worst output."""
-    if form.worst is None or form.problem:
-        return form.problem
-    scores = "".join(f", {name} {value:.4f}" for name, value in form.scores.items())
-    return f"{nearness_words(form.worst)} for {form.worst.name}{scores}"
+    if variant.worst is None or variant.problem:
+        return variant.problem
+    scores = "".join(f", {name} {value:.4f}" for name, value in variant.scores.items())
+    return f"{nearness_words(variant.worst)} for {variant.worst.name}{scores}"
 
 
 def _latency_words(timed: sensitivity_records.TimedVariant) -> str:
@@ -198,6 +201,7 @@ def _latency_words(timed: sensitivity_records.TimedVariant) -> str:
 
 
 def _module_row(module: sensitivity_records.ModuleSensitivity) -> list[doc.Cell]:
+    """Create the table row of a module."""
     return [
         f"{module.path or module.tag}{' (own nodes)' if module.part == 'own nodes' else ''}",
         module.class_name,
@@ -211,32 +215,32 @@ def _module_row(module: sensitivity_records.ModuleSensitivity) -> list[doc.Cell]
     ]
 
 
-def _nearness_cells(form: sensitivity_records.MeasuredVariant | None) -> Iterator[doc.Cell]:
+def _nearness_cells(variant: sensitivity_records.MeasuredVariant | None) -> Iterator[doc.Cell]:
     """Yield SQNR, cosine and relative error; ``None`` if not measured."""
-    numbers = form.measures() if form is not None else {}
+    numbers = variant.measures() if variant is not None else {}
     yield from (numbers.get(name) for name in ("sqnr_db", "cosine", "relative_error"))
 
 
-def _boxes(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> Iterator[doc.Box]:
+def _make_boxes(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> Iterator[doc.Box]:
     """Yield a box for each module with parameters, dark for a large error."""
     # In tree order, not in ranking order: parents before children, and the second layer before the tenth.
     modules = sorted(modules, key=lambda module: address.sort_key(module.tag))
     tags = {module.tag for module in modules}
     parents = {module.tag: address.nearest_ancestor(module.tag, tags) for module in modules}
-    own = {module.tag: module.parameters for module in modules}
+    own_parameters = {module.tag: module.parameters for module in modules}
     for module in modules:
         if parents[module.tag]:
-            own[parents[module.tag]] -= module.parameters
+            own_parameters[parents[module.tag]] -= module.parameters
     for module in modules:
-        words = sqnr_words(module.sqnr_db) if module.sqnr_db is not None else doc.MISSING
+        ratio = sqnr_words(module.sqnr_db) if module.sqnr_db is not None else doc.MISSING
         yield doc.Box(
             key=module.tag,
             parent=parents[module.tag],
             label=address.last_segment(module.tag),
             # A weight shared by two modules counts for both, and once for their parent.
-            size=max(own[module.tag], 0),
+            size=max(own_parameters[module.tag], 0),
             shade=_BEST_DB if module.sqnr_db is None else module.sqnr_db,
-            words=words,
-            lines=(module.path or module.tag, f"SQNR {words}", f"{module.parameters:,} parameters", module.problem),
+            words=ratio,
+            lines=(module.path or module.tag, f"SQNR {ratio}", f"{module.parameters:,} parameters", module.problem),
             kind=module.class_name,
         )

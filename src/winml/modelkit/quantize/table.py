@@ -29,7 +29,7 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
         ("precision", f"{result.precision} ({', '.join(result.modes)})" if result.modes else None),
         ("KV cache", f"{result.kv_cache}, a scale for each channel" if result.kv_cache is not None else None),
         ("samples", result.calibration.words if result.calibration is not None else None),
-        ("budget", _budget_words(result.budget) if result.budget is not None else None),
+        ("budget", _describe_budget(result.budget) if result.budget is not None else None),
         ("quantized", f"{quantized} nodes with weights{_mixture_words(result)}" if result.modes else None),
         *(("left", f"{count} {reason}") for reason, count in result.left.items()),
         ("nodes", f"{before.nodes} → {after.nodes}"),
@@ -85,6 +85,7 @@ def budget_document(result: QuantizedFile) -> doc.Document:
 
 
 def _budget_figures(search: BudgetSearch) -> Iterator[doc.Figure]:
+    """Yield the figures of a search: mean bits, SQNR and perplexity."""
     meaning = f"for each parameter, scales included; limit: {search.limit}"
     yield doc.Figure("mean bits", f"{search.mean_bits:.2f} bits", meaning)
     chosen = next((trial for trial in search.frontier if trial.is_chosen), None)
@@ -97,15 +98,17 @@ def _budget_figures(search: BudgetSearch) -> Iterator[doc.Figure]:
 
 
 def _file_figures(result: QuantizedFile) -> Iterator[doc.Figure]:
+    """Yield the figures of a file: size and number of quantized nodes."""
     before, after = result.before.size_bytes, result.after.size_bytes
     meaning = f"of the file, {size_words(before)} before: {before / max(after, 1):.1f} times smaller"
     yield doc.Figure("size", size_words(after), meaning)
-    left = sum(result.left.values())
-    meaning = "nodes with weights" if not left else f"nodes with weights; the table lists why {left} are not"
-    yield doc.Figure("quantized", f"{result.quantized} of {result.quantized + left}", meaning)
+    unchanged = sum(result.left.values())
+    meaning = "nodes with weights" if not unchanged else f"nodes with weights; the table lists why {unchanged} are not"
+    yield doc.Figure("quantized", f"{result.quantized} of {result.quantized + unchanged}", meaning)
 
 
-def _budget_words(search: BudgetSearch) -> str:
+def _describe_budget(search: BudgetSearch) -> str:
+    """Describe limit, selected variant and measurements of a search."""
     perplexity = ""
     if search.perplexity is not None and search.float_perplexity is not None:
         perplexity = f"; perplexity {search.perplexity:.4g} on held-out samples, {search.float_perplexity:.4g} before"
@@ -116,8 +119,9 @@ def _budget_words(search: BudgetSearch) -> str:
 
 
 def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
+    """Yield chart, boxes and tables of a search for bits."""
     perplexity = [doc.Column("perplexity", "score")] if search.float_perplexity is not None else []
-    forms = dict.fromkeys(name for module in search.modules for name in module.alone_db)
+    formats = dict.fromkeys(name for module in search.modules for name in module.alone_db)
     algorithms = dict.fromkeys(name for module in search.modules for name in module.own_db)
     yield doc.Dots(
         [
@@ -168,7 +172,7 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
     yield doc.Table(
         [
             *doc.columns(("module", "name"), "format", ("parameters", "parameters"), ("size", "bytes")),
-            *(doc.Column(f"{name} dB", "decibels") for name in forms),
+            *(doc.Column(f"{name} dB", "decibels") for name in formats),
         ],
         [
             [
@@ -176,7 +180,7 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
                 module.form,
                 module.parameters,
                 module.size_bytes,
-                *(module.alone_db.get(name) for name in forms),
+                *(module.alone_db.get(name) for name in formats),
             ]
             for module in search.modules
         ],

@@ -84,8 +84,8 @@ def graph_digest(model: ir.Model) -> str:
         digest.update(function.SerializeToString(deterministic=True))
     for name, tensor in sent.weights.items():
         digest.update(name.encode())
-        place = _weight_location(tensor)
-        digest.update(np.ascontiguousarray(read_once(tensor)).view(np.uint8).data if place is None else place)
+        location = _weight_location(tensor)
+        digest.update(np.ascontiguousarray(read_once(tensor)).view(np.uint8).data if location is None else location)
     return digest.hexdigest()
 
 
@@ -93,14 +93,14 @@ def _weight_location(tensor: ir.TensorProtocol) -> bytes | None:
     """Location of a tensor's values and state of the file; ``None`` for a tensor in memory."""
     if isinstance(tensor, StoredTensor):
         stored = tensor.stored
-        place: tuple[object, ...] = (stored.offset, stored.dtype.name, stored.shape, tensor.permutation)
+        location: tuple[object, ...] = (stored.offset, stored.dtype.name, stored.shape, tensor.permutation)
         path = stored.path
     elif isinstance(tensor, ir.ExternalTensor):
-        place, path = (tensor.offset, tensor.length), Path(tensor.path)
+        location, path = (tensor.offset, tensor.length), Path(tensor.path)
     else:
         return None
     real = path.resolve()
-    return repr((os.fspath(real), file_state(real), tensor.dtype.name, *place)).encode()
+    return repr((os.fspath(real), file_state(real), tensor.dtype.name, *location)).encode()
 
 
 def samples_digest(samples: Sequence[Mapping[str, Array]]) -> str:
@@ -109,6 +109,7 @@ def samples_digest(samples: Sequence[Mapping[str, Array]]) -> str:
 
 
 def _array_digest(array: Array) -> str:
+    """Digest of type, shape and values of an array."""
     if array.dtype.kind in "OUS":
         return digest_of(array.tolist())
     digest = hashlib.blake2b(repr((array.dtype.str, array.shape)).encode(), digest_size=16)
@@ -128,17 +129,17 @@ class StoredArrays:
 
     def put(self, name: str, array: Array) -> None:
         """Write an array."""
-        np.save(self._path(name), array, allow_pickle=False)
+        np.save(self._array_path(name), array, allow_pickle=False)
         self.digests[name] = _array_digest(array)
 
     def read(self, name: str) -> Array:
         """Read an array."""
-        array: Array = np.load(self._path(name), allow_pickle=False)
+        array: Array = np.load(self._array_path(name), allow_pickle=False)
         return array
 
     def remove(self, name: str) -> None:
         """Remove an array."""
-        self._path(name).unlink(missing_ok=True)
+        self._array_path(name).unlink(missing_ok=True)
         self.digests.pop(name, None)
 
     def holds(self, digests: Mapping[str, str]) -> bool:
@@ -148,5 +149,5 @@ class StoredArrays:
         except (OSError, ValueError, EOFError):
             return False
 
-    def _path(self, name: str) -> Path:
+    def _array_path(self, name: str) -> Path:
         return self._folder / f"{name}.npy"

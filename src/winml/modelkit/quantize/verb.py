@@ -91,7 +91,11 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
         return request
 
     def refuse_options(self) -> None:
-        """Refuse options that contradict each other or have no effect, and missing calibration data."""
+        """Refuse options that contradict each other or have no effect, and missing calibration data.
+
+        Raises:
+            UsageError: names the option.
+        """
         from winml.modelkit.quantize.calibration.calibration_files import refuse_missing_files
 
         self.options.refuse_contradictions()
@@ -107,29 +111,29 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
         refuse_missing_files(self.options)
 
     def plan(self) -> FilePlan[QuantizedFile]:
-        """Return the plan, with the page of a search for bits and the files of the calibration."""
+        """Plan the command, including the report of a search for bits and the files of the calibration."""
         plan = super().plan()
         if self.report is not None:
-            plan = _with_page(plan, self.report, overwrite=self.overwrite)
-        return plan if plan.folder is None else self._completed(plan)
+            plan = _add_report(plan, self.report, overwrite=self.overwrite)
+        return plan if plan.folder is None else self._add_calibration_files(plan)
 
     def plan_file(self) -> FilePlan[QuantizedFile]:
-        """Return the plan for one file, with the files of the calibration."""
-        return self._completed(super().plan_file())
+        """Plan the quantization of one file, including the files of the calibration."""
+        return self._add_calibration_files(super().plan_file())
 
     def task(self, source: Path, output: Path, folder: ModelFolder | None = None) -> GraphFileTask:
-        """Return the task; samples of a part are made by the processors of its folder."""
+        """Return the task; samples of a part are generated for the processors of its folder."""
         task = super().task(source, output, folder)
         return task if folder is None else replace(task, processors=folder.path)
 
     def work(self, task: GraphFileTask, options: QuantizeOptions) -> Quantization:
-        """Return the recipe."""
+        """Return the quantization, as work on the file of a task."""
         from winml.modelkit.quantize.file_quantization import Quantization
 
         # The plan refuses a folder all of whose parts keep a limit.
         return Quantization(task.source, options, self.sizes or {}, may_stay_float=task.of_several)
 
-    def _completed(self, plan: FilePlan[QuantizedFile]) -> FilePlan[QuantizedFile]:
+    def _add_calibration_files(self, plan: FilePlan[QuantizedFile]) -> FilePlan[QuantizedFile]:
         """Add calibration data on this disk and the calibration cache to a plan.
 
         Raises:
@@ -158,8 +162,8 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
         return replace(plan, writes=(*plan.writes, grows))
 
 
-def _with_page(plan: FilePlan[QuantizedFile], report: Path, *, overwrite: bool) -> FilePlan[QuantizedFile]:
-    """Return the plan with the page of a search for bits.
+def _add_report(plan: FilePlan[QuantizedFile], report: Path, *, overwrite: bool) -> FilePlan[QuantizedFile]:
+    """Add the HTML report of a search for bits to a plan.
 
     Raises:
         UsageError: several parts are quantized, or the report is also another file of the plan.
@@ -185,12 +189,12 @@ def _refuse_nothing_to_do(plan: FilePlan[QuantizedFile], budget: BitBudget | Non
     """
     if budget is None or budget.is_smallest:
         return
-    found = [_within_limit(part.task.source, part.checked, budget) for part in plan.parts.values()]
-    if found and all(found):
-        budget.refuse_met_limit(found)
+    sizes = [_describe_within_limit(part.task.source, part.checked, budget) for part in plan.parts.values()]
+    if sizes and all(sizes):
+        budget.refuse_met_limit(sizes)
 
 
-def _within_limit(source: Path, checked: CheckedSource | None, budget: BitBudget) -> str:
+def _describe_within_limit(source: Path, checked: CheckedSource | None, budget: BitBudget) -> str:
     """Size or bits of a source within a limit; empty if it exceeds the limit or is not read yet."""
     from winml.modelkit.onnx.contents import read_contents
     from winml.modelkit.onnx.files.reading import read_structure
@@ -211,8 +215,8 @@ def _refuse_other_file(option: str, path: Path, plan: FilePlan[QuantizedFile]) -
         UsageError: names the option.
     """
     for role, paths in (("read", plan.reads), ("written", tuple(file.path for file in plan.writes))):
-        is_same = (path.exists() and other.exists() and path.samefile(other) for other in paths)
-        if path.absolute() in {other.absolute() for other in paths} or any(is_same):
+        is_same = (path.exists() and planned.exists() and path.samefile(planned) for planned in paths)
+        if path.absolute() in {planned.absolute() for planned in paths} or any(is_same):
             raise UsageError(
                 f"{option} {path}: the file is also {role} by a different option", hint="Name another file."
             )
@@ -316,9 +320,9 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
             f"two of {opt.output}, {opt.report} and {opt.exclude_list} specify the same file",
             hint="Use a separate file for each.",
         )
-    read = [Path(path) for path in (request.input_data, request.options.calibration_data) if path is not None]
+    inputs = [Path(path) for path in (request.input_data, request.options.calibration_data) if path is not None]
     if outputs:
-        refuse_inputs(outputs, [*read, *_dataset_files(request), *files_of_model(model)])
+        refuse_inputs(outputs, [*inputs, *_dataset_files(request), *files_of_model(model)])
         refuse_existing(outputs, overwrite=request.overwrite)
     refuse_missing_values(request.input_data)
     _refuse_graph(request, model, outputs)
@@ -337,7 +341,7 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
     met = "the target is met"
     return SensitivityPlan(
         verb="quantize",
-        reads=(model, *read),
+        reads=(model, *inputs),
         writes=tuple(planned_file(path, met if path == request.exclude_list else "") for path in outputs),
         steps=(
             PlannedStep("measuring", f"{model}: each module quantized alone"),
@@ -374,7 +378,11 @@ def _refuse_graph(request: QuantizeRequest, model: Path, outputs: Sequence[Path]
 
 
 def _refuse_beside_sensitivity(request: QuantizeRequest) -> None:
-    """Refuse options that contradict a sensitivity analysis, and an output of it that is not JSON."""
+    """Refuse options that contradict a sensitivity analysis, and an output that is not JSON.
+
+    Raises:
+        UsageError: names the option.
+    """
     from winml.modelkit.tags.selector import Selector
 
     if request.options.bit_budget is not None:

@@ -11,7 +11,7 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError
 from winml.modelkit.quantize.declared_options import Algorithm
 from winml.modelkit.quantize.engines.block_quantizers import (
-    BlockForm,
+    BlockFormat,
     InputStatistics,
     awq_scale,
     factor_in_place,
@@ -48,9 +48,11 @@ def matrix() -> Array:
     return np.random.default_rng(1).standard_normal((DEPTH, WIDTH)).astype(np.float32)
 
 
-def form_of(bits: int, block_size: int = 32, algorithm: Algorithm = "rtn", *, is_symmetric: bool = False) -> BlockForm:
+def form_of(
+    bits: int, block_size: int = 32, algorithm: Algorithm = "rtn", *, is_symmetric: bool = False
+) -> BlockFormat:
     """Return the settings of blocks."""
-    return BlockForm(bits, block_size, is_symmetric=is_symmetric, algorithm=algorithm)
+    return BlockFormat(bits, block_size, is_symmetric=is_symmetric, algorithm=algorithm)
 
 
 def test_error_of_outputs_follows_from_the_gram_matrix() -> None:

@@ -19,7 +19,7 @@ from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.engines import block_quantizers as weight_matrices
-from winml.modelkit.quantize.engines.block_quantizers import BlockForm, quantize_blocks
+from winml.modelkit.quantize.engines.block_quantizers import BlockFormat, quantize_blocks
 from winml.modelkit.quantize.engines.weight_only import PackedWeight, quantize_weights
 
 PRODUCT = "m (float[2,64] x) => (float[2,48] y) <float[1] w = {0}> { y = MatMul (x, w) }"
@@ -196,7 +196,7 @@ def test_rounded_blocks_equal_onnxruntime(bits: int, block_size: int, depth: int
     matrix[:, 5] *= 1e-40
     config = DefaultWeightOnlyQuantConfig(block_size=block_size, is_symmetric=is_symmetric, bits=bits)
     packed, scales, zero_points = DefaultWeightOnlyQuantizer(config).qbits_block_quant(matrix)
-    form = BlockForm(bits, block_size, is_symmetric=is_symmetric, algorithm="rtn")
+    form = BlockFormat(bits, block_size, is_symmetric=is_symmetric, algorithm="rtn")
     for ordered in (matrix, np.asfortranarray(matrix)):
         blocks = quantize_blocks(ordered, form)
         assert packed.tobytes() == blocks.packed.tobytes()

@@ -1,7 +1,7 @@
 """Comparison of inputs and outputs of modules on two sides, and search for the first module that diverges.
 
-Errors propagate: every module after a wrong module is wrong too. A module has an error of its own if its inputs agree
-and its outputs differ.
+Errors propagate: every module after a wrong module is wrong too. A module has an own error if its inputs agree and
+its outputs differ.
 
 Inner values are recorded in groups, so that memory holds both models and one group.
 """
@@ -69,11 +69,11 @@ class ModuleErrors:
 
 
 def own_error(errors: ModuleErrors) -> float | None:
-    """Part of a module's error that its inputs do not explain; ``None`` if an input is unknown.
+    """Part of a module's error not explained by the inputs; ``None`` if an input is unknown.
 
-    Rounding errors are independent, so that their squares add up: the result is the square root of error² - inputs².
-    For a module with submodules it is the error that arises in its own nodes: an error that vanishes before its
-    outputs, such as before a scale near 0, does not count.
+    Squares of independent rounding errors add up: the result is the square root of error² - inputs². For a module with
+    submodules, the result is the error of its own nodes: an error that vanishes before the outputs, such as before a
+    scale near 0, does not count.
     """
     arising = _largest_step(errors)
     if arising is None or errors.inputs is None or not math.isfinite(arising):
@@ -218,7 +218,7 @@ class _Measured:
         return max(map(_value_error, fed), default=0.0)
 
     def errors_of(self, call: MatchedBoundary, outputs: float) -> ModuleErrors:
-        """Errors at its boundary, and at the boundaries of submodules, between which its own nodes lie."""
+        """Errors at the boundary of a module, and at the boundaries of submodules around its own nodes."""
         inputs = self.input_error(call)
         fed, before = inputs or 0.0, []
         for inner in self._submodule_calls.get(call.identity.tag, ()):
@@ -242,9 +242,7 @@ class _Measured:
         return inside
 
     def passes_on(self, call: MatchedBoundary) -> bool:
-        """Return True if its error must come from elsewhere: it is unchanged, and so are its submodules that cannot be
-        compared.
-        """
+        """Return True if a module's error comes from other modules: module and uncompared submodules are unchanged."""
         tag = call.identity.tag
         if self.unchanged is None or tag not in self.unchanged:
             return False

@@ -196,7 +196,7 @@ class OnnxSide:
         return None not in sizes and 2 * sum(size for size in sizes if size is not None) <= GROUP_BYTES
 
     def _open_session(self, tapped: Sequence[str]) -> Session:
-        """Replace the open session by one that also returns these values."""
+        """Replace the open session by a session that also returns these values."""
         names = [name for name in dict.fromkeys(tapped) if name not in self.output_names]
         self._session = None  # two sessions would hold the weights twice
         is_as_written = self._as_written or bool(names)
@@ -335,7 +335,7 @@ _BLOCKED_DOMAIN = "com.microsoft.nchwc"
 
 
 def _find_float_source(value: ir.Value) -> ir.Value:
-    """Floating-point source of a quantized value, its scale or its zero point.
+    """Find the floating-point source of a quantized value, scale or zero point.
 
     A value without such a source, such as rows of a quantized table, is floating-point after its DequantizeLinear.
     """

@@ -141,5 +141,5 @@ def _create_match(
 
 
 def _last_node(boundary: ModuleBoundary, twin: ModuleBoundary) -> str:
-    """Node that fuses the last operators of a module with those of other modules; `""` if there is none."""
+    """Node that fuses the last operators of a module with operators of other modules; `""` without such a node."""
     return boundary.ends_in or twin.ends_in

@@ -1,7 +1,7 @@
 """Text generation with a KV cache in PyTorch, recorded run by run.
 
 The model generates with its own cache: two prompts of different lengths at once, greedily, then a second prompt after
-the generated text. Tokens and scores of each run are recorded, so that a graph can be given the same.
+the generated text. Tokens and scores of each run are recorded for the graph.
 """
 
 from __future__ import annotations
@@ -111,13 +111,14 @@ def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str
     tokens, mask = _create_prompts(part, seed)
 
     def generate() -> GeneratedText:
+        """Generate the text, without padding if the model cannot hide padding."""
         assert part.cache is not None
         with _FewRows():
             is_unsafe = not mask.all() and part.cache.is_recurrent
             is_padded = not is_unsafe or _hides_padding(part, prepared.model, tokens, mask)
             prompt = (tokens, mask if is_padded else torch.ones_like(mask))
             text = generated_text(part, prepared.model, prompt, count)
-            return replace(text, differs_in_pieces=_difference_in_pieces(part, prepared.model, text.steps[0]))
+            return replace(text, differs_in_pieces=_measure_difference_in_pieces(part, prepared.model, text.steps[0]))
 
     return generated_or_reason(prepared, generate)
 
@@ -158,16 +159,16 @@ def generated_text(
     displayed = displayed or {}
     settings: dict[str, Any] = {"suppress_tokens": list(never)} if never else {}
     if len(tokens) > len(mask):  # several streams of tokens, one row each
-        own = model.generation_config
-        start = own.bos_token_id if own.decoder_start_token_id is None else own.decoder_start_token_id
-        special = {"decoder_start_token_id": start, "bos_token_id": own.bos_token_id, "pad_token_id": own.pad_token_id}
-        settings = {**special, "num_return_sequences": 1, "suppress_tokens": [own.pad_token_id]}
+        cfg = model.generation_config
+        start = cfg.bos_token_id if cfg.decoder_start_token_id is None else cfg.decoder_start_token_id
+        special = {"decoder_start_token_id": start, "bos_token_id": cfg.bos_token_id, "pad_token_id": cfg.pad_token_id}
+        settings = {**special, "num_return_sequences": 1, "suppress_tokens": [cfg.pad_token_id]}
     reported = {spec.name: to_numpy(displayed[spec.name]) for spec in part.inputs if spec.name in displayed}
     with recorded_generation(part, model, count, to_numpy(mask), to_numpy(tokens), **settings) as recorded:
         model.generate(input_ids=tokens, attention_mask=mask, **displayed, use_cache=True)
     recorded.steps[0] = replace(recorded.steps[0], told=reported)
     following = to_numpy(tokens)[:, -SECOND_PROMPT + 1 :]
-    return recorded.with_second_prompt(following, lambda step: _scores_after(part, model, step, recorded.cache), never)
+    return recorded.with_second_prompt(following, lambda step: _score_after(part, model, step, recorded.cache), never)
 
 
 @dataclass
@@ -233,14 +234,17 @@ def recorded_generation(
     recorded, placed, places = RecordedText(), several_positions(part.inputs), deque[Array](maxlen=1)
 
     def rename(_module: object, arguments: Any, keywords: dict[str, Any]) -> Any:
+        """Pass the cache by the argument name of the part."""
         renamed = {argument if name in CACHE_ARGUMENTS else name: value for name, value in keywords.items()}
         return arguments, renamed
 
     def keep_positions(_module: object, _arguments: Any, keywords: Mapping[str, Any]) -> None:
+        """Keep the positions in several rows that the decoder receives."""
         assert placed is not None
         places.append(to_numpy(keywords[POSITIONS])[-int(placed.shape[0]) :])
 
     def keep(_module: object, _arguments: object, keywords: Mapping[str, Any], output: Mapping[str, Any]) -> None:
+        """Record tokens, mask and scores of a run, and its cache."""
         read_tokens = keywords[DECODER_TOKENS] if DECODER_TOKENS in keywords else keywords.get(TOKEN_IDS)
         if read_tokens is None:
             assert prompt is not None
@@ -277,14 +281,14 @@ def recorded_generation(
             attributes["generation_config"] = config
 
 
-def _scores_after(part: ModelPart, model: nn.Module, step: TextStep, cache: Any) -> Array:
+def _score_after(part: ModelPart, model: nn.Module, step: TextStep, cache: Any) -> Array:
     """Compute PyTorch's scores after tokens that follow its cache, token by token for a recurrent state."""
     assert part.cache is not None
     runs = single_tokens(step) if part.cache.is_recurrent else [step]
-    return np.concatenate([to_numpy(_torch_output_after(part, model, run, cache)[SCORES]) for run in runs], axis=1)
+    return np.concatenate([to_numpy(_run_torch_after(part, model, run, cache)[SCORES]) for run in runs], axis=1)
 
 
-def _torch_output_after(part: ModelPart, model: nn.Module, run: TextStep, cache: object) -> Any:
+def _run_torch_after(part: ModelPart, model: nn.Module, run: TextStep, cache: object) -> Any:
     """Run PyTorch on the tokens of one run after its cache; ``None``: an empty cache."""
     assert part.cache is not None
     # The model reads tokens, even if the graph reads their vectors.
@@ -295,10 +299,10 @@ def _torch_output_after(part: ModelPart, model: nn.Module, run: TextStep, cache:
     return model.get_submodule(part.path)(**tensors, **part.forward_kwargs, **{part.cache.argument: cache})
 
 
-def _difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -> float | None:
+def _measure_difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -> float | None:
     """Relative difference of the scores after a prompt that PyTorch reads in two runs.
 
-    ``None`` if it is rounding, known from the cache layout, or if the model cannot read a prompt in two runs.
+    ``None`` if the difference is rounding or known from the cache layout, or if the model reads prompts in one run.
     """
     layout = part.cache
     assert layout is not None
@@ -309,9 +313,9 @@ def _difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -
     first_half = TextStep(prompt.tokens[:, :half], prompt.mask[:, :half], np.empty(0))
     second_half = replace(prompt, tokens=prompt.tokens[:, half:])
     try:
-        output = _torch_output_after(part, model, first_half, None)
+        output = _run_torch_after(part, model, first_half, None)
         cache = output[cache_field(output, layout.argument)]
-        scores = _scores_after(part, model, second_half, cache)[:, -1:]
+        scores = _score_after(part, model, second_half, cache)[:, -1:]
     except REFUSALS:  # it reads prompts in one run only
         return None
     rounding = Rounding(dtypes_inside(model, {SCORES: scores}))
@@ -329,19 +333,19 @@ def single_tokens(step: TextStep) -> Iterator[TextStep]:
 
 
 def attention_mask_of(cache: CacheLayout, step: TextStep) -> Array:
-    """Mask of a run: of all tokens so far, or of the tokens of the run if no cache stores the others."""
+    """Mask of all tokens so far; of the tokens of the run if the cache does not grow."""
     return step.mask if cache.grows else step.mask[:, -step.tokens.shape[1] :]
 
 
 def reason_against(part: ModelPart) -> str:
-    """Reason why a graph with these inputs cannot generate; empty if it can."""
+    """Reason why a part cannot generate text; empty if generation is possible."""
     if reason := reason_of_sizes(part):
         return reason
     return "" if callable(getattr(part.model, "generate", None)) else f"{type(part.model).__name__} has no generate()"
 
 
 def reason_of_sizes(part: ModelPart) -> str:
-    """Reason why the sizes of a graph prevent generation; empty if they allow it."""
+    """Reason why the sizes of a graph prevent generation; empty if generation is possible."""
     if token_count(part) not in (1, *(dimension.name for dimension in part.dimensions)):
         return "the number of tokens is fixed"
     if held_tokens(part) is not None and all(spec.name != MASK for spec in part.inputs):
@@ -378,16 +382,16 @@ def _create_prompts(part: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def _hides_padding(part: ModelPart, model: nn.Module, tokens: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Return True if PyTorch's outputs for the padded first row equal those without padding.
+    """Return True if PyTorch's outputs for the padded first row equal its outputs without padding.
 
-    Some recurrent models run padding through their states (for: RWKV), or do so in a batch of one row.
+    Some recurrent models run padding through their states (for: RWKV), others in a batch of one row only.
     """
     padded = TextStep(to_numpy(tokens), to_numpy(mask), np.empty(0))
     alone = TextStep(padded.tokens[:1, _PADDING:], padded.mask[:1, _PADDING:], np.empty(0))
     scores = []
     for step in (padded, alone):
         with unchanged_attributes(model):
-            scores.append(to_numpy(_torch_output_after(part, model, step, None)[SCORES])[:1, -1:])
+            scores.append(to_numpy(_run_torch_after(part, model, step, None)[SCORES])[:1, -1:])
     rounding = Rounding(dtypes_inside(model, {SCORES: scores[0]}))
     return compare_outputs([{SCORES: scores[1]}], [{SCORES: scores[0]}], rounding=rounding).worst.is_equal
 

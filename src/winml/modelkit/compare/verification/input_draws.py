@@ -131,7 +131,7 @@ class InputDraws:
     def other_masks(self, make: Callable[[InputDraws], Tensors]) -> Iterator[tuple[Tensors, Callable[[], None]]]:
         """Yield (inputs with some masks inverted, function that makes this rule permanent).
 
-        For files that return NaN for a sample for which PyTorch does not.
+        For files that return NaN for a sample without NaN in PyTorch.
         """
         rules = self.learned.rules
         for turned in self._inverted_masks():

@@ -1,14 +1,14 @@
 """Verification that the written file depends on its input values like PyTorch, one input at a time.
 
-A trace turns a value that Python reads (``range(int(n))``, ``if flag``) into a constant of the graph, which random
-inputs detect only by chance. Numbers, flags and rows of integers are therefore replaced by neighbouring values. If
-Python reads values, numbers also get distant values, and floats both signs. Values that PyTorch itself refuses prove
-nothing and are reported. Independent of the capture of the graph.
+A trace turns a value that Python reads (``range(int(n))``, ``if flag``) into a constant of the graph; random
+inputs detect the constant only by chance. Numbers, flags and rows of integers are therefore replaced by neighbouring
+values. If Python reads values, numbers also get distant values, and floats both signs. Values refused
+by PyTorch prove nothing and are reported. Independent of the capture of the graph.
 
-Random floats have magnitudes up to about 4. An operator whose ONNX form is correct only there, such as the logarithm of
-a sigmoid, is detected by one more sample of floats far from 0, where it may overflow or lose precision, if the graph
-has such operators. Outputs that are NaN or infinite in PyTorch are not compared, nor are models that convert input
-floats to integers, which may be sizes.
+Random floats have magnitudes up to about 4. The ONNX form of some operators, such as the logarithm of a
+sigmoid, overflows or loses precision far from 0. A graph with such operators is compared on an additional sample of
+floats far from 0. Outputs that are NaN or infinite in PyTorch are not compared. Models that convert input floats
+to integers are not compared either, since the integers may be sizes.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def settled_assumptions(written: WrittenGraph, reads: ValueReads) -> tuple[Assum
         written: The file, and the assumptions of its trace.
         reads: Values that PyTorch reads at the traced inputs.
     """
-    known = {fact.place for fact in written.assumed}
+    assumed_places = {fact.place for fact in written.assumed}
     unseen = (
         (assume_values if read.takes_all else assume_branch)(place)
         for place, read in reads.lines.items()
         if read.is_unseen and read.inputs
     )
     settled = []
-    for fact in (*written.assumed, *(fact for fact in unseen if fact.place not in known)):
+    for fact in (*written.assumed, *(fact for fact in unseen if fact.place not in assumed_places)):
         is_read = fact.kind in ("branch", "value") and reads.has_run
         if not is_read or fact.file is None or fact.line is None:
             settled.append(fact)
@@ -127,7 +127,7 @@ class Varied:
 
     @property
     def are_ties(self) -> bool:
-        """Return True if all values are equal, so that only their positions decide the ranking."""
+        """Return True if all values are equal: positions alone decide the ranking."""
         return self.words in (_ZEROS, _ONES)
 
 
@@ -179,21 +179,21 @@ def run_at_varied_values(
     floats: list[InputTensorSpec] = []
     for spec in prepared.part.inputs:
         values, is_read = traced.inputs[spec.name], reads_values or spec.name in reads.deciding
-        for others in _other_values(spec, values, prepared.part, rules, is_read=is_read, reads_values=reads_values):
-            add([spec.name], value_words(others), {spec.name: others})
+        for candidates in _other_values(spec, values, prepared.part, rules, is_read=is_read, reads_values=reads_values):
+            add([spec.name], value_words(candidates), {spec.name: candidates})
         low, high = spec.value_range or (-1, 1)
         if is_read and values.is_floating_point() and values.numel() > 1 and low < 0 < high:
             floats.append(spec)
-    for words, change in _DECIDING.items():
+    for label, change in _DECIDING.items():
         changed = {spec.name: _clamp_to_range(change(traced.inputs[spec.name]), spec) for spec in floats}
         changed = {name: values for name, values in changed.items() if not torch.equal(values, traced.inputs[name])}
-        if changed and not add([*changed], words, changed) and len(changed) > 1:
+        if changed and not add([*changed], label, changed) and len(changed) > 1:
             for name, values in changed.items():
-                add([name], words, {name: values})
-    for first, second in itertools.combinations(sorted(reads.deciding), 2):
-        one, other = traced.inputs[first], traced.inputs[second]
-        if one.shape == other.shape and one.dtype == other.dtype and not torch.equal(one, other):
-            add([first, second], _EQUAL, {second: one})
+                add([name], label, {name: values})
+    for name, other_name in itertools.combinations(sorted(reads.deciding), 2):
+        source, twin = traced.inputs[name], traced.inputs[other_name]
+        if source.shape == twin.shape and source.dtype == twin.dtype and not torch.equal(source, twin):
+            add([name, other_name], _EQUAL, {other_name: source})
     # Random inputs vary float tensors anyway; refused signs are not reported.
     refused = {name: reasons for name, reasons in refused.items() if name not in {spec.name for spec in floats}}
     return VariedValues(tuple(varied), refused, reads)
@@ -226,7 +226,7 @@ def _other_values(
     is_read: bool,
     reads_values: bool,
 ) -> list[torch.Tensor]:
-    """List values near the traced ones and at the bounds of their range, excluding the traced ones.
+    """List values near the traced values and at the bounds of their range, excluding the traced values.
 
     Empty for tensors that random inputs vary anyway: floats with several values, and many integers. Inputs read by
     Python get more values; negative ones if a trace is known to contain the read value.
@@ -466,7 +466,7 @@ def places_words(choices: Sequence[str]) -> str:
 
 
 def value_words(values: torch.Tensor) -> str:
-    """Format the values of a tensor, the first ones if there are many.
+    """Format the values of a tensor, shortened if the tensor is large.
 
     >>> value_words(torch.tensor([3, 5])), value_words(torch.ones(2, 9)), value_words(torch.tensor(0.5))
     ('[3, 5]', '1', '0.5')

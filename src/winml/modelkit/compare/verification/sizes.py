@@ -1,8 +1,8 @@
 """Verification that every dynamic dimension is dynamic in the written file.
 
-Before the export, the model itself runs at other sizes, which determines the output shapes and the supported sizes.
-Afterwards the outputs of the written file must be equal at each of these sizes, which detects sizes that the trace
-turned into constants. Independent of the capture of the graph and of the comparison of outputs.
+Before the export, the model runs at other sizes to determine the output shapes and the supported sizes. Afterwards the
+outputs of the written file must be equal at each size, which detects sizes turned into constants by the trace.
+Independent of the capture of the graph and of the comparison of outputs.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class _Source:
 
     @property
     def coded(self) -> CodedWeight | None:
-        """Codes whose rows are its rows; ``None`` without codes."""
+        """Codes of the matrix, row by row; ``None`` without codes."""
         origin = self.deferred.origin
         if isinstance(origin, CodedTensor) and origin.permutation is None and self.deferred.dim() == 2:
             return origin.weight
@@ -327,7 +327,7 @@ def run_in_lock_step(
     works: Sequence[Callable[[_Ask], _Result]],
     serve: Callable[[Sequence[WeightRequest]], Sequence[torch.Tensor]],
 ) -> list[_Result]:
-    """Run functions side by side, so that all wait for the same weight at the same time.
+    """Run functions in lock step, so that all functions wait for the same weight at the same time.
 
     Each function has a separate thread, but only one thread runs at a time: a run continues until it requests a weight,
     and the weight is passed to every run that waits for it.

@@ -100,7 +100,7 @@ def _verify_outputs(
     Raises:
         VerificationError: the outputs differ, or the comparison has no signal.
     """
-    written, second, values, text = _with_reference_outputs(written, prepared, inputs, is_streamed=is_streamed)
+    written, second, values, text = _add_reference_outputs(written, prepared, inputs, is_streamed=is_streamed)
     written = replace(written, assumed=input_values.settled_assumptions(written, values.reads))
     _refuse_outputs_by_value((written.draw, second))
     file = WrittenFile(written, prepared, piece_bytes=PIECE_BYTES if is_streamed else None)
@@ -195,7 +195,7 @@ def measure_written_file(
     is_streamed = prepared.part.with_references is not None
     arrays, about = samples or ((), None)
     judged = _accepted_samples(prepared, arrays, written.draw)
-    answered = _draws_with_outputs(written, prepared, inputs, judged, is_streamed=is_streamed)
+    answered = _compute_draws(written, prepared, inputs, judged, is_streamed=is_streamed)
     count = len(answered) - len(judged)
     draws = answered[:count]
     _refuse_outputs_by_value((draws[0], draws[-1]))
@@ -260,7 +260,7 @@ def verify_with_adapter(
         refuse_below_minimum_sqnr(fidelity, f"the model in PyTorch with adapter {name} merged", draw.inputs)
         return
     verification = compare_outputs([draw.reference], [outputs], rounding=file.rounding)
-    if not all(item.is_equal for item in verification.comparisons):
+    if not all(comparison.is_equal for comparison in verification.comparisons):
         raise VerificationError(
             f"with adapter {name}, the outputs of the file differ from PyTorch's with the adapter merged: "
             f"{difference_words(verification)}",
@@ -283,23 +283,23 @@ def _accepted_samples(prepared: PreparedPart, samples: Sequence[Arrays], traced:
     return draws
 
 
-def _second_draw(inputs: InputDraws, traced: Draw, run: Callable[[Draw], Draw]) -> Draw:
+def _make_second_draw(inputs: InputDraws, traced: Draw, run: Callable[[Draw], Draw]) -> Draw:
     """Create a second sample of the traced sizes that the model accepts, with its outputs.
 
-    Its masks contain padding if those of the traced inputs do not, and vice versa: many models take another path
-    without padding.
+    Masks contain padding if the traced masks do not, and vice versa: many models take a different path without padding.
     """
     return inputs.accepted(
-        lambda drawing: _draw_second(drawing, traced),
+        lambda drawing: _draw_second_inputs(drawing, traced),
         lambda tensors: run(Draw(tensors, {}, traced.sizes)),
     )
 
 
-def _draw_second(drawing: InputDraws, traced: Draw) -> Mapping[str, torch.Tensor]:
+def _draw_second_inputs(drawing: InputDraws, traced: Draw) -> Mapping[str, torch.Tensor]:
+    """Draw a second sample, with padding only if the traced masks hide no tokens."""
     return drawing.draw(2, with_padding=not drawing.hides(traced.inputs))
 
 
-def _draws_with_outputs(
+def _compute_draws(
     written: WrittenGraph,
     prepared: PreparedPart,
     inputs: InputDraws,
@@ -310,19 +310,19 @@ def _draws_with_outputs(
     """Traced sample, samples at other sizes, a second sample and quality samples, all with the outputs of PyTorch."""
     traced = written.draw
     # Without weights, the model can refuse the inputs, but not detect NaN outputs.
-    second = _second_draw(inputs, traced, partial(run_draw, prepared))
+    second = _make_second_draw(inputs, traced, partial(run_draw, prepared))
     if not is_streamed:
         return [traced, *written.proof.draws, second, *(run_draw(prepared, draw) for draw in samples)]
     from winml.modelkit.compare.verification.streamed_reference import streamed_outputs  # imported on demand
 
     draws = streamed_outputs(prepared, [traced, *written.proof.draws, second, *samples])
-    place = len(written.proof.draws) + 1
-    if holds_nan(draws[place].reference):
-        draws[place] = _second_draw(inputs, traced, lambda draw: streamed_outputs(prepared, [draw])[0])
+    position = len(written.proof.draws) + 1
+    if holds_nan(draws[position].reference):
+        draws[position] = _make_second_draw(inputs, traced, lambda draw: streamed_outputs(prepared, [draw])[0])
     return draws
 
 
-def _with_reference_outputs(
+def _add_reference_outputs(
     written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, *, is_streamed: bool
 ) -> tuple[WrittenGraph, Draw, input_values.VariedValues, GeneratedText | None]:
     """Add PyTorch's outputs to all samples; return the file, a second sample, varied values and a generated text.
@@ -345,8 +345,8 @@ def _with_reference_outputs(
             proof = replace(proof, draws=tuple(draws), far_draws=tuple(far_draws))
             written = replace(written, draw=run_draw(weighted, written.draw))
         written = replace(written, proof=proof)
-        traced, *others, second = _draws_with_outputs(written, weighted, inputs, is_streamed=is_streamed)
-        written = replace(written, draw=traced, proof=replace(proof, draws=tuple(others)))
+        traced, *sized_draws, second = _compute_draws(written, weighted, inputs, is_streamed=is_streamed)
+        written = replace(written, draw=traced, proof=replace(proof, draws=tuple(sized_draws)))
         reads_values, rules = bool(written.choices), inputs.learned.rules
         if reads_values or not is_streamed:
             with with_values(weighted) as computing:
@@ -356,11 +356,12 @@ def _with_reference_outputs(
         if not is_streamed and not reads_values and not computes_in(written.model, ir.DataType.BFLOAT16):
             values = replace(values, far=input_values.run_at_far_values(weighted, written, inputs))
         if generates_alone(prepared.part):
-            text = _generated_text(weighted, inputs, is_streamed=is_streamed)
+            text = _generate_text(weighted, inputs, is_streamed=is_streamed)
     return written, _select_telling_draw(traced, second, values), values, text
 
 
-def _generated_text(prepared: PreparedPart, inputs: InputDraws, *, is_streamed: bool) -> GeneratedText | None:
+def _generate_text(prepared: PreparedPart, inputs: InputDraws, *, is_streamed: bool) -> GeneratedText | None:
+    """Generate a text in PyTorch; ``None`` if impossible, with the reason in the notes of the inputs."""
     text: GeneratedText | str = "the weights are read piece by piece"
     if not is_streamed:
         text = generate_reference(prepared, inputs.seed)
@@ -375,7 +376,7 @@ def _avoid_nan(file: WrittenFile, inputs: InputDraws, second: Draw) -> Draw:
     if holds_nan(second.reference) or not holds_nan(file.run(second)):
         return second
     traced = file.written.draw
-    for tensors, learn in inputs.other_masks(lambda drawing: _draw_second(drawing, traced)):
+    for tensors, learn in inputs.other_masks(lambda drawing: _draw_second_inputs(drawing, traced)):
         try:
             with with_values(file.prepared) as weighted:
                 draw = run_draw(weighted, Draw(tensors, {}, traced.sizes))
@@ -388,9 +389,10 @@ def _avoid_nan(file: WrittenFile, inputs: InputDraws, second: Draw) -> Draw:
 
 
 def _select_telling_draw(traced: Draw, second: Draw, values: input_values.VariedValues) -> Draw:
-    """Prefer a sample whose outputs differ from the traced ones."""
+    """Return a sample whose outputs differ from the traced outputs; else the second sample."""
 
     def tells(draw: Draw) -> bool:
+        """Return True if outputs of a sample are comparable with the traced outputs, and differ."""
         is_comparable = list(draw.reference) == list(traced.reference)
         pair = [traced.reference, draw.reference]
         return is_comparable and compare_outputs(pair, pair).has_signal
@@ -399,7 +401,7 @@ def _select_telling_draw(traced: Draw, second: Draw, values: input_values.Varied
 
 
 def _name_deciding_inputs(error: VerificationError, file: WrittenFile, second: Draw) -> None:
-    """Add the inputs that cause the difference and the lines that read values to an error, if known."""
+    """Add deciding inputs and the source lines that read values to the message of an error, if known."""
     written = file.written
     comparisons = compare_outputs([written.draw.reference], [file.run(written.draw)], rounding=file.rounding)
     if comparisons.worst.is_equal:
@@ -419,17 +421,18 @@ def _widen_to_float32(
         prepared: The exported part; its model is changed in place and restored at the end.
         inputs: Generator of further inputs.
     """
-    with _float32_model(prepared.model):
-        part = PreparedPart(_float32_part(prepared.part), prepared.forward)
+    with _convert_model(prepared.model):
+        part = PreparedPart(_convert_part(prepared.part), prepared.forward)
 
         def widened(draw: Draw) -> Draw:
-            draw = replace(draw, inputs=_float32_tensors(draw.inputs))
+            """Convert a sample to float32; with weights in memory, compute its outputs again."""
+            draw = replace(draw, inputs=_convert_tensors(draw.inputs))
             # Without weights, PyTorch's outputs are computed later.
             return draw if part.part.stored is not None else run_draw(part, draw)
 
         proof = written.proof
         proof = replace(proof, draws=tuple(map(widened, proof.draws)), far_draws=tuple(map(widened, proof.far_draws)))
-        traced = None if inputs.traced is None else _float32_tensors(inputs.traced)
+        traced = None if inputs.traced is None else _convert_tensors(inputs.traced)
         yield (
             replace(written, inputs=part.part.inputs, draw=widened(written.draw), proof=proof),
             part,
@@ -438,7 +441,7 @@ def _widen_to_float32(
 
 
 @contextmanager
-def _float32_model(model: nn.Module) -> Iterator[None]:
+def _convert_model(model: nn.Module) -> Iterator[None]:
     """Cast the bfloat16 parameters and buffers of a model to float32 until the block ends."""
     narrow_tensors = [
         (module, name, value)
@@ -461,15 +464,15 @@ def _float32_model(model: nn.Module) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def _float32_part(part: ModelPart) -> ModelPart:
-    """Return a part whose bfloat16 inputs, states and loaded weights are float32; see :func:`_float32_model`."""
+def _convert_part(part: ModelPart) -> ModelPart:
+    """Return a part whose bfloat16 inputs, states and loaded weights are float32; see :func:`_convert_model`."""
     cache = part.cache
     if cache is not None:
-        cache = replace(cache, states=tuple(replace(state, dtype=_float32_name(state.dtype)) for state in cache.states))
+        cache = replace(cache, states=tuple(replace(state, dtype=_widen_dtype(state.dtype)) for state in cache.states))
     return replace(
         part,
-        inputs=tuple(spec.model_copy(update={"dtype": _float32_name(spec.dtype)}) for spec in part.inputs),
-        example=None if part.example is None else _float32_tensors(part.example),
+        inputs=tuple(spec.model_copy(update={"dtype": _widen_dtype(spec.dtype)}) for spec in part.inputs),
+        example=None if part.example is None else _convert_tensors(part.example),
         cache=cache,
         with_weights=_load_in_float32(part.with_weights),
         with_references=_load_in_float32(part.with_references),
@@ -477,12 +480,15 @@ def _float32_part(part: ModelPart) -> ModelPart:
 
 
 def _load_in_float32(load: Callable[..., nn.Module] | None) -> Callable[..., nn.Module] | None:
+    """Bind a loader of weights to float32; ``None`` without a loader."""
     return None if load is None else partial(load, dtype=torch.float32)
 
 
-def _float32_name(dtype: str) -> str:
+def _widen_dtype(dtype: str) -> str:
+    """Return ``float32`` for ``bfloat16``; other dtypes are unchanged."""
     return "float32" if dtype == "bfloat16" else dtype
 
 
-def _float32_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _convert_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Convert bfloat16 tensors to float32; other tensors are unchanged."""
     return {name: value.float() if value.dtype == torch.bfloat16 else value for name, value in tensors.items()}

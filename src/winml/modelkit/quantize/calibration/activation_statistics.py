@@ -34,7 +34,7 @@ class MeasuredValue:
     name: str
     bits: int = 8
     """Bits of the quantized integers."""
-    form: str = ""
+    change: str = ""
     """Graph change that affects this value; empty if unchanged, so that its statistics serve all other placements."""
 
 
@@ -202,8 +202,8 @@ def _select_rows(array: Array, samples: int) -> Array:
     half = -(-ROWS // (2 * samples))
     rows = array.reshape(-1, array.shape[-1])
     largest = np.argsort(-np.abs(rows).max(axis=1, initial=0))
-    others = largest[half :: max(len(rows) // half, 1)][:half]
-    return rows[[*largest[:half], *others]]
+    spaced = largest[half :: max(len(rows) // half, 1)][:half]
+    return rows[[*largest[:half], *spaced]]
 
 
 @dataclass(frozen=True)
@@ -231,8 +231,8 @@ def measure_channels(model: ir.Model, axes: Mapping[str, int], read_samples: Sam
     maxima: dict[str, Array] = {}
     rows: dict[str, list[Array]] = {name: [] for name, axis in axes.items() if axis == -1}
     for name, array, count in _values_over_samples(model, tuple(axes), read_samples):
-        others = tuple(axis for axis in range(array.ndim) if axis != axes[name] % array.ndim)
-        largest = np.abs(array).max(axis=others, initial=0.0)
+        other_axes = tuple(axis for axis in range(array.ndim) if axis != axes[name] % array.ndim)
+        largest = np.abs(array).max(axis=other_axes, initial=0.0)
         maxima[name] = np.maximum(maxima[name], largest) if name in maxima else largest
         if name in rows:
             rows[name].append(_select_rows(array, count))
@@ -308,10 +308,12 @@ class _Observer:
         return self._open_session(tapped)
 
     def _open_session(self, model: ir.Model) -> Session:
+        """Open a session without graph optimizations, in node order."""
         return self._sessions.open(model, name=OBSERVED_NAME, optimize=False, prepack=False, in_written_order=True)
 
 
 def _values_by_name(graph: ir.Graph) -> dict[str | None, ir.Value]:
+    """Name → value, for inputs and node outputs of a graph."""
     return {value.name: value for value in (*graph.inputs, *(value for node in graph for value in node.outputs))}
 
 
@@ -343,7 +345,7 @@ def _output_name(name: str, kind: str) -> str:
 
 
 class _Extremes:
-    """Range and size of each value."""
+    """Accumulated range and size of each value."""
 
     def __init__(self, names: Sequence[str], *, with_sizes: bool) -> None:
         self.outputs = [_output_name(name, kind) for name in names for kind in (*_REDUCTIONS, *(["size"] * with_sizes))]
@@ -352,15 +354,15 @@ class _Extremes:
         self.size_bytes = dict.fromkeys(names, 0)
         """Largest observed size in bytes."""
 
-    def add(self, found: Arrays) -> list[str]:
+    def add(self, outputs: Arrays) -> list[str]:
         """Add the outputs of a run; return the values that may be non-finite."""
         suspect = []
         for name, (lowest, highest) in self.ranges.items():
-            low, high, total = (float(found[_output_name(name, kind)]) for kind in _REDUCTIONS)
+            low, high, total = (float(outputs[_output_name(name, kind)]) for kind in _REDUCTIONS)
             if not (math.isfinite(low) and math.isfinite(high)) or math.isnan(total):
                 suspect.append(name)
             self.ranges[name] = min(lowest, low), max(highest, high)
-            size = int(found.get(_output_name(name, "size"), 0)) * np.dtype(np.float32).itemsize
+            size = int(outputs.get(_output_name(name, "size"), 0)) * np.dtype(np.float32).itemsize
             self.size_bytes[name] = max(self.size_bytes[name], size)
         return suspect
 
@@ -389,9 +391,9 @@ def _refuse_not_finite(model: ir.Model, session: Session, sample: Arrays, suspec
         values = session.run(sample, [name])[name]
         if (count := int(values.size - np.isfinite(values).sum())) == 0:
             continue
-        what = "NaN" if np.isnan(values).any() else "infinite"
+        problem = "NaN" if np.isnan(values).any() else "infinite"
         raise QuantizeError(
-            f"value {name} of {_maker_words(model, name)} is {what} at {count} of {values.size} positions "
+            f"value {name} of {_describe_maker(model, name)} is {problem} at {count} of {values.size} positions "
             f"(sample {number} of the calibration data), so it has no range",
             hint=f"Pass suitable data with {opt.calibration_data}, or {opt.exclude} the module.",
         )
@@ -406,13 +408,14 @@ def _refuse_empty_values(model: ir.Model, ranges: Ranges) -> None:
     for name, (low, high) in ranges.items():
         if low > high:
             raise QuantizeError(
-                f"no value of {name} of {_maker_words(model, name)} was recorded: its arrays are empty in every "
+                f"no value of {name} of {_describe_maker(model, name)} was recorded: its arrays are empty in every "
                 "calibration sample",
                 hint=f"Pass {opt.calibration_data} in which every dimension has at least one element.",
             )
 
 
-def _maker_words(model: ir.Model, name: str) -> str:
+def _describe_maker(model: ir.Model, name: str) -> str:
+    """Name the module or node that produces a value, for messages."""
     for node in model.graph:
         if any(value.name == name for value in node.outputs):
             tag = read_tag(node)

@@ -191,7 +191,7 @@ class Calibration:
             f"blocks of weights ({', '.join(options.solving_algorithms)})": options.solves_weights,
             "scales of the KV cache": options.kv_cache is not None,
         }
-        return " and ".join(words for words, is_needed in purposes.items() if is_needed)
+        return " and ".join(purpose for purpose, is_needed in purposes.items() if is_needed)
 
     def as_record(self) -> dict[str, object]:
         """Source of the ranges, JSON-ready."""
@@ -208,7 +208,7 @@ class Calibration:
         """Identify the inputs of the statistics: the content of the data, not its location."""
         columns = {"columns": self.options.columns} if self.options.columns else {}
         drawn = {} if self.has_data else {"seed": self.seed, "sizes": dict(self.sizes), "samples": self.count}
-        if self._decodes:
+        if self._uses_decoder_runs:
             drawn["data"] = "decoding"
         record = {name: entry for name, entry in self.as_record().items() if name != "method"} if self.has_data else {}
         files = self.files if self.has_data else processor_files(self.model_folder)
@@ -273,12 +273,13 @@ class Calibration:
             yield from self._processor_samples(inputs) or self._random_samples(inputs)
 
     def _decoding_samples(self) -> Iterator[dict[str, Array]]:
+        """Yield samples from runs of the decoder while it generates text."""
         assert self.source is not None  # true for this kind
         seed = self.seed + _OTHER_SAMPLES
         yield from decoding_samples(self.source, self.model_folder, self.sizes, self.count, seed)
 
     @functools.cached_property
-    def _decodes(self) -> bool:
+    def _uses_decoder_runs(self) -> bool:
         """True if the graph is a decoder with a KV cache that runs: its own runs are then the samples of ranges.
 
         Algorithms that solve weight blocks, and scales of the cache, use whole prompts, each with many tokens per run.
@@ -288,7 +289,7 @@ class Calibration:
             or self.has_data
             or self.options.solves_weights
             or not self.options.needs_ranges
-            or not any(item.cache for item in inputs_of_file(self.source))
+            or not any(spec.cache for spec in inputs_of_file(self.source))
         ):
             return False
         samples = decoding_samples(self.source, self.model_folder, self.sizes, 1, self.seed)
@@ -297,7 +298,10 @@ class Calibration:
         return False
 
     def _processor_samples(self, inputs: Sequence[InputTensorSpec]) -> list[dict[str, Array]]:
-        """Return samples for the processor beside the model; none where there is none, or the model takes others."""
+        """Return samples generated for the processor beside the model, stored on the first call.
+
+        ``[]`` without a processor, or if the samples do not fit the inputs.
+        """
         if not self._generated and has_processors(inputs, self.model_folder):
             run = RunOptions("", sizes=self.sizes, seed=self.seed + _OTHER_SAMPLES)
             with contextlib.suppress(UsageError, InputError):
@@ -307,7 +311,7 @@ class Calibration:
     @property
     def _kind(self) -> str:
         """Kind of generated samples."""
-        return "decoding" if self._decodes else "processor" if self._generated else "random"
+        return "decoding" if self._uses_decoder_runs else "processor" if self._generated else "random"
 
     def samples_to_compare(self, session: Session) -> tuple[Sequence[Arrays], QualitySamples]:
         """First samples of the user's data, for the comparison of the result with its source."""
@@ -342,9 +346,15 @@ class Calibration:
 
     @property
     def _data_name(self) -> str:
+        """Name of the user's data: file, folder or dataset."""
         return self._data_path.name if self._sample_feeds is None else self._sample_feeds.data_set.name
 
     def _random_samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
+        """Yield random values for each sample.
+
+        Raises:
+            UsageError: no values can be drawn for an input.
+        """
         try:
             run = RunOptions("", sizes=self.sizes)
             run = run if self.options.needs_ranges else with_whole_prompts(inputs, run)
@@ -398,62 +408,65 @@ class CalibrationStatistics:
         """Rows measured together with the maxima, until read."""
         self._modules: dict[str, str] = {}
         self._stored: ResumableResults | None = None
-        named = calibration.options.calibration_cache
-        if source is None or (named is None and folder is None):
+        cache_file = calibration.options.calibration_cache
+        if source is None or (cache_file is None and folder is None):
             return
         request = {"model": model_digest(source), "samples": calibration.request()}
         digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
-        path = Path(named) if named is not None else Path(folder or "") / f"{digest}.json"
+        path = Path(cache_file) if cache_file is not None else Path(folder or "") / f"{digest}.json"
         self._stored = ResumableResults(path, request)
-        found = self._stored.read(self._load_record)
-        if isinstance(found, OtherRequest) and named is not None:
+        outcome = self._stored.read(self._load_record)
+        if isinstance(outcome, OtherRequest) and cache_file is not None:
             raise UsageError(
-                f"{opt.calibration_cache} {path}: {_cache_problem(found)}",
+                f"{opt.calibration_cache} {path}: {_cache_problem(outcome)}",
                 hint="Use a different file. This one was not changed.",
             )
 
     def ranges(self, model: ir.Model, values: Sequence[MeasuredValue]) -> Ranges:
-        """Return the range of each value; only missing statistics are measured."""
+        """Return the range of each value; only missing statistics are measured, and stored."""
         method = self.calibration.method
         needs_histogram = method != "minmax"
-        keys = {value.name: _statistics_key(value.name, value.form) for value in values}
+        keys = {value.name: _statistics_key(value.name, value.change) for value in values}
         missing = [
             value.name
             for value in values
-            if (known := self._statistics.get(keys[value.name])) is None or (needs_histogram and known.counts is None)
+            if (stored := self._statistics.get(keys[value.name])) is None or (needs_histogram and stored.counts is None)
         ]
         if missing:
             measured = self.calibration.over_samples(
-                lambda read: measure_statistics(model, missing, read, with_histograms=needs_histogram)
+                lambda reader: measure_statistics(model, missing, reader, with_histograms=needs_histogram)
             )
             self._statistics.update({keys[name]: statistics for name, statistics in measured.items()})
-            self._store(model, {name: keys[name] for name in missing})
+            self._write_statistics(model, {name: keys[name] for name in missing})
         return {value.name: range_of(self._statistics[keys[value.name]], method, value.bits) for value in values}
 
     def channel_maxima(self, model: ir.Model, axes: Mapping[str, int]) -> Mapping[str, Array]:
-        """Return the maximum absolute value of each channel; only missing values are measured."""
+        """Return the maximum absolute value of each channel; only missing values are measured, and stored."""
         keys = {name: _statistics_key(name, f"axis {axis}") for name, axis in axes.items()}
         missing = {name: axis for name, axis in axes.items() if keys[name] not in self._maxima}
         if missing:
-            measured = self.calibration.over_samples(lambda read: measure_channels(model, missing, read))
+            measured = self.calibration.over_samples(lambda reader: measure_channels(model, missing, reader))
             self._maxima.update({keys[name]: maxima for name, maxima in measured.maxima.items()})
             self._rows = measured.rows
-            self._store(model, {name: keys[name] for name in missing})
+            self._write_statistics(model, {name: keys[name] for name in missing})
         return {name: self._maxima[key] for name, key in keys.items()}
 
     def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
-        """Return sample rows of values; rows not measured together with the last maxima are measured now."""
+        """Return sample rows of values; rows not measured together with the last maxima are measured now.
+
+        Rows are released after the call: the next call measures again.
+        """
         rows, self._rows = dict(self._rows), {}
         if missing := [name for name in names if name not in rows]:
             axes = dict.fromkeys(missing, -1)
-            rows.update(self.calibration.over_samples(lambda read: measure_channels(model, axes, read)).rows)
+            rows.update(self.calibration.over_samples(lambda reader: measure_channels(model, axes, reader)).rows)
         return {name: rows[name] for name in names}
 
     def as_record(self) -> dict[str, object]:
         """Source of the statistics, JSON-ready."""
         return self.calibration.as_record()
 
-    def _store(self, model: ir.Model, keys: Mapping[str, str]) -> None:
+    def _write_statistics(self, model: ir.Model, keys: Mapping[str, str]) -> None:
         """Write the statistics file, if any, with the module of each value."""
         if self._stored is None:
             return
@@ -470,6 +483,7 @@ class CalibrationStatistics:
         self._stored.write({"calibration": self.as_record(), "modules": by_module})
 
     def _load_record(self, record: Mapping[str, Any]) -> bool:
+        """Load statistics and channel maxima from a record of the file; always return True."""
         for tag, values in record["modules"].items():
             for key, value in values.items():
                 self._modules[key] = tag
@@ -480,13 +494,14 @@ class CalibrationStatistics:
         return True
 
 
-def _statistics_key(name: str, form: str) -> str:
-    """Return the key of a value's statistics: its name, with the form if any."""
-    return f"{name} ({form})" if form else name
+def _statistics_key(name: str, change: str) -> str:
+    """Return the key of a value's statistics: name, and graph change if any."""
+    return f"{name} ({change})" if change else name
 
 
-def _cache_problem(found: OtherRequest) -> str:
-    changed = found.changed
+def _cache_problem(other_request: OtherRequest) -> str:
+    """Describe the mismatch of a statistics file: unreadable, another model or other samples."""
+    changed = other_request.changed
     if not changed:
         return "is not a file of activation statistics that this version can read"
     return "has statistics of a different model" if "model" in changed else "has statistics of different samples"

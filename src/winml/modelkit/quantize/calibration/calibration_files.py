@@ -71,15 +71,15 @@ def refuse_missing_files(options: QuantizeOptions) -> None:
     """
     data = options.calibration_data
     kind = None if data is None else calibration_kind(data)
-    passed = (
+    option_text = (
         f"{opt.split} {options.split}" if options.split is not None else spell("columns" if options.columns else "")
     )
     if options.dataset is not None:
         find_source(options.dataset)
         refuse_missing_datasets(f"{opt.dataset} {options.dataset}")
-    if passed and kind in (None, "arrays") and not options.has_judging_data_alone:
-        what = "random values" if kind is None else f"{opt.calibration_data} {data}, which contains arrays by input"
-        raise UsageError(f"{passed} does not apply to {what}", hint="Omit it, or pass a dataset.")
+    if option_text and kind in (None, "arrays") and not options.has_judging_data_alone:
+        origin = "random values" if kind is None else f"{opt.calibration_data} {data}, which contains arrays by input"
+        raise UsageError(f"{option_text} does not apply to {origin}", hint="Omit it, or pass a dataset.")
     refuse_unknown_roles(options.columns)
     if kind == "data set":
         refuse_missing_datasets(f"{opt.calibration_data} {data}")

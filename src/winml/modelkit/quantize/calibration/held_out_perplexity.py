@@ -40,7 +40,8 @@ def held_out_evaluator(calibration: Calibration, session: Session, max_drop: Dro
     """
 
     def scores(session: Session) -> dict[str, float]:
-        texts = itertools.starmap(predicted_text, _read_texts(session, calibration))
+        """Measure the perplexity of a session on the held-out texts."""
+        texts = itertools.starmap(predicted_text, _score_texts(session, calibration))
         rows = [(text.surprise, len(text.best)) for text in texts]
         return {PERPLEXITY.name: PERPLEXITY.measured(rows, []).value}
 
@@ -75,8 +76,12 @@ def _refuse_unscored_graph(session: Session) -> None:
         )
 
 
-def _read_texts(session: Session, calibration: Calibration) -> Iterator[tuple[Array, Array]]:
-    """Yield the scores and the tokens of each held-out text, without padding."""
+def _score_texts(session: Session, calibration: Calibration) -> Iterator[tuple[Array, Array]]:
+    """Run the held-out texts; yield scores and tokens of each text, without padding.
+
+    Raises:
+        UsageError: the model does not return scores of every token.
+    """
     for feeds in calibration.held_out_samples(graph_inputs(session)):
         scores = session.run(feeds, [SCORES])[SCORES]
         if scores.shape[:2] != feeds[TOKEN_IDS].shape:

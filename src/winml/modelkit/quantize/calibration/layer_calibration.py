@@ -32,7 +32,7 @@ from winml.modelkit.progress import count_progress
 from winml.modelkit.quantize.calibration.calibration_data import Calibration
 from winml.modelkit.quantize.declared_options import Algorithm
 from winml.modelkit.quantize.engines.block_quantizers import (
-    BlockForm,
+    BlockFormat,
     Blocks,
     InputStatistics,
     SolvedWeight,
@@ -67,7 +67,7 @@ class LayerCalibration:
     """Folder of the blocks and of resumable results; it must exist as long as the blocks are read."""
     resumed: list[tuple[int, int]] = field(default_factory=list, compare=False)
     """(finished layers, layers of the model) of each resumed walk."""
-    _solved_weights: dict[tuple[WeightKey, BlockForm, Algorithm], SolvedWeight] = field(
+    _solved_weights: dict[tuple[WeightKey, BlockFormat, Algorithm], SolvedWeight] = field(
         default_factory=dict, compare=False
     )
 
@@ -87,12 +87,14 @@ class LayerCalibration:
             solved.update({weight.request: searched[weight.key] for weight in missing})
         return {weight.key: solved[weight.request] for weight in weights}
 
-    def found(self, names: Collection[str], bits: int, block_size: int, algorithm: Algorithm) -> list[SolvedWeight]:
+    def find_solved(
+        self, names: Collection[str], bits: int, block_size: int, algorithm: Algorithm
+    ) -> list[SolvedWeight]:
         """Blocks solved for weights of these names with this format and algorithm."""
         return [
             solved
-            for (key, form, requested), solved in self._solved_weights.items()
-            if key.name in names and (form.bits, form.block_size, requested) == (bits, block_size, algorithm)
+            for (key, fmt, requested), solved in self._solved_weights.items()
+            if key.name in names and (fmt.bits, fmt.block_size, requested) == (bits, block_size, algorithm)
         ]
 
     def _search_algorithms(self, model: ir.Model, weights: Sequence[BlockWeight]) -> dict[WeightKey, SolvedWeight]:
@@ -107,15 +109,18 @@ class LayerCalibration:
         """
         request = {
             "graph": graph_digest(model),
-            "weights": [[*weight.key, *astuple(weight.form), weight.algorithm] for weight in weights],
+            "weights": [[*weight.key, *astuple(weight.block_format), weight.algorithm] for weight in weights],
             "winml": __version__,
             "onnxruntime": onnxruntime_version(),
         }
         walk = _Walk(self.folder / digest_of(request), request, weights)
         self._take_samples(model, walk.values)
-        return self._solved(model, weights, walk)
+        return self._solve_layers(model, weights, walk)
 
-    def _solved(self, model: ir.Model, weights: Sequence[BlockWeight], walk: _Walk) -> dict[WeightKey, SolvedWeight]:
+    def _solve_layers(
+        self, model: ir.Model, weights: Sequence[BlockWeight], walk: _Walk
+    ) -> dict[WeightKey, SolvedWeight]:
+        """Solve the weights of each layer in graph order, and run the layer with the solved weights."""
         cutter = Cutter(model)
         values = walk.values
         layers = _cut_layers(model, cutter, weights)
@@ -126,9 +131,9 @@ class LayerCalibration:
             later = {value.name or "" for later in layers[number:] for value in later.cut.inputs}
             if number > finished:
                 run = _LayerRun(model, layer, values)
-                own = [weight for weight in weights if weight.products[0] in layer.members and weight.key not in solved]
-                if own:
-                    solved |= _LayerSolver(walk).solve(own, run)
+                new = [weight for weight in weights if weight.products[0] in layer.members and weight.key not in solved]
+                if new:
+                    solved |= _LayerSolver(walk).solve(new, run)
                 if number < len(layers):
                     run.advance({weight.key: solved[weight.key] for weight in weights if weight.key in solved})
                 run.release()
@@ -174,15 +179,15 @@ class _HeldValues:
 
     def put(self, name: str, sample: int, array: Array) -> None:
         """Store a value of a sample."""
-        self.arrays.put(_stored_name(name, sample), array)
+        self.arrays.put(_make_stored_name(name, sample), array)
 
     def read(self, names: Iterable[str], sample: int) -> dict[str, Array]:
         """Read values of a sample."""
-        return {name: self.arrays.read(_stored_name(name, sample)) for name in names}
+        return {name: self.arrays.read(_make_stored_name(name, sample)) for name in names}
 
     def digests(self, names: Iterable[str]) -> dict[str, str]:
         """Stored name → digest of the stored values."""
-        stored = (_stored_name(name, sample) for name in names for sample in range(self.count))
+        stored = (_make_stored_name(name, sample) for name in names for sample in range(self.count))
         return {name: self.arrays.digests[name] for name in stored if name in self.arrays.digests}
 
     def retain(self, names: Iterable[str]) -> None:
@@ -191,7 +196,8 @@ class _HeldValues:
             self.arrays.remove(stored)
 
 
-def _stored_name(name: str, sample: int) -> str:
+def _make_stored_name(name: str, sample: int) -> str:
+    """Return the file name of a value of one sample."""
     return f"{digest_of(name)}_{sample}"
 
 
@@ -212,23 +218,23 @@ class _Walk:
         self,
         weight: BlockWeight,
         algorithm: str,
-        form: BlockForm,
+        fmt: BlockFormat,
         blocks: Blocks,
         scale: Array | None = None,
         errors: Mapping[str, float] | None = None,
     ) -> SolvedWeight:
         """Store the blocks of a weight on disk."""
-        place = self._weights.index(weight)
+        position = self._weights.index(weight)
         for part, array in blocks._asdict().items():
             if array is not None:
-                self._blocks.put(f"{place}_{part}", array)
+                self._blocks.put(f"{position}_{part}", array)
         if scale is not None and id(scale) not in self._scales:
-            self._scales[id(scale)] = name = f"{place}_input_scale"
+            self._scales[id(scale)] = name = f"{position}_input_scale"
             self._blocks.put(name, scale)
         stored = None if scale is None else self._scales[id(scale)]
-        record = {"algorithm": algorithm, "searched_by": form.algorithm, "scale": stored, "errors": dict(errors or {})}
-        self._records[place] = record
-        return self._solved(place, form, scale)
+        record = {"algorithm": algorithm, "searched_by": fmt.algorithm, "scale": stored, "errors": dict(errors or {})}
+        self._records[position] = record
+        return self._make_solved_weight(position, fmt, scale)
 
     def keep(self, finished: int, later: Collection[str]) -> None:
         """Record the finished layers and the values that later layers read."""
@@ -253,12 +259,12 @@ class _Walk:
         if record is None or isinstance(record, OtherRequest):
             return 0, {}
         try:
-            return self._restore(record)
+            return self._restore_layers(record)
         except (ValueError, LookupError, TypeError, AttributeError):
             self._records.clear()
             return 0, {}
 
-    def _restore(self, record: Mapping[str, Any]) -> tuple[int, dict[WeightKey, SolvedWeight]]:
+    def _restore_layers(self, record: Mapping[str, Any]) -> tuple[int, dict[WeightKey, SolvedWeight]]:
         """Restore finished layers from a record; return their number and the solved weights.
 
         Raises:
@@ -268,28 +274,29 @@ class _Walk:
             raise ValueError("an array is damaged")
         scales = {name: self._blocks.read(name) for name in record["blocks"] if name.endswith("_input_scale")}
         solved = {}
-        for place, weight_record in (
-            (int(place), dict(weight_record)) for place, weight_record in record["weights"].items()
+        for position, weight_record in (
+            (int(position), dict(weight_record)) for position, weight_record in record["weights"].items()
         ):
-            weight = self._weights[place]
-            form = replace(weight.form, algorithm=weight_record["searched_by"])
-            self._records[place] = weight_record
+            weight = self._weights[position]
+            fmt = replace(weight.block_format, algorithm=weight_record["searched_by"])
+            self._records[position] = weight_record
             scale = None if weight_record["scale"] is None else scales[weight_record["scale"]]
-            solved[weight.key] = self._solved(place, form, scale)
+            solved[weight.key] = self._make_solved_weight(position, fmt, scale)
         self.values.arrays.digests |= record["values"]
         self._blocks.digests = dict(record["blocks"])
         self._scales = {id(array): name for name, array in scales.items()}
         return int(record["finished"]), solved
 
-    def _solved(self, place: int, form: BlockForm, scale: Array | None) -> SolvedWeight:
-        names = {part: f"{place}_{part}" for part in ("packed", "scales", "zero_points")}
+    def _make_solved_weight(self, position: int, fmt: BlockFormat, scale: Array | None) -> SolvedWeight:
+        """Create a solved weight whose blocks are read from disk on demand."""
+        names = {part: f"{position}_{part}" for part in ("packed", "scales", "zero_points")}
 
         def read() -> Blocks:
             parts = {part: self._blocks.read(name) for part, name in names.items() if name in self._blocks.digests}
             return Blocks(parts["packed"], parts["scales"], parts.get("zero_points"))
 
-        record = self._records[place]
-        return SolvedWeight(record["algorithm"], form, read, scale, record["errors"])
+        record = self._records[position]
+        return SolvedWeight(record["algorithm"], fmt, read, scale, record["errors"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,31 +311,31 @@ def _cut_layers(model: ir.Model, cutter: Cutter, weights: Sequence[BlockWeight])
     Nodes after the last product are omitted.
     """
     nodes = list(model.graph)
-    position = {node: place for place, node in enumerate(nodes)}
+    position = {node: offset for offset, node in enumerate(nodes)}
     groups: defaultdict[tuple[ir.Value, ...], list[BlockWeight]] = defaultdict(list)
     for weight in weights:
         groups[weight.inputs].append(weight)
     bytes_at: defaultdict[int, int] = defaultdict(int)
     inside: set[int] = set()  # positions between weights with the same inputs, which are solved together
     for group in groups.values():
-        places = sorted(position[weight.products[0]] for weight in group)
-        bytes_at[places[-1]] += sum(4 * weight.matrix.depth * weight.matrix.width for weight in group)
-        inside.update(range(places[0], places[-1]))
+        offsets = sorted(position[weight.products[0]] for weight in group)
+        bytes_at[offsets[-1]] += sum(4 * weight.matrix.depth * weight.matrix.width for weight in group)
+        inside.update(range(offsets[0], offsets[-1]))
     last = max(position[node] for weight in weights for node in weight.products)
     crossing = cutter.crossing()
     limit = min(_LAYER_BYTES, sum(bytes_at.values()) // FEWEST_LAYERS)
     layers, start, layer_bytes = [], 0, 0
     ends = sorted(bytes_at)
-    for index, place in enumerate(ends):
-        layer_bytes += bytes_at[place]
+    for index, offset in enumerate(ends):
+        layer_bytes += bytes_at[offset]
         stop = last
-        if place != ends[-1]:
+        if offset != ends[-1]:
             following = ends[index + 1]
-            places = [end for end in range(place, following) if end not in inside]
-            if not places or layer_bytes + bytes_at[following] <= limit:
+            offsets = [end for end in range(offset, following) if end not in inside]
+            if not offsets or layer_bytes + bytes_at[following] <= limit:
                 continue
             # Between this product and the next, take the first position crossed by the fewest values.
-            stop = min(places, key=lambda end: (crossing[end], end))
+            stop = min(offsets, key=lambda end: (crossing[end], end))
         members = nodes[start : stop + 1]
         layers.append(_Layer(cutter.cut_exactly(members), frozenset(members)))
         start, layer_bytes = stop + 1, 0
@@ -349,7 +356,9 @@ class _LayerRun:
     def observe(self, names: Sequence[str]) -> Iterator[Arrays]:
         """Yield values of the layer for each sample: name → array."""
         values_by_name = {value.name: value for node in self._graph.graph for value in node.outputs}
-        passed = [name for name in names if name not in values_by_name]  # inputs of the layer are not computed again
+        layer_inputs = [
+            name for name in names if name not in values_by_name
+        ]  # inputs of the layer are not computed again
         with _compute_outputs(
             self._graph, [values_by_name[name] for name in names if name in values_by_name]
         ) as computed:
@@ -357,7 +366,7 @@ class _LayerRun:
             for sample in range(self._values.count):
                 feeds = self._read_feeds(sample)
                 yield {
-                    **{name: feeds[name] for name in passed},
+                    **{name: feeds[name] for name in layer_inputs},
                     **(self._run_layer(session, feeds, computed) if session is not None else {}),
                 }
 
@@ -365,9 +374,9 @@ class _LayerRun:
         """Run the layer with the solved weights and store its outputs."""
         self.release()  # some weights are replaced
         initializers = self._graph.graph.initializers
-        for key, found in solved.items():
+        for key, solved_weight in solved.items():
             if key.name in initializers:
-                initializers[key.name].const_value = _dequantize_lazily(key, initializers[key.name], found)
+                initializers[key.name].const_value = _dequantize_lazily(key, initializers[key.name], solved_weight)
         names = [value.name or "" for value in self._layer.cut.outputs]
         session = self._open_session()
         for sample in range(self._values.count):
@@ -390,6 +399,7 @@ class _LayerRun:
         return self._values.read([value.name or "" for value in self._layer.cut.inputs], sample)
 
     def _open_session(self) -> Session:
+        """Open a session of the layer with its present weights."""
         return self._sessions.open(self._graph, name=_LAYER, prepack=False)
 
     def _run_layer(self, session: Session, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
@@ -410,7 +420,7 @@ class _LayerRun:
 
 @contextlib.contextmanager
 def _compute_outputs(model: ir.Model, values: Sequence[ir.Value]) -> Iterator[list[str]]:
-    """Set the outputs of a graph to other values until the block ends; yield their names."""
+    """Set the outputs of a graph to some of its values until the block ends; yield the output names."""
     outputs = model.graph.outputs
     before = list(outputs)
     outputs[:] = values
@@ -420,16 +430,16 @@ def _compute_outputs(model: ir.Model, values: Sequence[ir.Value]) -> Iterator[li
         outputs[:] = before
 
 
-def _dequantize_lazily(key: WeightKey, value: ir.Value, found: SolvedWeight) -> ir.LazyTensor:
-    """Weight as the lazily dequantized values of its blocks."""
+def _dequantize_lazily(key: WeightKey, value: ir.Value, solved: SolvedWeight) -> ir.LazyTensor:
+    """Return a weight whose values are dequantized from its blocks at each read."""
     assert value.const_value is not None
     tensor = value.const_value
 
     def read() -> Array:
         depth = tensor.shape.numpy()[-1 if key.is_transposed else -2]
-        matrix = unpack_blocks(found.read(), found.form, depth)
-        if found.input_scale is not None:
-            matrix = matrix / found.input_scale[:, None]
+        matrix = unpack_blocks(solved.read(), solved.block_format, depth)
+        if solved.input_scale is not None:
+            matrix = matrix / solved.input_scale[:, None]
         whole = np.ascontiguousarray(matrix.T if key.is_transposed else matrix).reshape(tensor.shape.numpy())
         return whole.astype(tensor.dtype.numpy(), copy=False)
 
@@ -444,7 +454,7 @@ class _Candidate(NamedTuple):
     algorithm: str
     blocks: Sequence[Blocks]
     """Aligned with the weights of a group."""
-    forms: Sequence[BlockForm]
+    block_formats: Sequence[BlockFormat]
     scale: Array | None
     errors: Sequence[float]
 
@@ -478,13 +488,18 @@ class _LayerSolver:
             for algorithm in algorithms:
                 alike = [weight for weight in group if weight.algorithm == algorithm]
                 # GPTQ consumes the sums.
-                own = sums if algorithm == algorithms[-1] else replace(sums, fitted=_copy_statistics(sums.fitted))
-                solved |= self._solve_group(algorithm, alike, own, shares_input=len(names) == 1)
+                used = sums if algorithm == algorithms[-1] else replace(sums, fitted=_copy_statistics(sums.fitted))
+                solved |= self._solve_group(algorithm, alike, used, shares_input=len(names) == 1)
         return solved
 
     def _measure_inputs(
         self, groups: Mapping[tuple[str, ...], Sequence[BlockWeight]], run: _LayerRun
     ) -> dict[tuple[str, ...], _Statistics]:
+        """Sum the inputs of each group of weights over the samples.
+
+        Raises:
+            QuantizeError: an input is NaN or infinite.
+        """
         statistics = {}
         for names, group in groups.items():
             depth = group[0].matrix.depth
@@ -502,7 +517,7 @@ class _LayerSolver:
                             "the calibration data)",
                             hint=f"Pass suitable data with {opt.calibration_data}, or {opt.exclude} the module.",
                         )
-                    rows = _without_padding(arrays[name], run.mask(sample))
+                    rows = _remove_padding(arrays[name], run.mask(sample))
                     (sums.judged if is_judging else sums.fitted).add(rows)
         return statistics
 
@@ -513,23 +528,23 @@ class _LayerSolver:
         if algorithm == "gptq":
             return self._solve_by_gptq(group, sums.fitted)
         matrices = [_read_matrix(weight) for weight in group]
-        tried = list(self._candidates(algorithm, group, matrices, sums, shares_input=shares_input))
+        tried = list(self._iterate_candidates(algorithm, group, matrices, sums, shares_input=shares_input))
         # All inputs are divided or none, so that the scale can be folded into the preceding normalization.
-        ways = [[item for item in tried if (item.scale is None) == is_plain] for is_plain in (True, False)]
+        sets = [[trial for trial in tried if (trial.scale is None) == is_plain] for is_plain in (True, False)]
         best = min(
-            ([min(way, key=lambda item: item.errors[place]) for place in range(len(group))] for way in ways if way),
-            key=lambda chosen: sum(item.errors[place] for place, item in enumerate(chosen)),
+            ([min(trials, key=lambda trial: trial.errors[i]) for i in range(len(group))] for trials in sets if trials),
+            key=lambda chosen: sum(trial.errors[i] for i, trial in enumerate(chosen)),
         )
         return {
             weight.key: self._walk.hold(
                 weight,
-                item.algorithm,
-                item.forms[place],
-                item.blocks[place],
-                item.scale,
-                {other.algorithm: other.errors[place] for other in tried},
+                trial.algorithm,
+                trial.block_formats[i],
+                trial.blocks[i],
+                trial.scale,
+                {attempt.algorithm: attempt.errors[i] for attempt in tried},
             )
-            for place, (weight, item) in enumerate(zip(group, best, strict=True))
+            for i, (weight, trial) in enumerate(zip(group, best, strict=True))
         }
 
     def _solve_by_gptq(
@@ -539,12 +554,12 @@ class _LayerSolver:
         solved = {}
         for weight in group:
             sums = statistics if weight is group[-1] else _copy_statistics(statistics)
-            blocks = gptq_blocks(_read_matrix(weight), sums, weight.form)
-            solved[weight.key] = self._walk.hold(weight, "gptq", weight.form, blocks)
+            blocks = gptq_blocks(_read_matrix(weight), sums, weight.block_format)
+            solved[weight.key] = self._walk.hold(weight, "gptq", weight.block_format, blocks)
         return solved
 
     @staticmethod
-    def _candidates(
+    def _iterate_candidates(
         requested: Algorithm,
         group: Sequence[BlockWeight],
         matrices: Sequence[Array],
@@ -552,54 +567,64 @@ class _LayerSolver:
         *,
         shares_input: bool,
     ) -> Iterator[_Candidate]:
-        forms = [weight.form for weight in group]
-        algorithms = _CANDIDATES if requested == "auto" else (requested,)
+        """Yield the blocks of a group by each applicable algorithm, with their output errors."""
+        formats = [weight.block_format for weight in group]
+        wanted = _CANDIDATES if requested == "auto" else (requested,)
         judged = sums.judged
 
-        def candidate(algorithm: str, blocks: Sequence[Blocks], used: Sequence[BlockForm], scale: Array | None) -> Any:
+        def candidate(
+            algorithm: str, blocks: Sequence[Blocks], used: Sequence[BlockFormat], scale: Array | None
+        ) -> Any:
+            """Create a candidate with the output error of each weight."""
             errors = []
-            for matrix, found, form in zip(matrices, blocks, used, strict=True):
-                rounded = unpack_blocks(found, form, len(matrix))
+            for matrix, packed, fmt in zip(matrices, blocks, used, strict=True):
+                rounded = unpack_blocks(packed, fmt, len(matrix))
                 rounded = rounded if scale is None else rounded / scale[:, None]
                 errors.append(relative_error(rounded - matrix, matrix, judged))
             return _Candidate(algorithm, blocks, used, scale, errors)
 
-        def rounded(scale: Array | None, used: Sequence[BlockForm]) -> list[Blocks]:
+        def rounded(scale: Array | None, used: Sequence[BlockFormat]) -> list[Blocks]:
+            """Round each weight to nearest, with its rows multiplied by a scale."""
             return [
-                quantize_blocks(matrix if scale is None else matrix * scale[:, None], form)
-                for matrix, form in zip(matrices, used, strict=True)
+                quantize_blocks(matrix if scale is None else matrix * scale[:, None], fmt)
+                for matrix, fmt in zip(matrices, used, strict=True)
             ]
 
         def solved(scale: Array | None) -> list[Blocks]:
+            """Solve each weight by GPTQ, with its rows multiplied by a scale."""
             fitted = sums.fitted if scale is None else sums.fitted.scaled(scale)
             return [
-                gptq_blocks(matrix if scale is None else matrix * scale[:, None], _copy_statistics(fitted), form)
-                for matrix, form in zip(matrices, forms, strict=True)
+                gptq_blocks(matrix if scale is None else matrix * scale[:, None], _copy_statistics(fitted), fmt)
+                for matrix, fmt in zip(matrices, formats, strict=True)
             ]
 
         if requested in ("rtn", "hqq"):
-            yield candidate(requested, rounded(None, forms), forms, None)
+            yield candidate(requested, rounded(None, formats), formats, None)
             return
-        if "rtn" in algorithms:
-            yield candidate("rtn", rounded(None, forms), forms, None)
-        if "k_quant" in algorithms and not any(form.is_symmetric for form in forms):
-            searched = [replace(form, algorithm="k_quant") for form in forms]
+        if "rtn" in wanted:
+            yield candidate("rtn", rounded(None, formats), formats, None)
+        if "k_quant" in wanted and not any(fmt.is_symmetric for fmt in formats):
+            searched = [replace(fmt, algorithm="k_quant") for fmt in formats]
             yield candidate("k_quant", rounded(None, searched), searched, None)
-        if "gptq" in algorithms:
-            yield candidate("gptq", solved(None), forms, None)
-        if "awq" not in algorithms:
+        if "gptq" in wanted:
+            yield candidate("gptq", solved(None), formats, None)
+        if "awq" not in wanted:
             return
         # A weight with several inputs, or with row lookups, has no input to divide.
         may_scale = shares_input and not any(_has_lookups(weight) for weight in group)
-        scale = awq_scale(matrices, sums.fitted, forms) if may_scale else None
-        if scale is not None or "rtn" not in algorithms:
-            yield candidate("awq" if scale is not None else "rtn", rounded(scale, forms), forms, scale)
-        if scale is not None and "awq+gptq" in algorithms:
-            yield candidate("awq+gptq", solved(scale), forms, scale)
+        scale = awq_scale(matrices, sums.fitted, formats) if may_scale else None
+        if scale is not None or "rtn" not in wanted:
+            yield candidate("awq" if scale is not None else "rtn", rounded(scale, formats), formats, scale)
+        if scale is not None and "awq+gptq" in wanted:
+            yield candidate("awq+gptq", solved(scale), formats, scale)
 
 
 def _read_matrix(weight: BlockWeight) -> Array:
-    """Return a weight as float32, depth × width; refuse non-finite values."""
+    """Return a weight as float32, depth × width.
+
+    Raises:
+        QuantizeError: a value is NaN or infinite.
+    """
     matrix = weight.matrix.values()
     if not math.isfinite(float(np.abs(matrix).max(initial=0))):
         raise QuantizeError(
@@ -614,7 +639,7 @@ def _copy_statistics(statistics: InputStatistics) -> InputStatistics:
     return InputStatistics(statistics.gram.copy(), statistics.absolute, statistics.rows)
 
 
-def _without_padding(rows: Array, mask: Array | None) -> Array:
+def _remove_padding(rows: Array, mask: Array | None) -> Array:
     """Drop the rows of padding tokens; values without a row per token are returned unchanged."""
     return rows if mask is None or rows.shape[:-1] != mask.shape else rows[mask]
 
@@ -627,5 +652,6 @@ def _has_lookups(weight: BlockWeight) -> bool:
 
 
 def _weight_words(weight: BlockWeight) -> str:
+    """Name a weight and its module, for messages."""
     tag = read_tag(weight.products[0])
     return f"weight {weight.key.name} of module {tag.tag if tag is not None else '(unknown)'}"

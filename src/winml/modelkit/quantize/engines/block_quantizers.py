@@ -47,7 +47,7 @@ def _iterate_pieces(matrix: Array, block_size: int) -> Iterator[tuple[slice, sli
 
 def _round_rows(rows: Array, bits: int, *, is_symmetric: bool) -> tuple[Array, Array, Array]:
     """Quantize rows, one block each; return steps (one per byte), scales and zero points."""
-    most, middle = np.float32(2**bits - 1), np.float32(2 ** (bits - 1))
+    maximum, middle = np.float32(2**bits - 1), np.float32(2 ** (bits - 1))
     low, high = _find_extremes(rows)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if is_symmetric:
@@ -55,9 +55,9 @@ def _round_rows(rows: Array, bits: int, *, is_symmetric: bool) -> tuple[Array, A
             zero_points = np.full_like(scales, middle)
         else:
             low, high = np.minimum(low, 0), np.maximum(high, 0)
-            scales = (high - low) / most
+            scales = (high - low) / maximum
             exact = np.where(scales != 0, np.float32(0) - low / scales, low)
-            zero_points = np.clip(np.trunc(exact + _ALMOST_HALF), 0, most)
+            zero_points = np.clip(np.trunc(exact + _ALMOST_HALF), 0, maximum)
         inverse = np.where(scales != 0, np.float32(1) / scales, np.float32(0))
         steps = rows * inverse
         if np.isinf(inverse).any():
@@ -65,7 +65,7 @@ def _round_rows(rows: Array, bits: int, *, is_symmetric: bool) -> tuple[Array, A
             steps[rows == 0] = 0
         steps += zero_points
         steps += _ALMOST_HALF
-        np.clip(steps, 0, most, out=steps)
+        np.clip(steps, 0, maximum, out=steps)
     return steps.astype(np.uint8), scales, zero_points.astype(np.uint8)
 
 
@@ -79,7 +79,7 @@ def _find_extremes(rows: Array) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True)
-class BlockForm:
+class BlockFormat:
     """Format of a block-quantized weight."""
 
     bits: int
@@ -120,12 +120,12 @@ class Blocks(NamedTuple):
     """uint8, width × bytes of the zero points of a channel; or float32, width × blocks; `None`: symmetric."""
 
 
-def quantize_blocks(matrix: Array, form: BlockForm) -> Blocks:
+def quantize_blocks(matrix: Array, fmt: BlockFormat) -> Blocks:
     """Quantize a float32 matrix of depth × width, in any memory order."""
-    return _ALGORITHMS[form.algorithm](matrix, form)
+    return _ALGORITHMS[fmt.algorithm](matrix, fmt)
 
 
-def _round_to_nearest(matrix: Array, form: BlockForm) -> Blocks:
+def _round_to_nearest(matrix: Array, fmt: BlockFormat) -> Blocks:
     """Round a matrix to the nearest step of each block, byte-identical to ONNX Runtime's own function.
 
     ONNX Runtime's function has no 2 bits before 1.24, accepts float32 of depth × width only, reads it in strides, and
@@ -133,17 +133,17 @@ def _round_to_nearest(matrix: Array, form: BlockForm) -> Blocks:
     the processor's cache. Measured, 8 million values of 4096 × 2048 in bfloat16, computing time: 0.19 s transposed and
     with ONNX Runtime's function, 0.08 s here.
     """
-    bits, block_size = form.bits, form.block_size
+    bits, block_size = fmt.bits, fmt.block_size
     missing = -matrix.shape[0] % block_size
     if missing:
         matrix = np.pad(matrix, ((0, missing), (0, 0)))
     width, count = matrix.shape[1], matrix.shape[0] // block_size
-    packed = np.empty((width, count, block_size // form.values_per_byte), np.uint8)
+    packed = np.empty((width, count, block_size // fmt.values_per_byte), np.uint8)
     scales = np.empty((width, count), np.float32)
     zero_points = np.empty((width, count), np.uint8)
     for columns, blocks in _iterate_pieces(matrix, block_size):
         values = np.ascontiguousarray(matrix[blocks.start * block_size : blocks.stop * block_size, columns].T)
-        steps, scale, zero_point = _round_rows(values.reshape(-1, block_size), bits, is_symmetric=form.is_symmetric)
+        steps, scale, zero_point = _round_rows(values.reshape(-1, block_size), bits, is_symmetric=fmt.is_symmetric)
         shape = (columns.stop - columns.start, blocks.stop - blocks.start)
         packed[columns, blocks] = pack_codes(steps, bits).reshape(*shape, -1)
         scales[columns, blocks] = scale.reshape(shape)
@@ -152,17 +152,17 @@ def _round_to_nearest(matrix: Array, form: BlockForm) -> Blocks:
         last = unpack_codes(packed[:, -1], bits, block_size).copy()
         last[:, -missing:] = 0
         packed[:, -1] = pack_codes(last, bits)
-    if form.is_symmetric:
+    if fmt.is_symmetric:
         return Blocks(packed, scales, None)
     # ONNX Runtime pads the byte of an odd number of blocks with the middle; bytes are identical here.
     return Blocks(packed, scales, pack_codes(zero_points, bits, fill=2 ** (bits - 1)))
 
 
-def _half_quadratic(matrix: Array, form: BlockForm) -> Blocks:
+def _quantize_hqq(matrix: Array, fmt: BlockFormat) -> Blocks:
     """Quantize a matrix with HQQ of ONNX Runtime (half-quadratic optimization of zero points)."""
     with _preserve_logging():
         from onnxruntime.quantization.matmul_nbits_quantizer import HQQWeightOnlyQuantConfig, HQQWeightOnlyQuantizer
-    config = HQQWeightOnlyQuantConfig(block_size=form.block_size, bits=form.bits)
+    config = HQQWeightOnlyQuantConfig(block_size=fmt.block_size, bits=fmt.bits)
     node = onnx.NodeProto(op_type="MatMul", name="product", input=["x", "w"], output=["y"])
     graph = onnx.GraphProto(initializer=[ir.serde.serialize_tensor(ir.tensor(matrix.copy(order="C"), name="w"))])
     with warnings.catch_warnings():
@@ -173,51 +173,52 @@ def _half_quadratic(matrix: Array, form: BlockForm) -> Blocks:
     return Blocks(packed, scales.reshape(packed.shape[:2]), zero_points.reshape(packed.shape[:2]))
 
 
-def _k_quant(matrix: Array, form: BlockForm) -> Blocks:
+def _quantize_k_quant(matrix: Array, fmt: BlockFormat) -> Blocks:
+    """Quantize a matrix with k-quant of ONNX Runtime (search for scales and zero points)."""
     with _preserve_logging():
         from onnxruntime.quantization.neural_compressor import weight_only
 
     depth, width = matrix.shape
-    count = form.block_count(depth)
-    padded = np.pad(matrix, ((0, count * form.block_size - depth), (0, 0)))
-    rows = np.ascontiguousarray(padded.T).reshape(-1, form.block_size)
-    values, scales, zero_points = weight_only.quant_tensor_k_quant_cpu(rows, form.bits, form.block_size)
-    steps = values.astype(np.uint8).reshape(width, count, form.block_size)
+    count = fmt.block_count(depth)
+    padded = np.pad(matrix, ((0, count * fmt.block_size - depth), (0, 0)))
+    rows = np.ascontiguousarray(padded.T).reshape(-1, fmt.block_size)
+    values, scales, zero_points = weight_only.quant_tensor_k_quant_cpu(rows, fmt.bits, fmt.block_size)
+    steps = values.astype(np.uint8).reshape(width, count, fmt.block_size)
     zero_points = zero_points.astype(np.uint8).reshape(width, count)
-    return pack_blocks(steps, scales.astype(np.float32).reshape(width, count), zero_points, form)
+    return pack_blocks(steps, scales.astype(np.float32).reshape(width, count), zero_points, fmt)
 
 
-def pack_blocks(steps: Array, scales: Array, zero_points: Array, form: BlockForm) -> Blocks:
+def pack_blocks(steps: Array, scales: Array, zero_points: Array, fmt: BlockFormat) -> Blocks:
     """Pack quantized values, scales and zero points into blocks.
 
     Args:
         steps: uint8, width × blocks × values of a block, one per byte.
         scales: float32, width × blocks.
         zero_points: uint8, width × blocks; the middle for a symmetric format.
-        form: Format of the blocks.
+        fmt: Format of the blocks.
     """
-    packed = pack_codes(zero_points, form.bits) if form.has_zero_points else None
-    return Blocks(pack_codes(steps, form.bits), np.ascontiguousarray(scales), packed)
+    packed = pack_codes(zero_points, fmt.bits) if fmt.has_zero_points else None
+    return Blocks(pack_codes(steps, fmt.bits), np.ascontiguousarray(scales), packed)
 
 
-def unpack_blocks(blocks: Blocks, form: BlockForm, depth: int) -> Array:
+def unpack_blocks(blocks: Blocks, fmt: BlockFormat, depth: int) -> Array:
     """Dequantize blocks: float32, depth × width."""
-    steps = unpack_codes(blocks.packed, form.bits, form.block_size).astype(np.float32)
+    steps = unpack_codes(blocks.packed, fmt.bits, fmt.block_size).astype(np.float32)
     width, count = steps.shape[:2]
     if blocks.zero_points is None:
-        steps -= np.float32(2 ** (form.bits - 1))
+        steps -= np.float32(2 ** (fmt.bits - 1))
     elif blocks.zero_points.dtype == np.uint8:
-        steps -= unpack_codes(blocks.zero_points, form.bits, count)[:, :, None]
+        steps -= unpack_codes(blocks.zero_points, fmt.bits, count)[:, :, None]
     else:
         steps -= blocks.zero_points[:, :, None]
     steps *= blocks.scales[:, :, None]
     return steps.reshape(width, -1)[:, :depth].T
 
 
-_ALGORITHMS: Mapping[Algorithm, Callable[[Array, BlockForm], Blocks]] = {
+_ALGORITHMS: Mapping[Algorithm, Callable[[Array, BlockFormat], Blocks]] = {
     "rtn": _round_to_nearest,
-    "hqq": _half_quadratic,
-    "k_quant": _k_quant,
+    "hqq": _quantize_hqq,
+    "k_quant": _quantize_k_quant,
 }
 
 
@@ -268,6 +269,7 @@ class WeightMatrix:
 
     @property
     def _rows_and_columns(self) -> tuple[int, int]:
+        """Sizes of the last two axes of the tensor."""
         rows, columns = self.tensor.shape.numpy()[-2:]
         return rows, columns
 
@@ -276,7 +278,7 @@ class WeightMatrix:
         """True if a slab spans the whole width and part of the depth; False for the whole depth and part of the
         width.
         """
-        stored = _stored_order(self.tensor)
+        stored = _find_stored_order(self.tensor)
         return self.is_transposed if stored is not None and stored.is_transposed else not self.is_transposed
 
     def slabs(self, multiple: int) -> list[Callable[[], Slab]]:
@@ -285,7 +287,7 @@ class WeightMatrix:
         Args:
             multiple: The number of rows of each slab except the last is a multiple of this.
         """
-        stored = _stored_order(self.tensor)
+        stored = _find_stored_order(self.tensor)
         if stored is None:
             return [lambda: Slab(0, self.values())]
         by_depth = self.is_read_by_depth
@@ -302,8 +304,8 @@ class WeightMatrix:
 
     def values(self) -> Array:
         """Return the whole matrix: depth × width, float32."""
-        complete = self.tensor.numpy().reshape(self._rows_and_columns).astype(np.float32, copy=False)
-        return complete.T if self.is_transposed else complete
+        matrix = self.tensor.numpy().reshape(self._rows_and_columns).astype(np.float32, copy=False)
+        return matrix.T if self.is_transposed else matrix
 
 
 class _StoredOrder(NamedTuple):
@@ -312,7 +314,7 @@ class _StoredOrder(NamedTuple):
     """True if the axes of the tensor are the reverse of the stored axes."""
 
 
-def _stored_order(tensor: ir.TensorProtocol) -> _StoredOrder | None:
+def _find_stored_order(tensor: ir.TensorProtocol) -> _StoredOrder | None:
     """Storage of a matrix's values in a file; ``None`` if not in a file or rounded."""
     if isinstance(tensor, StoredTensor) and tensor.permutation is not None:
         is_readable = len(tensor.shape) == 2 and is_exact(tensor)
@@ -327,7 +329,7 @@ class SolvedWeight:
 
     algorithm: str
     """Algorithm of the blocks, or several joined by a plus."""
-    form: BlockForm
+    block_format: BlockFormat
     read: Callable[[], Blocks]
     """Reads the blocks from storage."""
     input_scale: Array | None
@@ -421,7 +423,7 @@ def factor_in_place(gram: Array) -> Array:
     return gram
 
 
-def gptq_blocks(matrix: Array, statistics: InputStatistics, form: BlockForm) -> Blocks:
+def gptq_blocks(matrix: Array, statistics: InputStatistics, fmt: BlockFormat) -> Blocks:
     """Round a matrix with a small error of its outputs instead of its values.
 
     GPTQ (Frantar et al., ICLR 2023), in the form of Babai's nearest-plane algorithm (Chen et al., "The Geometry of LLM
@@ -432,7 +434,7 @@ def gptq_blocks(matrix: Array, statistics: InputStatistics, form: BlockForm) -> 
     Args:
         matrix: float32, depth × width.
         statistics: Statistics of the inputs; the Gram matrix is overwritten.
-        form: Format of the blocks; zero points are whole numbers.
+        fmt: Format of the blocks; zero points are whole numbers.
     """
     depth, width = matrix.shape
     factor = statistics.gram
@@ -441,49 +443,49 @@ def gptq_blocks(matrix: Array, statistics: InputStatistics, form: BlockForm) -> 
     factor[np.diag_indices(depth)] += damping
     factor = factor_in_place(factor)
     importance = np.diagonal(factor) ** 2
-    count = form.block_count(depth)
-    steps = np.full((count * form.block_size, width), 2 ** (form.bits - 1), np.uint8)
+    count = fmt.block_count(depth)
+    steps = np.full((count * fmt.block_size, width), 2 ** (fmt.bits - 1), np.uint8)
     scales = np.empty((count, width), np.float32)
     zero_points = np.empty((count, width), np.float32)
-    most = np.float32(2**form.bits - 1)
+    maximum = np.float32(2**fmt.bits - 1)
     errors = np.zeros_like(matrix)
     for number in range(count):
-        start, stop = number * form.block_size, min((number + 1) * form.block_size, depth)
+        start, stop = number * fmt.block_size, min((number + 1) * fmt.block_size, depth)
         block = factor[start:stop, start:stop]
-        carried = factor[:start, start:stop].T @ errors[:start]
-        targets = matrix[start:stop] + carried / np.diagonal(block)[:, None]
-        scale, zero_point = _best_grid(targets, importance[start:stop], form)
+        correction = factor[:start, start:stop].T @ errors[:start]
+        targets = matrix[start:stop] + correction / np.diagonal(block)[:, None]
+        scale, zero_point = _find_best_grid(targets, importance[start:stop], fmt)
         inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
         for row in range(stop - start):
-            target = matrix[start + row] + (carried[row] / block[row, row])
-            rounded = np.clip(np.rint(target * inverse) + zero_point, 0, most)
+            target = matrix[start + row] + (correction[row] / block[row, row])
+            rounded = np.clip(np.rint(target * inverse) + zero_point, 0, maximum)
             steps[start + row] = rounded
             error = matrix[start + row] - (rounded - zero_point) * scale
             errors[start + row] = error
-            carried[row + 1 :] += block[row, row + 1 :, None] * error
+            correction[row + 1 :] += block[row, row + 1 :, None] * error
         scales[number], zero_points[number] = scale, zero_point
-    return pack_blocks(steps.T.reshape(width, count, -1), scales.T, zero_points.T.astype(np.uint8), form)
+    return pack_blocks(steps.T.reshape(width, count, -1), scales.T, zero_points.T.astype(np.uint8), fmt)
 
 
-def _best_grid(targets: Array, importance: Array, form: BlockForm) -> tuple[Array, Array]:
+def _find_best_grid(targets: Array, importance: Array, fmt: BlockFormat) -> tuple[Array, Array]:
     """Scale and zero point of each column of a block with the smallest weighted error among the tried shrinks."""
-    most, middle = np.float32(2**form.bits - 1), np.float32(2 ** (form.bits - 1))
+    maximum, middle = np.float32(2**fmt.bits - 1), np.float32(2 ** (fmt.bits - 1))
     low, high = np.minimum(targets.min(axis=0), 0), np.maximum(targets.max(axis=0), 0)
-    if form.is_symmetric:
+    if fmt.is_symmetric:
         largest = np.where(high > -low, high, low)
     weights = (importance / max(float(importance.mean()), 1e-30)).astype(np.float32)[:, None]
     best = np.full(targets.shape[1], np.inf, np.float32)
     best_scale, best_zero = np.zeros_like(best), np.zeros_like(best)
     for shrink in _SHRINKS:
-        if form.is_symmetric:
+        if fmt.is_symmetric:
             scale = largest * np.float32(shrink) / -middle
             zero = np.full_like(scale, middle)
         else:
-            scale = (high - low) * np.float32(shrink) / most
+            scale = (high - low) * np.float32(shrink) / maximum
             exact = np.divide(-low * np.float32(shrink), scale, out=np.zeros_like(scale), where=scale != 0)
-            zero = np.clip(np.rint(exact), 0, most)
+            zero = np.clip(np.rint(exact), 0, maximum)
         inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
-        steps = np.clip(np.rint(targets * inverse) + zero, 0, most)
+        steps = np.clip(np.rint(targets * inverse) + zero, 0, maximum)
         difference = (steps - zero) * scale - targets
         error = (weights * difference * difference).sum(axis=0)
         is_better = error < best
@@ -501,7 +503,7 @@ _SEARCHED_COLUMNS = 256
 hundred determine the best power."""
 
 
-def awq_scale(matrices: Sequence[Array], statistics: InputStatistics, forms: Sequence[BlockForm]) -> Array | None:
+def awq_scale(matrices: Sequence[Array], statistics: InputStatistics, formats: Sequence[BlockFormat]) -> Array | None:
     """Compute the divisor of the inputs of matrices by AWQ; `None` if no scale reduces the output error.
 
     AWQ (Lin et al., MLSys 2024): inputs that are large on the data are divided by a scale and their matrix rows
@@ -511,15 +513,16 @@ def awq_scale(matrices: Sequence[Array], statistics: InputStatistics, forms: Seq
     Args:
         matrices: float32, depth × width; all are multiplied with the same inputs.
         statistics: Statistics of these inputs.
-        forms: Block format of each matrix.
+        formats: Block format of each matrix.
     """
     size = np.maximum(statistics.absolute / max(statistics.rows, 1), 1e-8)
     tried_on = [np.ascontiguousarray(matrix[:, :: -(-matrix.shape[1] // _SEARCHED_COLUMNS)]) for matrix in matrices]
 
     def error(scale: Array | None) -> float:
+        """Output error of all matrices with inputs divided by a scale."""
         return sum(
-            output_error(_scaled_difference(matrix, scale, form), statistics)
-            for matrix, form in zip(tried_on, forms, strict=True)
+            output_error(_scaled_difference(matrix, scale, fmt), statistics)
+            for matrix, fmt in zip(tried_on, formats, strict=True)
         )
 
     best, best_scale = error(None), None
@@ -531,8 +534,8 @@ def awq_scale(matrices: Sequence[Array], statistics: InputStatistics, forms: Seq
     return best_scale
 
 
-def _scaled_difference(matrix: Array, scale: Array | None, form: BlockForm) -> Array:
+def _scaled_difference(matrix: Array, scale: Array | None, fmt: BlockFormat) -> Array:
     """Return the rounding error of a matrix whose inputs are divided by a scale."""
     scaled = matrix if scale is None else matrix * scale[:, None]
-    rounded = unpack_blocks(quantize_blocks(scaled, form), form, len(matrix))
+    rounded = unpack_blocks(quantize_blocks(scaled, fmt), fmt, len(matrix))
     return (rounded if scale is None else rounded / scale[:, None]) - matrix

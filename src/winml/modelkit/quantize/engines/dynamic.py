@@ -65,9 +65,10 @@ class _Rewriting:
         self._shares_activations = False
 
     def run(self) -> None:
+        """Quantize the selected nodes, and give all other nodes float rows of quantized tables."""
         for node in list(self._graph):
             if node.name not in self._task.nodes or not _reads_weight(node):
-                self._read_floats(node)
+                self._redirect_to_floats(node)
             elif node.op_type == "Gather":
                 self._quantize_lookup(node)
             else:
@@ -83,22 +84,22 @@ class _Rewriting:
         activation, weight, *bias = node.inputs
         assert activation is not None  # a product has two inputs
         assert weight is not None
-        read = self._quantize_activation(node, activation)
+        data = self._quantize_activation(node, activation)
         is_transposed = bool(node.attributes.get_int("transB", 0))
-        taken = self._quantize_weight(weight, _PRODUCT, is_transposed=is_transposed)
+        factor = self._quantize_weight(weight, _PRODUCT, is_transposed=is_transposed)
         result, name = node.outputs[0], f"{node.name}_quant"
         product_name = self._fresh.take(f"{result.name}_product") if bias and bias[0] is not None else result.name
         integers = f"{product_name}_output_quantized"
-        inputs = [read.values, taken.values, read.zero_point, taken.zero_point]
-        product = self._node("MatMulInteger", inputs, name, integers)
-        cast = self._node("Cast", product.outputs, f"{integers}_cast", f"{integers}_cast_output")
+        inputs = [data.values, factor.values, data.zero_point, factor.zero_point]
+        product = self._make_node("MatMulInteger", inputs, name, integers)
+        cast = self._make_node("Cast", product.outputs, f"{integers}_cast", f"{integers}_cast_output")
         cast.attributes["to"] = ir.AttrInt64("to", int(ir.DataType.FLOAT))
-        scale = self._node("Mul", [read.scale, taken.scale], f"{name}_scales_mul", f"{name}_scales_mul:0")
-        scaled = self._node("Mul", [cast.outputs[0], scale.outputs[0]], f"{name}_output_scale_mul", product_name)
+        scale = self._make_node("Mul", [data.scale, factor.scale], f"{name}_scales_mul", f"{name}_scales_mul:0")
+        scaled = self._make_node("Mul", [cast.outputs[0], scale.outputs[0]], f"{name}_output_scale_mul", product_name)
         nodes = [product, cast, scale, scaled]
         if product_name != result.name:
             nodes.append(
-                self._node("Add", [scaled.outputs[0], bias[0]], self._fresh.take(f"{node.name}_bias"), result.name)
+                self._make_node("Add", [scaled.outputs[0], bias[0]], self._fresh.take(f"{node.name}_bias"), result.name)
             )
             nodes[-1].metadata_props.update(node.metadata_props)
         ir.convenience.replace_nodes_and_values(self._graph, node, [node], nodes, [result], nodes[-1].outputs)
@@ -108,15 +109,15 @@ class _Rewriting:
         """Replace the table of a Gather by integers; its rows are dequantized for float readers."""
         table, rows = node.inputs[0], node.outputs[0]
         assert table is not None  # input 0 is the weight
-        taken = self._quantize_weight(table, _LOOKUP)
-        node.replace_input_with(0, taken.values)
+        integers = self._quantize_weight(table, _LOOKUP)
+        node.replace_input_with(0, integers.values)
         weights.drop_unused_initializers(self._graph, [table])
         floats = ir.Value(name=rows.name, type=rows.type, shape=rows.shape)
         rows.name, rows.type, rows.shape = self._fresh.take(f"{rows.name}_quantized"), None, None
         self._rows[rows] = floats
-        self._activations[rows] = _Integers(rows, taken.scale, taken.zero_point)
+        self._activations[rows] = _Integers(rows, integers.scale, integers.zero_point)
 
-    def _read_floats(self, node: ir.Node) -> None:
+    def _redirect_to_floats(self, node: ir.Node) -> None:
         """Redirect an unquantized node, and the nodes of its subgraphs, to float rows."""
         for reader in (node, *(inner for graph in node_graphs(node) for inner in graph.all_nodes())):
             for index, value in enumerate(reader.inputs):
@@ -139,8 +140,8 @@ class _Rewriting:
         """Quantize an activation before its first reader, or reuse the activation of an earlier group."""
         if value.is_initializer():
             return self._quantize_weight(value, _LOOKUP)
-        known = (user for user, _ in value.uses() if user.op_type == "DynamicQuantizeLinear")
-        if value not in self._activations and (maker := next(known, None)) is not None:
+        quantizers = (user for user, _ in value.uses() if user.op_type == "DynamicQuantizeLinear")
+        if value not in self._activations and (maker := next(quantizers, None)) is not None:
             self._activations[value] = _Integers(*maker.outputs)
             self._shares_activations = True
         if value not in self._activations:
@@ -174,9 +175,9 @@ class _Rewriting:
 
     def _has_other_readers(self, value: ir.Value) -> bool:
         """Return True if unquantized nodes read a weight, or other quantized nodes share its integers."""
-        is_known = any(known == value for known, _, _ in self._weights)
-        stays = any(node.name not in self._task.nodes or node.graph is not self._graph for node, _ in value.uses())
-        return is_known or stays or value.is_graph_output()
+        is_known = any(weight == value for weight, _, _ in self._weights)
+        is_float = any(node.name not in self._task.nodes or node.graph is not self._graph for node, _ in value.uses())
+        return is_known or is_float or value.is_graph_output()
 
     def _integer_range(self, kind: str) -> IntegerRange:
         """Integer range required by ONNX Runtime: tables have the type of activations, which is unsigned."""
@@ -187,7 +188,7 @@ class _Rewriting:
         is_weight = kind == _PRODUCT or not is_signed
         return IntegerRange(ir.DataType.UINT8, 0, 255, is_weight and symmetric)
 
-    def _node(self, operator: str, inputs: Sequence[ir.Value | None], name: str, output: str | None) -> ir.Node:
+    def _make_node(self, operator: str, inputs: Sequence[ir.Value | None], name: str, output: str | None) -> ir.Node:
         """Create a node with one output."""
         return ir.Node("", operator, inputs, outputs=[ir.Value(name=output)], name=name)
 

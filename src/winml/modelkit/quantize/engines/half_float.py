@@ -31,24 +31,24 @@ def convert_floats(model: ir.Model, task: EngineTask) -> ir.Model:
     """Return a copy of the model with the selected nodes in 16-bit floating point."""
     converted = model.clone()
     if ir.DataType[task.precision.float_type] == _BRAIN:
-        _keep_weights_in_brain_floats(converted.graph, task.nodes)
+        _store_weights_as_bfloat16(converted.graph, task.nodes)
     else:
         convert_to_half(converted, task.nodes, refuse_nan=lambda value, reader: WeightUse.of(value, reader).refuse_nan)
     return converted
 
 
-def _keep_weights_in_brain_floats(graph: ir.Graph, names: frozenset[str]) -> None:
+def _store_weights_as_bfloat16(graph: ir.Graph, names: frozenset[str]) -> None:
     """Store weights read only by selected nodes in bfloat16, each with a Cast, in place."""
-    first, fresh = next(iter(graph), None), FreshNames.of_graph(graph)
+    first_node, fresh = next(iter(graph), None), FreshNames.of_graph(graph)
     for value in list(graph.initializers.values()):
         tensor, readers = value.const_value, [node for node, _ in value.uses()]
         if tensor is None or tensor.dtype != _FLOAT or tensor.nbytes < SMALL_BYTES or has_fixed_type(value):
             continue
-        if first is None or not readers or any(node.name not in names for node in readers):
+        if first_node is None or not readers or any(node.name not in names for node in readers):
             continue
         refuse_nan = WeightUse.of(value, readers[0]).refuse_nan
         narrow = add_initializer(graph, NarrowTensor(tensor, _BRAIN, fresh.take(f"{value.name}_bf16"), refuse_nan))
         cast = cast_node(narrow, _FLOAT, readers[0], fresh)
-        graph.insert_before(first, cast)
+        graph.insert_before(first_node, cast)
         ir.convenience.replace_all_uses_with(value, cast.outputs[0])
         graph.initializers.pop(value.name or "")

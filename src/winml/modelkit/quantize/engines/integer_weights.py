@@ -65,9 +65,9 @@ def measure_scales(weight: ir.TensorProtocol, axis: int | None, integers: Intege
         if not -values.ndim <= axis < values.ndim:
             raise ValueError(f"weight {weight.name} of shape {list(values.shape)} has no axis {axis}")
         axis %= values.ndim
-    others = tuple(other for other in range(values.ndim) if other != axis)
-    low = np.minimum(values.min(axis=others, initial=0), 0)
-    high = np.maximum(values.max(axis=others, initial=0), 0)
+    other_axes = tuple(dimension for dimension in range(values.ndim) if dimension != axis)
+    low = np.minimum(values.min(axis=other_axes, initial=0), 0)
+    high = np.maximum(values.max(axis=other_axes, initial=0), 0)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise ValueError(f"weight {weight.name} has values that are NaN or infinite")
     if integers.is_symmetric:
@@ -96,7 +96,7 @@ def quantized_tensor(weight: ir.TensorProtocol, scales: WeightScales, name: str)
 def _quantize_values(values: Array, scales: WeightScales) -> Array:
     """Quantize values in pieces of whole rows, so that float copies stay small."""
     rows = values.reshape(-1, 1) if values.ndim < 2 else values
-    shape = [-1 if other == scales.axis else 1 for other in range(rows.ndim)]
+    shape = [-1 if dimension == scales.axis else 1 for dimension in range(rows.ndim)]
     scale, zero_point = scales.scales.reshape(shape), scales.zero_points.reshape(shape).astype(np.float32)
     integers = np.empty(rows.shape, scales.integers.dtype.numpy())
     step = max(1, PIECE_ELEMENTS // max(1, rows[:1].size))
@@ -133,7 +133,7 @@ class WeightUse:
             QuantizeError: names weight, node and module.
         """
         if np.isnan(values).any():
-            raise self._error("has values that are NaN")
+            raise self._make_error("has values that are NaN")
 
     def refuse_non_finite(self, values: Array) -> None:
         """Refuse values that contain NaN or infinity.
@@ -142,9 +142,9 @@ class WeightUse:
             QuantizeError: names weight, node and module.
         """
         if not np.isfinite(values).all():
-            raise self._error("has values that are NaN or infinite")
+            raise self._make_error("has values that are NaN or infinite")
 
-    def _error(self, fault: str) -> QuantizeError:
+    def _make_error(self, fault: str) -> QuantizeError:
         """Create the error for a weight, with module and node."""
         return QuantizeError(
             f"weight {self.weight} {fault}: module {self.tag or '(unknown)'}, node {self.node}",
@@ -159,10 +159,10 @@ def has_non_finite_scales(model: ir.Model, quantized: ir.Model) -> bool:
         model: The graph before.
         quantized: The graph after; lazy scales, computed when the file is written, are not checked.
     """
-    known = model.graph.initializers
+    old = model.graph.initializers
     for name, value in quantized.graph.initializers.items():
         tensor = value.const_value
-        if name in known or tensor is None or not tensor.dtype.is_floating_point() or isinstance(tensor, ir.LazyTensor):
+        if name in old or tensor is None or not tensor.dtype.is_floating_point() or isinstance(tensor, ir.LazyTensor):
             continue
         if not np.isfinite(tensor.numpy().astype(np.float32)).all():
             return True
@@ -177,8 +177,8 @@ def refuse_non_finite_weights(model: ir.Model, planned: Sequence[PlannedNode]) -
     """
     nodes = {node.name: node for node in model.graph}
     checked: set[ir.Value] = set()
-    for item in planned:
-        weight = constant_weight(nodes[item.name]) if item.mode is not None else None
+    for decision in planned:
+        weight = constant_weight(nodes[decision.name]) if decision.mode is not None else None
         if weight is None or weight in checked:
             continue
         checked.add(weight)
@@ -187,7 +187,7 @@ def refuse_non_finite_weights(model: ir.Model, planned: Sequence[PlannedNode]) -
         if count := int(values.size - np.isfinite(values).sum()):
             raise QuantizeError(
                 f"{count} of {values.size} values of weight {weight.name} are NaN or infinite: module "
-                f"{item.tag or '(unknown)'}, node {item.name}",
+                f"{decision.tag or '(unknown)'}, node {decision.name}",
                 hint=f"Repair the checkpoint, or {opt.exclude} the module.",
             )
 
@@ -204,11 +204,11 @@ def shared_weight_notes(model: ir.Model, reached: Collection[str], quantized: ir
     weights = {weight for name in reached if (weight := constant_weight(nodes[name])) is not None}
     notes = []
     for weight in sorted(weights, key=lambda value: value.name or ""):
-        rest = quantized.graph.initializers.get(weight.name or "")
-        if rest is None or rest.const_value is None or rest.dtype != weight.dtype or not rest.uses():
+        raw = quantized.graph.initializers.get(weight.name or "")
+        if raw is None or raw.const_value is None or raw.dtype != weight.dtype or not raw.uses():
             continue
-        readers = sorted({node.name or node.op_type for node, _ in rest.uses()})
-        others = " and others" if len(readers) > 2 else ""
-        size = size_words(rest.const_value.nbytes)
-        notes.append(f"Weight {weight.name} ({size}) is also stored unquantized, for {', '.join(readers[:2])}{others}.")
+        readers = sorted({node.name or node.op_type for node, _ in raw.uses()})
+        suffix = " and others" if len(readers) > 2 else ""
+        size = size_words(raw.const_value.nbytes)
+        notes.append(f"Weight {weight.name} ({size}) is also stored unquantized, for {', '.join(readers[:2])}{suffix}.")
     return tuple(notes)

@@ -73,6 +73,7 @@ counterpart, so that the middle is exact."""
 
 
 def _weight_range(precision: Precision, *, is_signed: bool, is_symmetric: bool) -> IntegerRange:
+    """Return the integer type and range of quantized weights."""
     if precision.weight_bits == 16:
         return IntegerRange(ir.DataType.INT16, -32767, 32767, is_symmetric=True)
     return _RANGES[is_signed, is_symmetric]
@@ -92,7 +93,7 @@ class _Bias(NamedTuple):
 
     reader: ir.Node
     """The layer itself, or the Add after it."""
-    place: int
+    input_index: int
     """Position among the inputs of the reader."""
     values: Array
     """float32, one dimension."""
@@ -146,13 +147,14 @@ class _Rewriting:
         }  # fmt: skip
 
     def run(self) -> None:
+        """Quantize weights and constants, then insert the Q/DQ pairs of the placed values."""
         placement = self._task.placement
         if placement.is_by_unit:
             self._quantize_unit_constants()
         else:
             layers = [node for node in self._graph if node.name in self._task.nodes]
-            for item in placement.values:
-                self._scales[item.name] = self._register_scale(item)
+            for spec in placement.values:
+                self._scales[spec.name] = self._register_scale(spec)
             for node in layers:
                 replaced = [value for value in node.inputs if value is not None and value.is_initializer()]
                 self._quantize_layer(node)
@@ -160,23 +162,23 @@ class _Rewriting:
         # Only now, since the looked-up rows are a new value with the old name.
         values = {value.name: value for value in self._graph.inputs}
         values |= {value.name: value for node in self._graph for value in node.outputs}
-        for item in placement.values:
-            self._quantize_value(values[item.name], item)
+        for spec in placement.values:
+            self._quantize_value(values[spec.name], spec)
         for node in self._graph:
             if node.name in placement.companions:
-                self._record(node, "operator")
+                self._record_precision(node, "operator")
 
     def _quantize_unit_constants(self) -> None:
         """Replace the constants of unit operators by dequantized integers; set the scales of all values."""
         nodes = {node.name: node for node in self._graph}
         # Looked-up rows have the scale of their table, and bias scales are computed from weight scales.
-        constants = sorted(self._task.placement.constants, key=lambda item: _ORDER[item.role])
-        for constant in (item for item in constants if item.role == "table"):
-            name = _input_name(nodes[constant.node], constant.index)
+        constants = sorted(self._task.placement.constants, key=lambda constant: _ORDER[constant.role])
+        for constant in (constant for constant in constants if constant.role == "table"):
+            name = _get_input_name(nodes[constant.node], constant.index)
             self._scales[name] = self._quantize_constant(nodes[constant.node], constant)
-        for item in self._task.placement.values:
-            self._scales.setdefault(item.name, self._register_scale(item))
-        for constant in (item for item in constants if item.role != "table"):
+        for spec in self._task.placement.values:
+            self._scales.setdefault(spec.name, self._register_scale(spec))
+        for constant in (constant for constant in constants if constant.role != "table"):
             if constant.role == "bias":
                 self._quantize_unit_bias(nodes[constant.node], constant)
             elif constant.role == "rows":
@@ -189,13 +191,13 @@ class _Rewriting:
         value = node.inputs[constant.index]
         assert value is not None  # the placement read it
         assert value.const_value is not None
-        known = self._dequantize_constant(value, constant.role, constant.axis, node)
-        node.replace_input_with(constant.index, known.output)
+        entry = self._dequantize_constant(value, constant.role, constant.axis, node)
+        node.replace_input_with(constant.index, entry.output)
         weights.drop_unused_initializers(self._graph, [value])
-        return known.scale, known.zero_point
+        return entry.scale, entry.zero_point
 
     def _dequantize_constant(
-        self, value: ir.Value, role: Role, axis: int | None, node: ir.Node, least: Array | None = None
+        self, value: ir.Value, role: Role, axis: int | None, node: ir.Node, floor: Array | None = None
     ) -> _Dequantized:
         """Return the dequantized value of a constant, shared by its readers unless its scales are too small.
 
@@ -204,24 +206,24 @@ class _Rewriting:
             role: Its role for the node.
             axis: Channel axis with one scale per channel; ``None``: one scale for the tensor.
             node: The node that reads it.
-            least: Minimum of the scales, per channel or scalar.
+            floor: Minimum of the scales, per channel or scalar.
 
         Raises:
             QuantizeError: the constant has non-finite values.
         """
         key = (value.name or "", role, axis)
-        known = self._dequantized.get(key)
-        if known is None or (least is not None and not np.all(known.scales.scales >= least)):
+        entry = self._dequantized.get(key)
+        if entry is None or (floor is not None and not np.all(entry.scales.scales >= floor)):
             if role == "weight":
                 is_unit = self._task.placement.is_by_unit
-                scales = _weight_scales(value, axis, self._task, is_unit=is_unit, least=least)
+                scales = _weight_scales(value, axis, self._task, is_unit=is_unit, floor=floor)
             else:
                 scales = self._activation_scales(value)
             tag = _common_tag([use.node for use in value.uses() if use.node.name in self._readers], self._modules)
             stored = self._store_integers(value, scales)
             output = self._insert_dequantize(stored, value, tag, node, axis)
-            known = self._dequantized[key] = _Dequantized(output, stored[1], stored[2], scales)
-        return known
+            entry = self._dequantized[key] = _Dequantized(output, stored[1], stored[2], scales)
+        return entry
 
     def _activation_scales(self, value: ir.Value) -> WeightScales:
         """Scales of a constant that is quantized like an activation."""
@@ -281,33 +283,34 @@ class _Rewriting:
         limits = value.limits or self._task.ranges[value.name]
         by_unit = self._task.placement.is_by_unit
         scale, zero_point = self._unit_scale(*limits) if by_unit else scale_of_range(*limits, self._bits)
-        return self._initializer(f"{value.name}_scale", scale), self._initializer(
+        return self._register_initializer(f"{value.name}_scale", scale), self._register_initializer(
             f"{value.name}_zero_point", zero_point
         )
 
-    def _quantize_value(self, value: ir.Value, item: QuantizedValue) -> None:
+    def _quantize_value(self, value: ir.Value, spec: QuantizedValue) -> None:
         """Insert QuantizeLinear and DequantizeLinear after a value and redirect its readers."""
-        value, uses = _find_read_version(value, item.readers)
+        value, uses = _find_read_version(value, spec.readers)
         maker = value.producer()
         tag = read_tag(maker) if maker is not None else _common_tag([use.node for use in uses], self._modules)
-        scale, zero_point = self._scales[item.name]
-        quantize = self._node("QuantizeLinear", [value, scale, zero_point], item.name, tag, "activation")
-        dequantize = self._node(
-            "DequantizeLinear", [quantize.outputs[0], scale, zero_point], item.name, tag, "activation"
+        scale, zero_point = self._scales[spec.name]
+        quantize = self._make_node("QuantizeLinear", [value, scale, zero_point], spec.name, tag, "activation")
+        dequantize = self._make_node(
+            "DequantizeLinear", [quantize.outputs[0], scale, zero_point], spec.name, tag, "activation"
         )
-        self._redirect_readers(value, dequantize, uses, takes_name=item.readers is None and value.is_graph_output())
+        self._redirect_readers(value, dequantize, uses, takes_name=spec.readers is None and value.is_graph_output())
         if maker is not None:
             self._graph.insert_after(maker, [quantize, dequantize])
         else:
             self._graph.insert_before(self._graph[0], [quantize, dequantize])
 
     def _quantize_layer(self, node: ir.Node) -> None:
+        """Quantize the weight and the constant bias of a layer, in place."""
         operand = weight_operand(node)
         if operand is None:
             return
         if node.op_type == "Gather":
             self._quantize_table(node, operand)
-            self._record(node, "operator")
+            self._record_precision(node, "operator")
             return
         data = node.inputs[1 - operand]
         data_name = _measured_name(data, self._scales)
@@ -318,15 +321,15 @@ class _Rewriting:
         axis = _channel_axis(node, operand) if self._task.is_per_channel else None
         input_scale = self._scales[data_name][0].const_value
         bias = _constant_bias(node, self._task)
-        least = None if bias is None or input_scale is None else _least_scale(bias.values, input_scale.numpy(), axis)
-        dequantized = self._dequantize_constant(weight, "weight", axis, node, least)
+        floor = None if bias is None or input_scale is None else _least_scale(bias.values, input_scale.numpy(), axis)
+        dequantized = self._dequantize_constant(weight, "weight", axis, node, floor)
         node.replace_input_with(operand, dequantized.output)
-        self._record(node, "operator")
+        self._record_precision(node, "operator")
         scales = dequantized.scales.scales
         if bias is not None and input_scale is not None and scales.size in (1, bias.values.size):
             self._quantize_bias(bias, input_scale.numpy() * scales)
             if bias.reader is not node:
-                self._record(bias.reader, "operator")
+                self._record_precision(bias.reader, "operator")
 
     def _quantize_table(self, node: ir.Node, operand: int) -> None:
         """Quantize the table of a Gather and dequantize the looked-up rows instead of the table."""
@@ -337,13 +340,13 @@ class _Rewriting:
             self._tables[name] = self._store_integers(table, _weight_scales(table, None, self._task))
         stored, scale, zero_point = self._tables[name]
         node.replace_input_with(operand, stored)
-        found = node.outputs[0]
-        uses = list(found.uses())
-        dequantize = self._node(
-            "DequantizeLinear", [found, scale, zero_point], found.name or "", read_tag(node), "weight"
+        rows = node.outputs[0]
+        uses = list(rows.uses())
+        dequantize = self._make_node(
+            "DequantizeLinear", [rows, scale, zero_point], rows.name or "", read_tag(node), "weight"
         )
-        self._redirect_readers(found, dequantize, uses, takes_name=True)
-        found.type = stored.type
+        self._redirect_readers(rows, dequantize, uses, takes_name=True)
+        rows.type = stored.type
         self._graph.insert_after(node, [dequantize])
 
     def _redirect_readers(
@@ -362,40 +365,42 @@ class _Rewriting:
                 self._graph.outputs[index] = result
 
     def _store_integers(self, weight: ir.Value, integers: WeightScales) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """Add integers, scale and zero point of a weight as initializers, and return the three."""
         assert weight.const_value is not None  # initializers have a value
         name = self._fresh.take(f"{weight.name}_quantized")
         return (
             weights.add_initializer(self._graph, quantized_tensor(weight.const_value, integers, name)),
-            self._initializer(f"{weight.name}_scale", integers.scales),
-            self._initializer(f"{weight.name}_zero_point", integers.zero_points),
+            self._register_initializer(f"{weight.name}_scale", integers.scales),
+            self._register_initializer(f"{weight.name}_zero_point", integers.zero_points),
         )
 
     def _quantize_bias(self, bias: _Bias, scale: Array) -> None:
-        value = bias.reader.inputs[bias.place]
+        """Replace a constant bias by int32 integers and a DequantizeLinear."""
+        value = bias.reader.inputs[bias.input_index]
         assert value is not None  # the bias was read from it
         name = value.name or ""
         axis = 0 if scale.size > 1 else None
         scale = scale.astype(np.float32).reshape(-1 if scale.size > 1 else ())
         inputs = [
-            self._initializer(f"{name}_quantized", quantize_bias(bias.values, scale)),
-            self._initializer(f"{name}_scale", scale),
-            self._initializer(f"{name}_zero_point", np.zeros(scale.shape, np.int32)),
+            self._register_initializer(f"{name}_quantized", quantize_bias(bias.values, scale)),
+            self._register_initializer(f"{name}_scale", scale),
+            self._register_initializer(f"{name}_zero_point", np.zeros(scale.shape, np.int32)),
         ]
         dequantized = self._insert_dequantize(inputs, value, read_tag(bias.reader), bias.reader, axis)
-        bias.reader.replace_input_with(bias.place, dequantized)
+        bias.reader.replace_input_with(bias.input_index, dequantized)
         weights.drop_unused_initializers(self._graph, [value])
 
     def _insert_dequantize(
         self, inputs: Sequence[ir.Value], constant: ir.Value, tag: NodeTag | None, reader: ir.Node, axis: int | None
     ) -> ir.Value:
         """Insert a DequantizeLinear before the reader of a constant; return its output."""
-        dequantize = self._node("DequantizeLinear", inputs, constant.name or "", tag, "weight", axis=axis)
+        dequantize = self._make_node("DequantizeLinear", inputs, constant.name or "", tag, "weight", axis=axis)
         output = dequantize.outputs[0]
         output.shape, output.type = constant.shape, constant.type
         self._graph.insert_before(reader, [dequantize])
         return output
 
-    def _node(
+    def _make_node(
         self, operator: str, inputs: Sequence[ir.Value], name: str, tag: NodeTag | None, kind: str,
         axis: int | None = None,
     ) -> ir.Node:  # fmt: skip
@@ -407,14 +412,14 @@ class _Rewriting:
         )
         if tag is not None:
             write_tag(node, NodeTag(tag.tag, tag.module, "inherited"))
-        self._record(node, kind)
+        self._record_precision(node, kind)
         return node
 
-    def _record(self, node: ir.Node, kind: str) -> None:
+    def _record_precision(self, node: ir.Node, kind: str) -> None:
         """Write precision and kind to the metadata of a node."""
         node.metadata_props[QUANTIZATION_KEY] = json.dumps({"precision": self._task.precision.name, "kind": kind})
 
-    def _initializer(self, name: str, array: Array) -> ir.Value:
+    def _register_initializer(self, name: str, array: Array) -> ir.Value:
         """Add an initializer with an unused name."""
         return weights.add_initializer(self._graph, ir.Tensor(array, name=self._fresh.take(name)))
 
@@ -427,7 +432,8 @@ _LEAST_RANGE = 1e-4
 _ORDER = {"table": 0, "rows": 1, "weight": 1, "activation": 1, "bias": 2}
 
 
-def _input_name(node: ir.Node, index: int) -> str:
+def _get_input_name(node: ir.Node, index: int) -> str:
+    """Return the name of an input; empty if the input is omitted."""
     value = node.inputs[index]
     return (value.name if value is not None else "") or ""
 
@@ -463,13 +469,13 @@ def _find_read_version(value: ir.Value, names: frozenset[str] | None) -> tuple[i
     """
     if names is None:
         return value, list(value.uses())
-    forms = [value]
+    versions = [value]
     for quantize, _ in value.uses():
         if quantize.op_type == "QuantizeLinear":
-            forms += [use.node.outputs[0] for use in quantize.outputs[0].uses()]
-    for form in forms:
-        if uses := [use for use in form.uses() if use.node.name in names]:
-            return form, uses
+            versions += [use.node.outputs[0] for use in quantize.outputs[0].uses()]
+    for version in versions:
+        if uses := [use for use in version.uses() if use.node.name in names]:
+            return version, uses
     return value, []
 
 
@@ -483,7 +489,7 @@ def _common_tag(nodes: Sequence[ir.Node], modules: Mapping[str, str]) -> NodeTag
 
 
 def _weight_scales(
-    weight: ir.Value, axis: int | None, task: EngineTask, *, is_unit: bool = False, least: Array | None = None
+    weight: ir.Value, axis: int | None, task: EngineTask, *, is_unit: bool = False, floor: Array | None = None
 ) -> WeightScales:
     """Compute the scales of a weight.
 
@@ -492,7 +498,7 @@ def _weight_scales(
         axis: As in :meth:`_Rewriting._dequantize_constant`.
         task: Integer type and symmetry.
         is_unit: Use the weight types of the provider, whose units require scales of similar size.
-        least: As in :meth:`_Rewriting._dequantize_constant`.
+        floor: As in :meth:`_Rewriting._dequantize_constant`.
 
     Raises:
         QuantizeError: the weight has non-finite values.
@@ -520,7 +526,7 @@ def _weight_scales(
         # Channels of zeros have another zero point otherwise.
         middle = 0 if is_signed else 128
         scales = replace(scales, zero_points=np.full_like(scales.zero_points, middle))
-    return scales if least is None else replace(scales, scales=np.maximum(scales.scales, least).astype(np.float32))
+    return scales if floor is None else replace(scales, scales=np.maximum(scales.scales, floor).astype(np.float32))
 
 
 def _channel_axis(node: ir.Node, operand: int) -> int | None:

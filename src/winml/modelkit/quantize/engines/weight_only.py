@@ -80,7 +80,7 @@ class PackedWeight:
     def __init__(
         self,
         matrix: block_quantizers.WeightMatrix,
-        form: block_quantizers.BlockForm,
+        fmt: block_quantizers.BlockFormat,
         use: WeightUse,
         desk: PackingDesk,
         *,
@@ -91,7 +91,7 @@ class PackedWeight:
 
         Args:
             matrix: The weight.
-            form: Format of the blocks.
+            fmt: Format of the blocks.
             use: Weight and reading node, for messages.
             desk: Cache of recently quantized weights.
             is_table_only: True if only row lookups read the weight. Its packed values then have two axes, as
@@ -100,7 +100,7 @@ class PackedWeight:
         """
         self.solved = solved
         self.is_table_only = is_table_only
-        self.matrix, self.form, self._use, self._desk = matrix, form, use, desk
+        self.matrix, self.block_format, self._use, self._desk = matrix, fmt, use, desk
         self._scale_dtype = matrix.tensor.dtype
 
     def compute(self) -> dict[str, Array]:
@@ -110,61 +110,64 @@ class PackedWeight:
             QuantizeError: a value of the weight is NaN or infinite.
         """
         if self.solved is not None:
-            return self._finished(self.solved.read())
+            return self._cast_parts(self.solved.read())
         by_depth = self.matrix.is_read_by_depth
-        slabs = self.matrix.slabs(self.form.block_size * self.form.values_per_byte if by_depth else 1)
+        slabs = self.matrix.slabs(self.block_format.block_size * self.block_format.values_per_byte if by_depth else 1)
         if len(slabs) == 1:
-            return self._finished(self._quantized(slabs[0])[1])
+            return self._cast_parts(self._quantize_slab(slabs[0])[1])
         parts: dict[str, Array] = {}
         # Algorithms that search for scales warn and log, which is not thread-safe.
-        with ThreadPoolExecutor(_QUANTIZING_THREADS if self.form.algorithm == "rtn" else 1) as threads:
-            for start, blocks in threads.map(self._quantized, slabs):
+        with ThreadPoolExecutor(_QUANTIZING_THREADS if self.block_format.algorithm == "rtn" else 1) as threads:
+            for start, blocks in threads.map(self._quantize_slab, slabs):
                 for name, values in blocks._asdict().items():
                     if values is None:
                         continue
                     if name not in parts:
-                        parts[name] = np.empty(self._shapes[name], values.dtype)
-                    step = parts[name].shape[1] / self._blocks[1] if name == _PACKED_ZERO_POINTS else 1
-                    first = round(start // self.form.block_size * step) if by_depth else start
-                    place = (
-                        np.s_[:, first : first + values.shape[1]] if by_depth else np.s_[first : first + len(values)]
-                    )
-                    parts[name][place] = values
-        return self._finished(block_quantizers.Blocks(**parts))
+                        parts[name] = np.empty(self._part_shapes[name], values.dtype)
+                    step = parts[name].shape[1] / self._block_grid[1] if name == _PACKED_ZERO_POINTS else 1
+                    begin = round(start // self.block_format.block_size * step) if by_depth else start
+                    span = np.s_[:, begin : begin + values.shape[1]] if by_depth else np.s_[begin : begin + len(values)]
+                    parts[name][span] = values
+        return self._cast_parts(block_quantizers.Blocks(**parts))
 
-    def _quantized(self, read: Callable[[], block_quantizers.Slab]) -> tuple[int, block_quantizers.Blocks]:
-        slab = read()
+    def _quantize_slab(self, read_slab: Callable[[], block_quantizers.Slab]) -> tuple[int, block_quantizers.Blocks]:
+        """Read and quantize a slab; return its start and its blocks.
+
+        Raises:
+            QuantizeError: a value is NaN or infinite.
+        """
+        slab = read_slab()
         self._use.refuse_non_finite(slab.values)
-        return slab.start, block_quantizers.quantize_blocks(slab.values, self.form)
+        return slab.start, block_quantizers.quantize_blocks(slab.values, self.block_format)
 
     def tensors(self) -> tuple[ir.TensorProtocol, ...]:
         """Packed values, scales and, if the format has them, zero points; named after the weight."""
         dtypes = {_PACKED: ir.DataType.UINT8, _PACKED_SCALES: self._scale_dtype, _PACKED_ZERO_POINTS: ir.DataType.UINT8}
-        if self.form.has_float_zero_points:
+        if self.block_format.has_float_zero_points:
             dtypes[_PACKED_ZERO_POINTS] = self._scale_dtype
-        names = {_PACKED: f"{self._use.weight}_Q{self.form.bits}", _PACKED_SCALES: f"{self._use.weight}_scales",
+        names = {_PACKED: f"{self._use.weight}_Q{self.block_format.bits}", _PACKED_SCALES: f"{self._use.weight}_scales",
                  _PACKED_ZERO_POINTS: f"{self._use.weight}_zero_points"}  # fmt: skip
-        return tuple(self._tensor(part, dtypes[part], names[part]) for part in self._shapes)
+        return tuple(self._make_part_tensor(part, dtypes[part], names[part]) for part in self._part_shapes)
 
     @property
-    def _blocks(self) -> tuple[int, int]:
+    def _block_grid(self) -> tuple[int, int]:
         """(rows of the packed matrix, blocks per row)."""
-        return self.matrix.width, self.form.block_count(self.matrix.depth)
+        return self.matrix.width, self.block_format.block_count(self.matrix.depth)
 
     @property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
+    def _part_shapes(self) -> dict[str, tuple[int, ...]]:
         """Packed part → shape."""
-        width, count = self._blocks
+        width, count = self._block_grid
         shapes: dict[str, tuple[int, ...]] = {
-            _PACKED: (width, count, self.form.block_size // self.form.values_per_byte),
+            _PACKED: (width, count, self.block_format.block_size // self.block_format.values_per_byte),
             _PACKED_SCALES: (width, count),
         }
-        if self.form.has_zero_points:
-            per_byte = 1 if self.form.has_float_zero_points else self.form.values_per_byte
+        if self.block_format.has_zero_points:
+            per_byte = 1 if self.block_format.has_float_zero_points else self.block_format.values_per_byte
             shapes[_PACKED_ZERO_POINTS] = (width, math.ceil(count / per_byte))
         return shapes
 
-    def _finished(self, blocks: block_quantizers.Blocks) -> dict[str, Array]:
+    def _cast_parts(self, blocks: block_quantizers.Blocks) -> dict[str, Array]:
         """Part name → array, floats cast to the type of the weight."""
         scale_type = self._scale_dtype.numpy()
         return {
@@ -173,9 +176,9 @@ class PackedWeight:
             if values is not None
         }
 
-    def _tensor(self, part: str, dtype: ir.DataType, name: str) -> ir.LazyTensor:
+    def _make_part_tensor(self, part: str, dtype: ir.DataType, name: str) -> ir.LazyTensor:
         """Create the lazy tensor of a packed part."""
-        computed = self._shapes[part]
+        computed = self._part_shapes[part]
         shape = (computed[0], math.prod(computed[1:])) if self.is_table_only else computed
 
         def read() -> Array:
@@ -245,11 +248,11 @@ def _solved_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str, .
     tables = sum(node.domain == DOMAIN and node.op_type == "GatherBlockQuantized" for node in quantized.graph)
     notes = []
     if counts and set(counts) != {options.algorithm}:
-        words = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-        notes.append(f"MatMuls by quantization algorithm: {words}.")
+        algorithm_counts = ", ".join(f"{name} {count}" for name, count in counts.most_common())
+        notes.append(f"MatMuls by quantization algorithm: {algorithm_counts}.")
     if tables:
-        words = count_noun(tables, "table", "were")
-        notes.append(f"{words} rounded to nearest (rtn), since rows are looked up, not multiplied.")
+        table_count = count_noun(tables, "table", "were")
+        notes.append(f"{table_count} rounded to nearest (rtn), since rows are looked up, not multiplied.")
     return tuple(notes)
 
 
@@ -298,13 +301,13 @@ class Packing:
         operand = operand_of(node)
         if operand is None:
             return None
-        new = self._product(node, operand) if node.op_type != "Gather" else self._lookup(node, operand)
+        new = self._make_product(node, operand) if node.op_type != "Gather" else self._make_lookup(node, operand)
         if new is None:
             return None
-        self._exchange(node, new)
+        self._replace_node(node, new)
         return new
 
-    def _exchange(self, node: ir.Node, new: ir.Node) -> None:
+    def _replace_node(self, node: ir.Node, new: ir.Node) -> None:
         """Replace a node by a new node with the same module and output name."""
         new.metadata_props.update({**node.metadata_props, **new.metadata_props})
         new.outputs[0].type, new.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
@@ -336,7 +339,7 @@ class Packing:
                 value = weight if weight is not None else value
             drop_unused_initializers(self._graph, [value])
 
-    def _product(self, node: ir.Node, operand: Operand) -> ir.Node:
+    def _make_product(self, node: ir.Node, operand: Operand) -> ir.Node:
         """Create the product with a packed weight."""
         packed = self._packed_weight(node, operand)
         matrix, parts = packed.weight.matrix, packed.parts
@@ -345,7 +348,7 @@ class Packing:
         scale = None if solved is None else solved.input_scale
         assert node.inputs[0] is not None  # a product has two inputs
         inputs: list[ir.Value | None] = [
-            node.inputs[0] if scale is None else self._divided_input(node, node.inputs[0], scale),
+            node.inputs[0] if scale is None else self._divide_input(node, node.inputs[0], scale),
             *parts,
         ]
         if bias is not None:
@@ -353,8 +356,8 @@ class Packing:
         attributes = {
             "K": matrix.depth,
             "N": matrix.width,
-            "bits": packed.weight.form.bits,
-            "block_size": packed.weight.form.block_size,
+            "bits": packed.weight.block_format.bits,
+            "block_size": packed.weight.block_format.block_size,
             "accuracy_level": self._accuracy_level(packed.weight),
         }
         product = ir.node("MatMulNBits", inputs, attributes, domain=DOMAIN, name=node.name)
@@ -362,13 +365,13 @@ class Packing:
             record = {
                 "precision": self._task.precision.name,
                 "kind": "operator",
-                "block_size": packed.weight.form.block_size,
+                "block_size": packed.weight.block_format.block_size,
                 "algorithm": solved.algorithm,
             }
             product.metadata_props[QUANTIZATION_KEY] = json.dumps(record)
         return product
 
-    def _divided_input(self, node: ir.Node, value: ir.Value, scale: Array) -> ir.Value:
+    def _divide_input(self, node: ir.Node, value: ir.Value, scale: Array) -> ir.Value:
         """Divide an input of products by a scale per channel.
 
         If exact, the scale is folded into the weight of the normalization that produces the value; else a ``Mul`` is
@@ -378,7 +381,7 @@ class Packing:
         if key not in self._divided:
             inverse = (1 / scale).astype(scale.dtype if value.dtype is None else value.dtype.numpy())
             if not self._divide_normalization(value, scale):
-                factor = self._registered(ir.tensor(inverse, name=f"{value.name}_inverse_scale"))
+                factor = self._add_tensor(ir.tensor(inverse, name=f"{value.name}_inverse_scale"))
                 product = ir.node("Mul", [value, factor], name=self._fresh.take(f"{node.name}/Mul"))
                 value = self._insert_before(node, product, f"{value.name}_divided", value)
             self._divided[key] = value
@@ -397,18 +400,18 @@ class Packing:
             solved = None if operand is None else self._task.solved.get(operand.key)
             if solved is None or solved.input_scale is not scale or reader.inputs[0] is not value:
                 return False
-        places = _CHANNEL_WEIGHTS.get(maker.op_type, ())
-        weights = [(place, read) for place, read in enumerate(maker.inputs) if place in places and read is not None]
+        slots = _CHANNEL_WEIGHTS.get(maker.op_type, ())
+        weights = [(index, gain) for index, gain in enumerate(maker.inputs) if index in slots and gain is not None]
         # The operands of a Mul are a value and a weight, in either order.
-        weights = [(place, read) for place, read in weights if maker.op_type != "Mul" or read.is_initializer()]
-        if not weights or not all(_is_channel_weight(read, len(scale)) for _, read in weights):
+        weights = [(index, gain) for index, gain in weights if maker.op_type != "Mul" or gain.is_initializer()]
+        if not weights or not all(_is_channel_weight(gain, len(scale)) for _, gain in weights):
             return False
-        for place, read in weights:
-            assert read.const_value is not None  # checked above
-            numbers = read.const_value.numpy()
-            divided = ir.tensor((numbers / scale).astype(numbers.dtype), name=f"{read.name}_divided")
-            maker.replace_input_with(place, self._registered(divided))
-            drop_unused_initializers(self._graph, [read])
+        for index, gain in weights:
+            assert gain.const_value is not None  # checked above
+            numbers = gain.const_value.numpy()
+            divided = ir.tensor((numbers / scale).astype(numbers.dtype), name=f"{gain.name}_divided")
+            maker.replace_input_with(index, self._add_tensor(divided))
+            drop_unused_initializers(self._graph, [gain])
         return True
 
     def _accuracy_level(self, weight: PackedWeight) -> int:
@@ -416,22 +419,22 @@ class Packing:
         del weight
         return COMPUTE_IN_INT8
 
-    def _lookup(self, node: ir.Node, operand: Operand) -> ir.Node | None:
+    def _make_lookup(self, node: ir.Node, operand: Operand) -> ir.Node | None:
         """Create the lookup in a packed table; ``None`` if no block size divides its rows."""
         packed = self._packed_weight(node, operand)
-        form = packed.weight.form
-        if packed.weight.matrix.depth % form.block_size:
+        fmt = packed.weight.block_format
+        if packed.weight.matrix.depth % fmt.block_size:
             return None  # no block size divides its rows, and rows are not padded
-        values, *others = packed.parts
-        table = self._table(node, values, packed.weight)
+        values, *scale_parts = packed.parts
+        table = self._make_table(node, values, packed.weight)
         attributes = {
             "gather_axis": 0,
             "quantize_axis": 1,
-            "bits": form.bits,
-            "block_size": form.block_size,
+            "bits": fmt.bits,
+            "block_size": fmt.block_size,
         }
         return ir.node(
-            "GatherBlockQuantized", [table, node.inputs[1], *others], attributes, domain=DOMAIN, name=node.name
+            "GatherBlockQuantized", [table, node.inputs[1], *scale_parts], attributes, domain=DOMAIN, name=node.name
         )
 
     def _packed_weight(self, node: ir.Node, operand: Operand) -> _PackedParts:
@@ -439,11 +442,11 @@ class Packing:
         key = operand.key
         if key not in self._packed:
             readers = {reader.op_type for reader in _find_readers(operand, self._task)}
-            weight = self._weight_of(node, operand, readers)
-            self._packed[key] = _PackedParts(weight, tuple(self._registered(tensor) for tensor in weight.tensors()))
+            weight = self._pack_weight(node, operand, readers)
+            self._packed[key] = _PackedParts(weight, tuple(self._add_tensor(tensor) for tensor in weight.tensors()))
         return self._packed[key]
 
-    def _weight_of(self, node: ir.Node, operand: Operand, readers: set[str]) -> PackedWeight:
+    def _pack_weight(self, node: ir.Node, operand: Operand, readers: set[str]) -> PackedWeight:
         """Build the block-quantized weight of a node.
 
         Args:
@@ -451,14 +454,14 @@ class Packing:
             operand: The weight.
             readers: Operators of the nodes that read it.
         """
-        matrix = block_quantizers.WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
+        matrix = block_quantizers.WeightMatrix(_get_tensor(operand.value), operand.is_transposed)
         solved = self._task.solved.get(operand.key)
-        form = _block_form(self._task, node, matrix.depth, is_table="Gather" in readers)
-        form = form if solved is None else solved.form
+        fmt = _make_block_format(self._task, node, matrix.depth, is_table="Gather" in readers)
+        fmt = fmt if solved is None else solved.block_format
         use = WeightUse.of(operand.value, node)
-        return PackedWeight(matrix, form, use, self._desk, is_table_only=readers == {"Gather"}, solved=solved)
+        return PackedWeight(matrix, fmt, use, self._desk, is_table_only=readers == {"Gather"}, solved=solved)
 
-    def _table(self, node: ir.Node, values: ir.Value, weight: PackedWeight) -> ir.Value:
+    def _make_table(self, node: ir.Node, values: ir.Value, weight: PackedWeight) -> ir.Value:
         """Return the packed values with two axes.
 
         Products read the same values with three axes. A shared weight therefore gets a ``Reshape``, which ONNX Runtime
@@ -468,23 +471,23 @@ class Packing:
         if weight.is_table_only:
             return values
         name = values.name or ""
-        sizes = [weight.matrix.width, weight.matrix.depth // weight.form.values_per_byte]
+        sizes = [weight.matrix.width, weight.matrix.depth // weight.block_format.values_per_byte]
         if name not in self._tables and self._task.options.takes_constant_tables:
             assert values.const_value is not None  # registered with its tensor
-            self._tables[name] = self._registered(ReshapedTensor(values.const_value, sizes, f"{name}_table"))
+            self._tables[name] = self._add_tensor(ReshapedTensor(values.const_value, sizes, f"{name}_table"))
         if name not in self._tables:
-            shape = self._registered(ir.tensor(sizes, ir.DataType.INT64, name=f"{name}_shape"))
+            shape = self._add_tensor(ir.tensor(sizes, ir.DataType.INT64, name=f"{name}_shape"))
             reshape = ir.node("Reshape", [values, shape], name=self._fresh.take(f"{node.name}/Reshape"))
             table = ir.Value(type=ir.TensorType(ir.DataType.UINT8), shape=ir.Shape(sizes))
             self._tables[name] = self._insert_before(node, reshape, f"{name}_table", table)
         return self._tables[name]
 
-    def _registered(self, tensor: ir.TensorProtocol) -> ir.Value:
+    def _add_tensor(self, tensor: ir.TensorProtocol) -> ir.Value:
         """Add a tensor as an initializer with a unique name."""
         return add_initializer(self._graph, tensor, self._fresh.take(tensor.name or ""))
 
 
-def _block_form(task: EngineTask, node: ir.Node, depth: int, *, is_table: bool) -> block_quantizers.BlockForm:
+def _make_block_format(task: EngineTask, node: ir.Node, depth: int, *, is_table: bool) -> block_quantizers.BlockFormat:
     """Block format of a weight in a task.
 
     Args:
@@ -508,7 +511,7 @@ def _block_form(task: EngineTask, node: ir.Node, depth: int, *, is_table: bool) 
         # Measured: for an odd number of blocks, ONNX Runtime 1.23 reads the zero points without the half byte that pads
         # a row, unlike later versions and MatMulNBits. Without zero points, all versions compute the same outputs.
         is_symmetric, algorithm = True, "rtn"
-    return block_quantizers.BlockForm(bits, size, is_symmetric=is_symmetric, algorithm=algorithm)
+    return block_quantizers.BlockFormat(bits, size, is_symmetric=is_symmetric, algorithm=algorithm)
 
 
 def operand_of(node: ir.Node) -> Operand | None:
@@ -520,8 +523,8 @@ def operand_of(node: ir.Node) -> Operand | None:
         axis = node.attributes.get("axis")
         on_rows = axis is None or axis.as_int() == 0
         return Operand(weight, is_transposed=True) if on_rows and node.inputs[0] is weight else None
-    read = node.inputs[1]
-    is_transposed = read is not weight  # read through a Transpose
+    right_operand = node.inputs[1]
+    is_transposed = right_operand is not weight  # read through a Transpose
     if node.op_type == "Gemm":
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         if any(attributes.get(name, value) != value for name, value in PRODUCT_AND_SUM.items()) or not _has_plain_bias(
@@ -529,8 +532,8 @@ def operand_of(node: ir.Node) -> Operand | None:
         ):
             return None
         is_transposed ^= bool(attributes.get("transB", 0))
-    maker = read.producer() if read is not None else None
-    is_read = read is weight or (maker is not None and maker.inputs[0] is weight)
+    maker = right_operand.producer() if right_operand is not None else None
+    is_read = right_operand is weight or (maker is not None and maker.inputs[0] is weight)
     return Operand(weight, is_transposed) if is_read else None
 
 
@@ -563,8 +566,8 @@ def _find_readers(operand: Operand, task: EngineTask) -> tuple[ir.Node, ...]:
     """Nodes of a task that read a weight in this orientation, without duplicates."""
     direct = [node for node, _ in operand.value.uses()]
     behind = [user for node in direct if node.op_type == "Transpose" for user, _ in node.outputs[0].uses()]
-    found = (node for node in (*direct, *behind) if node.name in task.nodes and operand_of(node) == operand)
-    return tuple(dict.fromkeys(found))
+    readers = (node for node in (*direct, *behind) if node.name in task.nodes and operand_of(node) == operand)
+    return tuple(dict.fromkeys(readers))
 
 
 @dataclass(frozen=True)
@@ -573,16 +576,16 @@ class BlockWeight:
 
     key: WeightKey
     matrix: block_quantizers.WeightMatrix
-    form: block_quantizers.BlockForm
+    block_format: block_quantizers.BlockFormat
     algorithm: Algorithm
     """Algorithm that solves the blocks."""
     products: tuple[ir.Node, ...]
     """Products in graph order; lookups of rows of the weight are not included."""
 
     @property
-    def request(self) -> tuple[WeightKey, block_quantizers.BlockForm, Algorithm]:
+    def request(self) -> tuple[WeightKey, block_quantizers.BlockFormat, Algorithm]:
         """The weight with its requested format and algorithm."""
-        return self.key, self.form, self.algorithm
+        return self.key, self.block_format, self.algorithm
 
     @property
     def inputs(self) -> tuple[ir.Value, ...]:
@@ -601,14 +604,15 @@ def block_weights(graph: ir.Graph, task: EngineTask) -> tuple[BlockWeight, ...]:
         products = tuple(reader for reader in readers if reader.op_type != "Gather")
         if not products:
             continue
-        matrix = block_quantizers.WeightMatrix(_tensor_of(operand.value), operand.is_transposed)
-        form = _block_form(task, node, matrix.depth, is_table=len(products) < len(readers))
+        matrix = block_quantizers.WeightMatrix(_get_tensor(operand.value), operand.is_transposed)
+        fmt = _make_block_format(task, node, matrix.depth, is_table=len(products) < len(readers))
         algorithm = task.algorithm_of(node)
-        algorithm = algorithm if algorithm in DATA_ALGORITHMS else form.algorithm
-        weights[operand.key] = BlockWeight(operand.key, matrix, form, algorithm, products)
+        algorithm = algorithm if algorithm in DATA_ALGORITHMS else fmt.algorithm
+        weights[operand.key] = BlockWeight(operand.key, matrix, fmt, algorithm, products)
     return tuple(weights.values())
 
 
-def _tensor_of(value: ir.Value) -> ir.TensorProtocol:
+def _get_tensor(value: ir.Value) -> ir.TensorProtocol:
+    """Return the tensor of an initializer."""
     assert value.const_value is not None
     return value.const_value
