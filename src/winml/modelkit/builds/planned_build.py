@@ -224,7 +224,7 @@ class _Outline(StageWalk):
         return export is not None and export.hierarchy
 
     def _note_part(self, part: BuiltPart) -> None:
-        """Note the files of a finished part, unless they are up to date."""
+        """Note the files of a planned part: as kept if up to date, else as written, with the condition."""
         doubt, reusable = self._find_doubt(part), self.reusable_model(part)
         if reusable is not None and doubt is None:
             self._remaining_names.update(
