@@ -262,7 +262,7 @@ class _Tolerance:
 
 
 def _compare_all(reference: Sequence[Arrays], answers: Sequence[Arrays], tolerance: _Tolerance) -> VerificationInfo:
-    """Compare each output of each sample."""
+    """Compare each output of each sample; a channel that is constant in the file alone makes an output unequal."""
     comparisons = tuple(
         _refuse_frozen_channels(
             _compare_one(name, draw, expected, output[name], tolerance), reference, answers, tolerance

@@ -226,7 +226,7 @@ class OnnxSide:
         return read_tree([node.proto for node in nodes], metadata, root)
 
     def _read_modules(self) -> None:
-        """Read the module tree and the boundary of each module call.
+        """Read the module tree and the boundary of each module call into the attributes of this side.
 
         Raises:
             InputError: the metadata of a fused node is damaged, or the graph has a cycle.

@@ -182,7 +182,7 @@ class InputDraws:
                 yield {name: turned[name] for name in names}
 
     def _length_axes(self, tensors: Tensors) -> Iterator[dict[str, int]]:
-        """Yield axes along which rows of integers may count the row lengths of other inputs."""
+        """Yield, for each candidate axis, 1-D integer input → axis: they may count the row lengths of other inputs."""
         names = [
             name
             for name, value in tensors.items()

@@ -115,7 +115,10 @@ def compare_stable_draws(
 def _explain_failure(
     verification: VerificationInfo, prepared: PreparedPart, draws: Sequence[Draw]
 ) -> VerificationError:
-    """Create the error of a failed comparison, with its likely cause.
+    """Create the error of a failed comparison, with its likely cause; runs PyTorch again on the first sample.
+
+    The causes, in this order: PyTorch differs between two runs, damaged weights, outputs without a signal, padding, a
+    wrong graph.
 
     Args:
         verification: The comparison.

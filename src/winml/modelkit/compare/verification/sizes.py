@@ -305,7 +305,12 @@ def _run_together(traced: Sizes, draws: Sequence[Draw], run: Callable[[Sizes], D
 
 
 def _smallest_accepted(dimension: DynamicDimension, output: Callable[[int], Draw | None]) -> Draw | None:
-    """Find the smallest supported size below the traced size; return its sample."""
+    """Find the smallest supported size below the traced size; return its sample, `None` if no smaller size works.
+
+    Args:
+        dimension: The dynamic dimension.
+        output: Size → sample, `None` if the size is not supported.
+    """
     refused = 0
     for size in _smaller_sizes(dimension):
         accepted = output(size)
@@ -452,7 +457,10 @@ def _frozen_axis_error(draw: Draw, written: WrittenGraph, advice: str, reason: s
 
 
 def _module_of_failure(model: ir.Model, reason: str) -> str:
-    """Module of the node named in ONNX Runtime's error; empty if unknown."""
+    """Return module and name of the node in ONNX Runtime's error, as words; the name alone without a tag.
+
+    Empty if the error names no node.
+    """
     from winml.modelkit.ort.plug_ins import failed_node  # loads ONNX Runtime
 
     failed = failed_node(reason)

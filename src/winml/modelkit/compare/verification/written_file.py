@@ -349,11 +349,12 @@ def _with_reference_outputs(
         if not is_streamed and not reads_values and not computes_in(written.model, ir.DataType.BFLOAT16):
             values = replace(values, far=input_values.run_at_far_values(weighted, written, inputs))
         if generates_alone(prepared.part):
-            text = _generated_text(weighted, inputs, is_streamed=is_streamed)
+            text = _reference_text(weighted, inputs, is_streamed=is_streamed)
     return written, _select_telling_draw(traced, second, values), values, text
 
 
-def _generated_text(prepared: PreparedPart, inputs: InputDraws, *, is_streamed: bool) -> GeneratedText | None:
+def _reference_text(prepared: PreparedPart, inputs: InputDraws, *, is_streamed: bool) -> GeneratedText | None:
+    """Generate PyTorch's reference text; `None`, with a note in ``inputs``, if there is none to compare."""
     text: GeneratedText | str = "the weights are read piece by piece"
     if not is_streamed:
         text = generate_reference(prepared, inputs.seed)
@@ -364,7 +365,15 @@ def _generated_text(prepared: PreparedPart, inputs: InputDraws, *, is_streamed: 
 
 
 def _avoid_nan(file: WrittenFile, inputs: InputDraws, second: Draw) -> Draw:
-    """Return the second sample, with other masks if only the file returns NaN: masks may hide whole rows."""
+    """Return the second sample, with other masks if only the file returns NaN: masks may hide whole rows.
+
+    The masks that work are used for further samples of ``inputs``.
+
+    Args:
+        file: The written file.
+        inputs: Samples of the comparison.
+        second: The sample after the traced one.
+    """
     if holds_nan(second.reference) or not holds_nan(file.run(second)):
         return second
     traced = file.written.draw
@@ -381,7 +390,10 @@ def _avoid_nan(file: WrittenFile, inputs: InputDraws, second: Draw) -> Draw:
 
 
 def _select_telling_draw(traced: Draw, second: Draw, values: input_values.VariedValues) -> Draw:
-    """Prefer a sample whose outputs differ from the traced ones."""
+    """Return a sample whose outputs differ from the traced ones: the second, or one with a varied input.
+
+    The second sample if no sample differs.
+    """
 
     def tells(draw: Draw) -> bool:
         is_comparable = list(draw.reference) == list(traced.reference)
