@@ -154,7 +154,11 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
 
     @contextlib.contextmanager
     def acquire_resources(self, task: graph_file.GraphFileTask) -> Iterator[Compilation]:
-        """Yield the work with its reference, and a folder for compiled parts."""
+        """Yield the work with its reference, and a temporary folder for compiled parts.
+
+        Raises:
+            WriteError: the folder cannot be created.
+        """
         task.refuse_early()  # before the folder of compiled parts is created
         task.recover()
         reference, notes = _find_reference(task, self)
