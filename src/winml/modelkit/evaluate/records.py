@@ -58,7 +58,7 @@ class MetricResult(Record, digits=6):
 
     @recorded(entry("difference", omit_none=True))
     def difference_entry(self) -> dict[str, object] | None:
-        """Model minus baseline with its interval."""
+        """Model minus baseline with its interval; `None` without a baseline."""
         if self.baseline is None:
             return None
         return {"value": self.value - self.baseline, "interval": self.difference_interval}
@@ -211,7 +211,7 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
 
     @recorded(entry("agreement", before="limits", digits=6))
     def agreement_entry(self) -> dict[str, object] | None:
-        """Agreement of the predictions, and the samples that differ."""
+        """Agreement of the predictions, and the samples that differ; `None` without a baseline."""
         if self.agreement is None:
             return None
         return {
