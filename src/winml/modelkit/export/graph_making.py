@@ -142,7 +142,11 @@ def _capture_with(
     *,
     has_values: bool,
 ) -> Capture:
-    """Capture a part with one exporter; with ``has_values``, the trace may read weights and example values."""
+    """Capture a part with one exporter; with ``has_values``, the trace may read weights and example values.
+
+    Raises:
+        ExportError: the weights are needed and do not fit into memory.
+    """
     part, model = prepared.part, prepared.model
     if has_values and part.stored is not None:
         if config.verify:

@@ -202,7 +202,13 @@ def _refuse_wrong_feeds(run: ExportRun, part: ModelPart, outputs: Sequence[str])
 def _write_part(
     run: ExportRun, result: ExportResult, prepared: PreparedPart, tagged_graph: TaggedGraph
 ) -> ExportResult:
-    """Write the files of a part and verify them; after the last part, move all files to their final names."""
+    """Write the files of a part and verify them; after the last part, move all files to their final names.
+
+    Raises:
+        VerificationError: the file differs from PyTorch, or is less exact than required; its files are removed.
+        StageError: the file is larger than requested.
+        WriteError: a file cannot be written.
+    """
     part = prepared.part
     paths = run.target.part_paths(part)
     with run.clock.step("metadata and reports") as step, run.files.explained_errors():

@@ -269,7 +269,11 @@ def _find_value_reads(caught: Sequence[warnings.WarningMessage]) -> Iterator[Ass
 def _attach_parameters(
     captured: ir.Model, model: nn.Module, input_names: Sequence[str], weights: Mapping[str, ir.TensorProtocol] | None
 ) -> None:
-    """Turn the graph inputs that are parameters into initializers that refer to the model's tensors, in place."""
+    """Turn the graph inputs that are parameters into initializers that refer to the model's tensors, in place.
+
+    Raises:
+        InternalError: a graph input is neither requested nor a tensor of the model.
+    """
     tensors = model.state_dict(keep_vars=True)
     graph = captured.graph
     for value in [value for value in graph.inputs if value.name not in input_names]:
@@ -359,7 +363,10 @@ def _is_user_operator(name: str, opset_version: int) -> bool:
 
 @symbolic_helper.parse_args("v", "i", "i", "v", "v")
 def _diff_symbolic(graph: Any, values: object, times: int, axis: int, before: Any, after: object) -> Any:
-    """``torch.diff``: differences of neighbouring values, ``times`` times; XOR for booleans."""
+    """``torch.diff``: differences of neighbouring values, ``times`` times; XOR for booleans.
+
+    ``before`` and ``after`` are tensors joined to the values at both ends, as ``prepend`` and ``append`` of torch.
+    """
     operands = [operand for operand in (before, values, after) if not symbolic_helper._is_none(operand)]
     differences = graph.op("Concat", *operands, axis_i=axis) if len(operands) > 1 else values
     operator = "Xor" if symbolic_helper._is_bool(values) else "Sub"

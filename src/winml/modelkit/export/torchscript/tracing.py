@@ -72,7 +72,10 @@ class NumberReads:
             yield
 
     def _read_number(self, name: str, original: Callable[..., object], values: torch.Tensor) -> Any:
-        """Call a tensor's method that returns a number, and note the line of the user's code that calls it."""
+        """Call a tensor's method that returns a number; in a trace, note the line of user code that fixes the number.
+
+        Not noted: lines of libraries, subscripts, and asserts. The warnings of torch about noted lines are suppressed.
+        """
         frame = inspect.currentframe()
         while frame is not None and (frame.f_code.co_filename in _WRAPPERS):
             frame = frame.f_back
