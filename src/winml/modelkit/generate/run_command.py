@@ -90,7 +90,11 @@ def command(**options: Any) -> None:
 
 
 def _read_request(options: Mapping[str, Any]) -> RunRequest:
-    """Make the request from the command line."""
+    """Make the request from the command line.
+
+    Raises:
+        UsageError: an option is for checkpoints, and the model is a file.
+    """
     from winml.modelkit.builds.found_models import part_files
 
     name = model_name(options, "an ONNX file, a build folder, or a checkpoint")
