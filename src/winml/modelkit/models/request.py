@@ -175,7 +175,11 @@ def _make_absolute(source: ModelSource) -> ModelSource:
 
 
 def _factory_source(name: str) -> ModelSource | None:
-    """Return the source of ``file.py:factory`` or ``package.module:factory``; `None` for other names."""
+    """Return the source of ``file.py:factory`` or ``package.module:factory``; `None` for other names.
+
+    Raises:
+        ModelPathError: the script does not exist.
+    """
     location, colon, factory = name.rpartition(":")
     if not colon or not _DOTTED_NAME.match(factory):
         return None
@@ -319,7 +323,7 @@ def _refuse_flags_of_checkpoints(source: ModelSource, request: ModelRequest) -> 
 
 
 def check_folder(folder: Path, *, needs_weights: bool) -> weight_files.WeightFiles | None:
-    """Check that a folder is a checkpoint, and return its weight files.
+    """Check that a folder is a checkpoint, and return its weight files; `None` without ``needs_weights``.
 
     Raises:
         ModelPathError: config or weights are missing; names the files found instead.

@@ -376,7 +376,13 @@ def _probe_features(
 
 
 def _runs_once(owner: object, path: str, media: Mapping[str, InputTensorSpec]) -> bool:
-    """Return True if a module runs once for any number of images; checked with twice as many images."""
+    """Return True if a module runs once for any number of images; runs ``owner`` with twice as many images.
+
+    Args:
+        owner: The module whose forward computes the image features.
+        path: Path of the module in ``owner``.
+        media: Inputs of one image.
+    """
     twice = {
         name: spec.model_copy(
             update={"shape": tuple(int(size) * (1 + (axis == 0)) for axis, size in enumerate(spec.shape))}

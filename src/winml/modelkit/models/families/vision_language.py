@@ -216,6 +216,12 @@ def _divide_model(
 ) -> _DividedModel | str:
     """Return the properties of a model, or the reason as a clause if the model cannot be divided.
 
+    Args:
+        model: The whole model.
+        config: Its config.
+        base: Inputs of the whole model.
+        request: The request of the user.
+
     Raises:
         UsageError: a fixed number of tokens per run would divide the tokens of an image.
     """

@@ -257,7 +257,11 @@ def known_meanings(
 
 
 def forward_parameters(model: torch.nn.Module | type[torch.nn.Module]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of ``forward`` by name, without ``self``."""
+    """Return the parameters of ``forward`` by name, without ``self``.
+
+    Raises:
+        InputError: the forward is not a Python function.
+    """
     try:
         parameters = dict(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):

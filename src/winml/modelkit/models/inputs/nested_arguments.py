@@ -104,7 +104,11 @@ class _Flattening:
     constants: dict[str, object]
 
     def flatten(self, value: Any, prefix: str) -> Callable[[Mapping[str, torch.Tensor]], Any]:
-        """Collect the tensors of a value; return a function that builds the value again."""
+        """Collect the tensors of a value; return a function that builds the value again.
+
+        Raises:
+            InputError: a leaf is neither a tensor nor a constant, cannot be built again, or its name is taken.
+        """
         try:
             entries, structure = pytree.tree_flatten_with_path(value)
         except ValueError as error:
