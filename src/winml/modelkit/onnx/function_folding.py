@@ -396,7 +396,7 @@ class _Folder:
         inputs: list[ir.Value],
         outputs: list[ir.Value],
     ) -> _Function:
-        """Return the function of a call: an existing equal function, or a new one."""
+        """Return the function of a call: an existing equal function, or a new one, which is added to ``functions``."""
         tag, class_name = part.module.tag, part.module.class_name or address.parse_tag(part.module.tag)[-1]
         key = class_name if self._sharing == "class" else tag
         signature = _function_signature(body, inputs, outputs)
@@ -511,7 +511,13 @@ def _describe_value(value: ir.Value) -> tuple[Any, ...]:
 
 
 def _record_differences(original: ir.Model, folded: ir.Model, positions: Sequence[int]) -> None:
-    """Record differences between the original graph and the inlined graph in the metadata, in place."""
+    """Record in the metadata of ``folded`` how its inlined graph differs from the original graph.
+
+    Args:
+        original: The model before folding.
+        folded: The model with functions; its metadata is changed.
+        positions: Position in the original graph of each node, in the order of the inlined graph.
+    """
     flat = folded.clone()
     flat.metadata_props.pop(metadata_keys.FUNCTIONS_KEY, None)
     function_inlining.inline_calls(flat)

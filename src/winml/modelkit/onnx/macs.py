@@ -164,7 +164,11 @@ def _einsum_macs(operands: _Operands) -> int:
 
 
 def _attention_macs(operands: _Operands) -> int:
-    """Scores and their product with the values: batch × query length × key length × (query width + output width)."""
+    """Scores and their product with the values: batch × query length × key length × (query width + output width).
+
+    Raises:
+        _UnknownError: the ranks differ, or a shape is unknown.
+    """
     query, key, output = operands.input(0), operands.input(1), operands.output()
     past = operands.input(4)[-2] if operands.has_input(4) else 0
     if len(query) not in (3, 4) or len(key) != len(query) or len(output) != len(query):

@@ -595,7 +595,11 @@ class _Rewriting:
         return bytes(entry.SerializeToString())
 
     def _new_metadata(self, message: object, in_function: bool) -> bytes | None:
-        """Return the new metadata of a message in wire format; `None` for unchanged metadata."""
+        """Return the new metadata of a message in wire format; `None` for unchanged metadata.
+
+        Raises:
+            InternalError: the file has more nodes than metadata.
+        """
         if message is onnx.ModelProto.DESCRIPTOR:
             return _serialize_metadata(onnx.ModelProto(), self._model)
         if message is not onnx.NodeProto.DESCRIPTOR:
@@ -655,7 +659,14 @@ def place_numbered(
 
 
 def _write_pieces(model: onnx.ModelProto, folder: Path, target: Path, piece_bytes: int) -> list[Path]:
-    """Copy the bytes of each tensor to numbered data files, and update the tensors' references."""
+    """Copy the bytes of each tensor to numbered data files beside the target, and update the tensors' references.
+
+    Args:
+        model: The model; its tensors are updated.
+        folder: Folder of its present data files.
+        target: The ONNX file; its name numbers the pieces.
+        piece_bytes: Largest size of a piece, unless one tensor is larger.
+    """
     pieces: list[Path] = []
     new_locations: dict[tuple[str, int, int], tuple[str, int]] = {}
     size = 0
