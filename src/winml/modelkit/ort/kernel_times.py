@@ -95,7 +95,12 @@ def read_profile(path: Path, *, counted_runs: int | None = None) -> RunProfile:
 
 
 def _read_events(path: Path) -> list[dict[str, Any]]:
-    """Read the events; names that make the file invalid JSON are escaped first."""
+    """Read the events; names that make the file invalid JSON are escaped first.
+
+    Raises:
+        WriteError: ONNX Runtime wrote only a part of the file.
+        MeasureError: the file is not valid JSON.
+    """
     text = path.read_bytes().decode("utf-8")  # with the line ends that are in names
     try:
         events: list[dict[str, Any]] = json.loads(text)

@@ -118,7 +118,11 @@ class Session:
         """Duration of the crash check, in a different process."""
 
         def create_session(*, exact_sums: bool) -> ort.InferenceSession:
-            """Check the model for crashes, and create a session."""
+            """Check the model for crashes, and create a session; ``check_seconds`` grows by the time of the check.
+
+            Raises:
+                StageError: ONNX Runtime crashes on the model.
+            """
             settings = _make_settings(
                 optimize, threads, prepack, in_written_order, data_folder, folds_constants, exact_sums
             )

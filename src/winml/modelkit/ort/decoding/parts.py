@@ -113,7 +113,11 @@ class Encoder:
         return length if isinstance(length, int) else None
 
     def _pad_inputs(self, inputs: Arrays) -> Arrays:
-        """Pad inputs with zeros to the graph's fixed length, if a mask hides the padding."""
+        """Pad inputs with zeros to the graph's fixed length, if a mask hides the padding.
+
+        Raises:
+            UsageError: no mask hides the padding.
+        """
         length = self._length
         content = next((spec.name for spec in self.inputs if spec.name != MASK and spec.name in inputs), None)
         if length is None or content is None:
