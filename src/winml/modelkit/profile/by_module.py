@@ -566,7 +566,14 @@ def measure_modules(
 
 
 def _scale_progress(progress: Progress | None, number: int, count: int, runs_before: int) -> Progress | None:
-    """Map one module's progress to progress of the whole."""
+    """Map one module's progress to progress of the whole; `None` without a listener.
+
+    Args:
+        progress: Listener to the whole.
+        number: Number of finished modules.
+        count: Number of all modules.
+        runs_before: Runs of the finished modules.
+    """
     if progress is None:
         return None
     return lambda runs, share: progress(runs_before + runs, (number + share) / count)
