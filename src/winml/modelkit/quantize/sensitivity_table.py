@@ -73,6 +73,7 @@ def sensitivity_document(result: sensitivity_records.QuantizationSensitivity) ->
 
 
 def _sensitivity_figures(result: sensitivity_records.QuantizationSensitivity) -> Iterator[doc.Figure]:
+    """Yield the key numbers: SQNR of the whole model, most sensitive module, size, target."""
     whole = result.whole.measures()
     sqnr = whole.get("sqnr_db")
     if sqnr is not None and not result.whole.problem:

@@ -97,6 +97,7 @@ def _budget_figures(search: BudgetSearch) -> Iterator[doc.Figure]:
 
 
 def _file_figures(result: QuantizedFile) -> Iterator[doc.Figure]:
+    """Yield the key numbers: size of the file, number of quantized nodes."""
     before, after = result.before.size_bytes, result.after.size_bytes
     meaning = f"of the file, {size_words(before)} before: {before / max(after, 1):.1f} times smaller"
     yield doc.Figure("size", size_words(after), meaning)
