@@ -367,7 +367,11 @@ def may_be_copy(task: GraphFileTask, checked: CheckedSource) -> bool:
 
 
 def _read_valid_structure(source: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """Return a valid model without its larger weights and without duplicate metadata keys, and notes on repairs."""
+    """Return a valid model without its larger weights and without duplicate metadata keys, and notes on repairs.
+
+    Raises:
+        InputError: the graph is invalid or has a cycle.
+    """
     structure = read_structure(source, as_written=True)
     refuse_cycles(structure, source)
     inlined = inline_functions(structure, source)
@@ -520,7 +524,14 @@ class _TransformationRun(Generic[ResultT]):
         return result
 
     def _write_result(self, model: ir.Model | None) -> _WrittenResult:
-        """Write the model, or a copy of the source if there is no model; compare, summarize and commit the result."""
+        """Write the model, or a copy of the source if there is no model; compare, summarize and commit the result.
+
+        Within a ``transaction`` the caller commits.
+
+        Raises:
+            StageError: the result is larger than requested.
+            VerificationError: the result differs from the source; the message names the first wrong module.
+        """
         task, work, output = self._task, self._work, self._task.paths.model
         with self._clock.step(_WRITING) as step, _output_files(task) as files:
             earlier = files.written_sizes()
