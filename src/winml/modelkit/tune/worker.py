@@ -152,7 +152,16 @@ class _Runner:
         }
 
     def open(self, path: str, folder: str, run: Mapping[str, Any]) -> dict[str, object]:
-        """Open the file with the values for timing, and run it a few times; ``run`` holds the settings."""
+        """Open the file with the values for timing, and run it a few times; return its times and memory.
+
+        Args:
+            path: The ONNX file.
+            folder: Folder with the stored values.
+            run: Settings of the run: callers, provider and threads.
+
+        Raises:
+            UsageError: the provider does not support dynamic dimensions.
+        """
         callers = run["callers"]
         options = opened_model.RunOptions(
             path,
