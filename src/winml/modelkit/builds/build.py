@@ -213,7 +213,12 @@ class _Build(StageWalk):
         return stored.link(self.folder.path, self.files)
 
     def run_stage(self, stage: Stage, part: BuiltPart | None, reason: str) -> dict[str, StageRecord]:
-        """Run a stage.
+        """Run a stage; return part → record. The stage writes its files.
+
+        Args:
+            stage: The stage.
+            part: The part of the model; `None` if the stage makes all parts.
+            reason: Reason to run it, for the record.
 
         Raises:
             WinMLError: the stage failed.
