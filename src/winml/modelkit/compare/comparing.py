@@ -337,7 +337,14 @@ def _missing_notes(pair: SidePair, missing: tuple[Sequence[str], Sequence[str]])
 def _compare_by_module(
     whole: ModelComparison, pair: SidePair, matched: Sequence[MatchedBoundary], options: CompareOptions
 ) -> ModelComparison:
-    """Extend the comparison by all modules."""
+    """Run both models and return the comparison with all modules.
+
+    Args:
+        whole: The comparison of the outputs.
+        pair: The two models.
+        matched: The common modules.
+        options: Options of the comparison.
+    """
     left, right = pair.reference, pair.candidate
     unchanged = None
     if isinstance(left, OnnxSide) and isinstance(right, OnnxSide):
@@ -606,6 +613,11 @@ def _refuse_no_module(reference: Side, candidate: Side, matched: Sequence[Matche
 
 def _refuse_random_outputs(pair: SidePair, worst: OutputFidelity, tolerance: float) -> None:
     """Refuse a nondeterministic model; models are run again only if their outputs differ.
+
+    Args:
+        pair: The two models.
+        worst: Comparison of the least equal output.
+        tolerance: Relative error up to which outputs count as equal.
 
     Raises:
         UsageError: names the model and, for a file, its random nodes.

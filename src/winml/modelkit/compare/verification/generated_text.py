@@ -296,9 +296,9 @@ def _torch_output_after(part: ModelPart, model: nn.Module, run: TextStep, cache:
 
 
 def _difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -> float | None:
-    """Relative difference of the scores after a prompt that PyTorch reads in two runs.
+    """Run PyTorch on a prompt in two runs; return the relative difference of the scores after it.
 
-    ``None`` if it is rounding, known from the cache layout, or if the model cannot read a prompt in two runs.
+    `None` if it is rounding, known from the cache layout, or if the model cannot read a prompt in two runs.
     """
     layout = part.cache
     assert layout is not None

@@ -195,7 +195,13 @@ class InputDraws:
             yield dict.fromkeys(names, axis)
 
     def _learn_rules(self, learned: _Learned, refusal: ExportError | None, who: str = "PyTorch") -> None:
-        """Make the rules permanent, with a note."""
+        """Make the rules permanent for further samples, with a note.
+
+        Args:
+            learned: The rules.
+            refusal: Error of PyTorch without the rules; `None`: the outputs were NaN.
+            who: Source of the NaN, for the note.
+        """
         before, self.learned = self.learned, learned
         why = (
             f"{who} returns NaN for others"

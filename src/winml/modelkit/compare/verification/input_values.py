@@ -200,7 +200,13 @@ def run_at_varied_values(
 
 
 def _torch_output_at(prepared: PreparedPart, traced: Draw, changed: Tensors) -> Draw | str:
-    """Run PyTorch on the traced inputs with some changed; return the reason if its outputs cannot be compared."""
+    """Run PyTorch on the traced inputs with some changed; return the reason if its outputs cannot be compared.
+
+    Args:
+        prepared: The part, with weights.
+        traced: The traced sample.
+        changed: New values, by input.
+    """
     tensors = {**traced.inputs, **changed}
     try:
         reference = run_reference(prepared, tensors)
@@ -230,6 +236,14 @@ def _other_values(
 
     Empty for tensors that random inputs vary anyway: floats with several values, and many integers. Inputs read by
     Python get more values; negative ones if a trace is known to contain the read value.
+
+    Args:
+        spec: The input.
+        traced: Its traced values.
+        part: The part of the model.
+        rules: Learned rules: masks and lengths.
+        is_read: True if Python reads values of this input.
+        reads_values: True if a trace is known to contain the read value.
     """
     is_of_lengths = spec.value_range is None and holds_lengths(spec, rules)
     if traced.numel() == 0:
@@ -643,7 +657,15 @@ def _is_wrong(entry: OutputComparison) -> bool:
 
 
 def _far_error(written: WrittenGraph, far: Varied, wrong: Sequence[OutputComparison]) -> VerificationError:
-    """Create the error for outputs that differ for large values only."""
+    """Create the error for outputs that differ for large values only.
+
+    Runs the file once more, to find the first operator with infinite values.
+
+    Args:
+        written: The written graph, with the traced sample.
+        far: The sample with large values.
+        wrong: The unequal outputs.
+    """
     worst = max(wrong, key=lambda entry: (bool(entry.problem), entry.relative_diff))
     difference = worst.problem or f"relative difference {worst.relative_diff:.1e}, tolerance {worst.threshold:.0e}"
     low, high = _find_range([far.draw.inputs[name] for name in far.names])

@@ -344,7 +344,7 @@ def _is_rounding(different: OutputComparison, moved: Mapping[str, OutputComparis
 
 
 def _perturbed_outputs(prepared: PreparedPart, draw: Draw, rounding: Rounding) -> dict[str, OutputComparison]:
-    """Output → largest change caused by one unit in the last place of module results.
+    """Run PyTorch with results of modules moved by one unit in the last place; return output → largest change.
 
     ``{}`` if PyTorch is not deterministic without changes: then rounding is not the cause.
     """
