@@ -318,6 +318,12 @@ def _run_reference(
 ) -> list[Arrays]:
     """Return the outputs of the float file for the samples.
 
+    Args:
+        reference: The float file.
+        source: The quantized file, for messages.
+        sample_feeds: The samples.
+        expected: Outputs of the quantized file.
+
     Raises:
         UsageError: the inputs or outputs differ from those of the quantized file.
     """
