@@ -760,7 +760,15 @@ def _normalize_graph(model: ir.Model, config: WinMLExportConfig, used: ExporterU
 
 
 def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: ModuleTree, used: ExporterUse) -> None:
-    """Write the model description to the metadata, or remove all tags without ``hierarchy``; in place."""
+    """Write the model description to the metadata, or remove all tags without ``hierarchy``; in place.
+
+    Args:
+        model: The graph.
+        run: The export.
+        part: The part of the model.
+        tree: Its modules.
+        used: The exporter, with the reason for it.
+    """
     if not run.config.hierarchy:
         for node in all_nodes(model):
             clear_tag(node)
