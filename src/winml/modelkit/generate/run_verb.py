@@ -565,7 +565,16 @@ def _compare_with_pytorch(
     request: RunRequest,
     model: Any,
 ) -> InferenceResult:
-    """Add PyTorch's results of each call to a result."""
+    """Load the model into PyTorch, run it on each call, and return the result with the comparison.
+
+    Args:
+        result: The result of the ONNX model.
+        answers: Text of a call, and answer of the ONNX model.
+        subject: Task and inputs.
+        calls: Text of a call, and its inputs.
+        request: The request of the user.
+        model: The opened ONNX model.
+    """
     from winml.modelkit.generate.answering import compared_answers, tensor_answer
     from winml.modelkit.models.model import load_model
 
