@@ -139,7 +139,7 @@ class _Observations:
 
 
 def _explain_axis(observed: _Observations, output: str, axis: int) -> int | str | None:
-    """Return the unique expression for an output's axis, or `None`."""
+    """Return the unique expression for an output's axis, or `None`; may run the model at further sizes."""
     points = observed.list_points(output, axis)
     values = {value for _, value in points}
     if len(values) == 1:
@@ -190,7 +190,10 @@ def _sum_text(term: str, offset: int, *, is_operand: bool = False) -> str:
 
 
 def _explain_division(observed: _Observations, output: str, axis: int) -> str | None:
-    """Return the fitting division, asking until one is left; `None` if there is no fit, or several remain."""
+    """Return the fitting division, running the model at further sizes until one is left.
+
+    `None` if there is no fit, or several remain.
+    """
     while candidates := _fitting_divisions(observed.list_points(output, axis)):
         if len(candidates) == 1 and candidates[0].is_exact:
             return candidates[0].text

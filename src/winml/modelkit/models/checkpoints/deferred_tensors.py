@@ -136,7 +136,7 @@ class DeferredTensor(UnreadTensor):
 
     @classmethod
     def _record_write(cls, func: object, args: Any, kwargs: Any) -> Any:
-        """Record an operation that writes into a tensor with memory of its own.
+        """Record an operation that writes into a tensor with memory of its own; changes and returns the tensor.
 
         Raises:
             NotDeferrableError: the memory is shared with another tensor, or may be.

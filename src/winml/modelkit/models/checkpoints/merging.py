@@ -129,6 +129,13 @@ def _make_branch(
 ) -> LoraBranch:
     """Return a branch beside a quantized weight; its matrices are read when the graph is written.
 
+    Args:
+        adapter: The adapter, for messages.
+        module: The module with the weight.
+        path: Path of the module.
+        pair: Names of the adapter's matrices.
+        tensors: Name → tensor of the adapter.
+
     Raises:
         CheckpointError: the adapter is a DoRA, which no branch can express.
     """
@@ -147,7 +154,14 @@ def _make_branch(
 def _merge_weight(
     module: nn.Module, weight: torch.Tensor, pair: LoraPair, tensors: dict[str, DeferredTensor]
 ) -> torch.Tensor:
-    """Return a weight with an adapter merged, in the element type of the weight."""
+    """Return a weight with an adapter merged, in the element type of the weight.
+
+    Args:
+        module: The module with the weight.
+        weight: The weight; unchanged.
+        pair: Names of the adapter's matrices.
+        tensors: Name → tensor of the adapter.
+    """
     a, b = _to_float(_load_value(tensors[pair.a], weight)), _to_float(_load_value(tensors[pair.b], weight))
     delta = b.reshape(-1, pair.rank) @ a.reshape(pair.rank, -1)
     if pair.is_embedding or _is_transposed(module):

@@ -154,6 +154,11 @@ class AxisNames:
     def _take_meaning(self, option: str, meaning: str, description: str) -> None:
         """Name the axes with a meaning, such as the batch, unless the axes have a name already.
 
+        Args:
+            option: The option that requests it, for messages.
+            meaning: Key of the meaning.
+            description: The meaning in words, for messages.
+
         Raises:
             UsageError: no input has such an axis, or its size cannot vary.
         """
@@ -207,6 +212,11 @@ class AxisNames:
 
     def set_name(self, axis: Axis, name: str, origin: str) -> None:
         """Name one axis.
+
+        Args:
+            axis: Input and number of the axis.
+            name: The name.
+            origin: The option that names it, for messages.
 
         Raises:
             UsageError: the axis has another name already, or cannot vary.

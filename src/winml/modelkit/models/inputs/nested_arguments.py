@@ -262,7 +262,14 @@ def _group_by_member(paths: Sequence[str], requested_by: str) -> dict[str, list[
 
 
 def _build_tree(paths: Sequence[str], name: str, hint: object, requested_by: str) -> Any:
-    """Return a container of the annotated class, else a list if the keys count from 0, else a dict."""
+    """Return a container of the annotated class, else a list if the keys count from 0, else a dict.
+
+    Args:
+        paths: Dotted names of the tensors in the container; ``""`` alone: the value is a tensor.
+        name: Name of the parameter, for messages.
+        hint: Its annotation.
+        requested_by: Source of the names, for messages.
+    """
     if list(paths) == [""]:
         return torch.empty(0, device="meta")
     hint = _strip_none(hint)
