@@ -374,7 +374,13 @@ class _Simplification:
         return False
 
     def _find_target_numbers(self, shape: Shape, target: Shape, open_places: Sequence[int]) -> list[int] | None:
-        """Return a constant shape for a reshape; `None` if no constant shape is possible."""
+        """Return a constant shape for a reshape; `None` if no constant shape is possible.
+
+        Args:
+            shape: Shape of the input.
+            target: Shape of the output.
+            open_places: Axes that the graph already leaves to the operator (``-1``).
+        """
         numbers: list[int] = []
         copied: list[Size] = []
         for axis, size in enumerate(target):
