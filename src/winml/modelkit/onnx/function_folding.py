@@ -167,7 +167,14 @@ class _Planner:
         *,
         apart: Collection[ir.Node],
     ) -> set[ir.Node]:
-        """Return all reachable nodes of the parent; the nodes of a function are reached together."""
+        """Return all reachable nodes of the parent; the nodes of a function are reached together.
+
+        Args:
+            start: Nodes to start from; part of the result only if reached again.
+            neighbours: Node → next nodes.
+            parent: The function that contains the nodes; `None`: the graph.
+            apart: Nodes at which the walk stops.
+        """
         reached: set[ir.Node] = set()
         pending = list(start)
         while pending:
@@ -366,7 +373,13 @@ class _Folder:
         )
 
     def _replace_outside(self, old: ir.Value, new: ir.Value, members: set[ir.Node]) -> None:
-        """Redirect readers outside a part to the output of its call, in place; outputs of the graph as well."""
+        """Redirect readers outside a part to the output of its call, in place; outputs of the graph as well.
+
+        Args:
+            old: Value inside the part.
+            new: Output of the call; takes over name, type and shape.
+            members: Nodes of the part.
+        """
         new.name, new.type, new.doc_string = old.name, old.type, old.doc_string
         new.shape = None if old.shape is None else old.shape.copy()
         for use in list(old.uses()):

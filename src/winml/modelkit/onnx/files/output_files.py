@@ -448,7 +448,13 @@ class OutputFiles:
         return sizes
 
     def _move_file(self, target: Path, temporary_path: Path, undo: contextlib.ExitStack) -> None:
-        """Move a file to its target, and register the undo."""
+        """Move a file to its target, and register the undo; a replaced file is put aside until then.
+
+        Args:
+            target: The target.
+            temporary_path: The written file.
+            undo: Receives the undo.
+        """
         is_there = os.path.lexists(target)
         if is_there and target in self._reserved:
             folder = self._folders[target.parent].path
