@@ -167,6 +167,11 @@ def _source_positions(
     """Name of an executed node → positions of its original nodes.
 
     The transfer of tags finds the modules of a node. Here every node of a copy of the original is a separate module.
+
+    Args:
+        original_nodes: Nodes of the original graph, with tags.
+        measured_file: The original graph.
+        executed_file: The graph that ONNX Runtime executed.
     """
     labelled, executed = ir.serde.deserialize_model(measured_file), ir.serde.deserialize_model(executed_file)
     for position, (node, original_node) in enumerate(zip(all_nodes(labelled), original_nodes, strict=True)):
@@ -419,7 +424,15 @@ def _charge_to_modules(
     tree: OnnxTree,
     measured: RunProfile,
 ) -> ProfiledModules:
-    """Assign the kernels of the executed graph to modules; ``structures`` are the measured and the executed graph."""
+    """Assign the kernels of the executed graph to modules.
+
+    Args:
+        result: The measurement.
+        structures: The measured and the executed graph.
+        path: The measured file.
+        tree: Its modules.
+        measured: Times of the kernels.
+    """
     before, executed_proto = structures
     original, executed = graph_of(before, path), graph_of(executed_proto, path)
     _write_tree_tags(original, tree)
