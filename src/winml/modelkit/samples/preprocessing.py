@@ -453,6 +453,12 @@ def _recording_arguments(extractor: Any, length: int | None) -> dict[str, object
 def _context_room(tokenizer: Any, rows: Sequence[Row], longest: int, option: str) -> int:
     """Return the number of context tokens that fit beside the longest question.
 
+    Args:
+        tokenizer: The tokenizer of transformers.
+        rows: Samples with questions.
+        longest: Largest number of tokens in a row.
+        option: Option of the dataset, for messages.
+
     Raises:
         InputError: no context token fits.
     """
