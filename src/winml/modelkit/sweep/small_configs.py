@@ -332,7 +332,14 @@ def _layer_settings(content: Mapping[str, Any], depth: int, layer: int) -> Itera
 
 
 def _cut_layer_setting(key: str, value: Any, depth: int, remaining_layers: Sequence[int]) -> Any:
-    """Return the setting of ``depth`` layers, reduced to the kept layers; other values are returned unchanged."""
+    """Return the setting of ``depth`` layers, reduced to the kept layers; other values are returned unchanged.
+
+    Args:
+        key: Key of the setting.
+        value: Its value.
+        depth: Number of all layers.
+        remaining_layers: Numbers of the kept layers, in order.
+    """
     if _is_list_per_layer(value, depth):
         return [value[layer] for layer in remaining_layers]
     if _is_object_by_layer(value, depth):
