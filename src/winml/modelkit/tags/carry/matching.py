@@ -490,7 +490,13 @@ def _find_survivor(matching: _Matching, node: ir.Node) -> ir.Node | None:
 
 
 def _is_reordered(original: ir.Node, maker: ir.Node, node: ir.Node) -> bool:
-    """Return True if ``node`` produces the value of ``maker`` only since a removed reordering lay in between."""
+    """Return True if ``node`` produces the value of ``maker`` only since a removed reordering lay in between.
+
+    Args:
+        original: Original node that ``node`` stands for.
+        maker: Original producer of the value that ``node`` produces.
+        node: Node of the new graph.
+    """
     if node.op_type in _REORDERINGS:
         return False
     while maker is not original:
@@ -642,7 +648,10 @@ def _match_by_readers(matching: _Matching) -> None:
 
 
 def _find_weight_owners(original: OriginalModel, node: ir.Node, region: Replaced) -> frozenset[Position]:
-    """Return the positions of the readers of a node's weights in the original, restricted to the replaced region."""
+    """Return the positions of the readers of a node's weights in the original, restricted to the replaced region.
+
+    Empty without such weights; with an empty region, also if the readers are in several modules.
+    """
     owners: frozenset[Position] = frozenset()
     for value in node.inputs:
         if value is not None and value.name and value.is_initializer():
