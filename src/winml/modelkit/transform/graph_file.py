@@ -587,6 +587,11 @@ def _compare_with_source(
 ) -> tuple[Comparison | None, tuple[str, ...]]:
     """Compare a written result with its source; a source with an opset too old for ONNX Runtime is converted first.
 
+    Args:
+        task: The transformation of a file, with the source.
+        work: Its work, which compares.
+        staged: The result, at its temporary path.
+
     Returns:
         The comparison, and a note if the source was converted.
     """
@@ -625,6 +630,11 @@ def refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: boo
     """Update the metadata of a model in place; no key is added except the stamp.
 
     The stamp of normalization is set on every normalized graph, and removed from compiled and other graphs.
+
+    Args:
+        model: The model.
+        work: The transformation, with its records.
+        is_plain: True if the graph is normalized.
     """
     records = dict(work.metadata(model))
     # The record of the export may be missing or damaged.
