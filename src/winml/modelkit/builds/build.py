@@ -148,7 +148,11 @@ class _Build(StageWalk):
     """One build in a locked folder; runs the stages."""
 
     def run(self, listener: BuildListener) -> BuildResult:
-        """Run or reuse every stage, and write the result under its final names."""
+        """Run or reuse every stage, and write the result under its final names.
+
+        Raises:
+            WinMLError: a stage failed, or a file cannot be written.
+        """
         folder = self.folder
         eval_steps = [] if self.plan.config.eval is None else [EVAL_STEP]
         self._listener = listener
@@ -328,7 +332,10 @@ class _Build(StageWalk):
         return list(dict.fromkeys(reported))
 
     def _unoptimized_notes(self) -> tuple[str, ...]:
-        """Note that no optimization level was requested."""
+        """Return a note if no optimization level was requested; `()` otherwise.
+
+        If the fusions of a decoder were applied anyway, the notes are about bfloat16.
+        """
         section = self.plan.config.optim
         if section is None or not section.is_empty or "level" in section.model_fields_set:
             return ()

@@ -364,7 +364,7 @@ def _mark_reused(records: Mapping[str, StageRecord], reason: str) -> dict[str, S
 
 
 def _changed_keys(before: Mapping[str, object], after: Mapping[str, object], prefix: str = "") -> list[str]:
-    """Return the dotted keys of different values in two JSON objects, with the values if short."""
+    """Return the dotted keys of different values in two JSON objects, after ``prefix``; with the values if short."""
     changes = []
     for key in sorted({*before, *after}):
         old, new = before.get(key), after.get(key)

@@ -80,6 +80,11 @@ class FolderLayout:
         Returns:
             The names of the written files, the model first. Data files that a model shares with its stages are not
                 listed.
+
+        Raises:
+            ModelPathError: the model file does not exist.
+            InputError: the file is no ONNX file, or a data file is missing.
+            WriteError: a file cannot be written.
         """
         from winml.modelkit.onnx.files import writing
         from winml.modelkit.onnx.files.placing import place_copy
