@@ -538,6 +538,8 @@ def _fixed_sizes(
 ) -> tuple[dict[str, int], tuple[str, ...]]:
     """Find sizes that are static in the reference and dynamic in the candidate; return the sizes and a note.
 
+    ``({}, ())`` without such sizes, or with values of the user.
+
     Raises:
         UsageError: static sizes differ, or another size is requested.
     """

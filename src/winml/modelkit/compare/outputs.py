@@ -457,7 +457,7 @@ class GenerationInfo(Record):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on prompts."""
+        """Note that prompts must be read in one run; `()` if two runs give equal logits."""
         if self.differs_in_pieces is None:
             return ()
         difference = f"{self.differs_in_pieces:.1e}"

@@ -47,7 +47,7 @@ def fidelity_words(fidelity: FidelityInfo) -> str:
 
 
 def _source_words(fidelity: FidelityInfo, output: OutputFidelity) -> str:
-    """Describe the SQNR of a compiled file's source, if both were compared with a float file."""
+    """Describe the SQNR of a compiled file's source, if both were compared with a float file; else ``""``."""
     beside = fidelity.beside
     if beside is None:
         return ""
@@ -62,7 +62,7 @@ def _inconclusive(silent: tuple[str, ...] | None) -> str:
 
 
 def _together_words(fidelity: FidelityInfo) -> str:
-    """Describe the similarity of the text of several parts, if compared."""
+    """Describe the similarity of the text of several parts; ``""`` if not compared."""
     text = fidelity.together
     if text is None:
         return ""
@@ -179,7 +179,7 @@ def verification_words(verification: VerificationInfo | None) -> str:
 
 
 def _assumed_words(verification: VerificationInfo) -> str:
-    """Describe the number of assumptions about other inputs, and if they were accepted."""
+    """Describe the number of assumptions about other inputs, and if they were accepted; ``""`` without any."""
     if not verification.assumed:
         return ""
     accepted = "accepted" if verification.accepts_assumptions else "not verified for other inputs"
@@ -187,7 +187,7 @@ def _assumed_words(verification: VerificationInfo) -> str:
 
 
 def _fixed_words(verification: VerificationInfo) -> str:
-    """Describe the fixed input values that the result is limited to."""
+    """Describe the fixed input values that the result is limited to; ``""`` without any."""
     fixed = [f"{value.name} fixed to {value.traced}" for value in verification.fixed]
     if len(fixed) > _MAX_LISTED_FIXED:
         fixed = [*fixed[:_MAX_LISTED_FIXED], f"{len(fixed) - _MAX_LISTED_FIXED} more inputs fixed"]

@@ -63,6 +63,9 @@ class InputDraws:
             number: Number of the sample, from 1; the first is the user's example if any.
             sizes: Size of every dynamic dimension; ``None``: as traced.
             with_padding: Let random masks hide positions.
+
+        Raises:
+            UsageError: an input has no size, or its range holds no value of its type.
         """
         part = self.part
         if self.is_example(number):

@@ -382,7 +382,7 @@ def compare_at_varied_values(file: WrittenFile, values: VariedValues) -> tuple[V
 
 
 def _is_rounding(file: WrittenFile, varied: Varied, outputs: Collection[str]) -> bool:
-    """Return True if rounding, or the order of equal values, determines these outputs."""
+    """Return True if rounding, or the order of equal values, determines these outputs; may run both models again."""
     if is_decided_by_rounding(file.prepared, varied.draw, outputs, file.rounding):
         return True
     traced = file.written.draw
@@ -401,7 +401,7 @@ class _Difference:
 
 
 def _find_difference(file: WrittenFile, draw: Draw) -> _Difference | None:
-    """Return the difference of the file's outputs from PyTorch's; ``None`` if equal."""
+    """Run the file on a sample; return the difference of its outputs from PyTorch's, ``None`` if equal."""
     try:
         output = file.run(draw)
     except VerificationError as error:

@@ -317,7 +317,10 @@ def limited_by_tables(
 
 
 def _run_together(traced: Sizes, draws: Sequence[Draw], run: Callable[[Sizes], Draw], parameters: int) -> list[Draw]:
-    """Run a sample with every dimension at its largest size among these samples, if quick."""
+    """Run a sample with every dimension at its largest size among these samples, if quick.
+
+    `[]` if slow, refused, or one of these samples already.
+    """
     if not draws:
         return []
     sizes = {name: max(draw.sizes[name] for draw in draws) for name in traced}
@@ -570,7 +573,7 @@ def _compare_or_explain(file: VerifiedFile, draw: Draw) -> Sequence[OutputCompar
 
 
 def _unoptimized_reason(model_path: Path, draw: Draw) -> str:
-    """Run the unoptimized file and return ONNX Runtime's error, which names nodes of the file."""
+    """Run the unoptimized file and return ONNX Runtime's error, which names nodes of the file; ``""`` if it runs."""
     from winml.modelkit.ort.sessions import Session
 
     try:
