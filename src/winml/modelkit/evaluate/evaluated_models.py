@@ -238,7 +238,7 @@ def _model_notes(loaded: LoadedModel) -> tuple[str, ...]:
 
 
 def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -> tuple[Side | None, tuple[str, ...]]:
-    """Open the baseline; also returns notes.
+    """Open the baseline; also returns notes. `None` without a baseline, or if its code must not run.
 
     Raises:
         UsageError: the checkpoint of the model is requested, but unknown.

@@ -53,7 +53,7 @@ class MetricResult(Record, digits=6):
 
     @recorded(entry("baseline", omit_none=True))
     def baseline_entry(self) -> dict[str, object] | None:
-        """Value of the baseline with its interval."""
+        """Value of the baseline with its interval; `None` without a baseline."""
         return None if self.baseline is None else {"value": self.baseline, "interval": self.baseline_interval}
 
     @recorded(entry("difference", omit_none=True))
