@@ -290,6 +290,8 @@ class HTPExporter:
 def frozen_by_default(names: Collection[str], parts: Sequence[ModelPart]) -> dict[str, int]:
     """Return key of ``--shape-config`` → size, for dynamic dimensions that are dynamic by default.
 
+    `{}` if one of them is the length of a cache.
+
     One row, one new token in a decoder, and the traced number of tokens or frames of the first part with tokens or
     frames.
 

@@ -487,6 +487,9 @@ def bounded_graph(
         tagged_graph: The graph of the part.
         maxima: Dimension → largest size.
         reason: Reason of the limits, for the note.
+
+    Raises:
+        ExportError: only the traced size of a dimension remains.
     """
     bounds = {size.name: (size.min, maxima[size.name]) for size in tagged_graph.dimensions if size.name in maxima}
     dimensions, *_ = _bound_dimensions(tagged_graph.dimensions, bounds)

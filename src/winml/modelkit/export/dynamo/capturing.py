@@ -180,7 +180,10 @@ def _constraint_reason(error: BaseException) -> str:
 
 
 def _user_line(chain: Sequence[BaseException]) -> str:
-    """Return file name and line of the innermost frame outside the libraries, in brackets: `` (net.py:8)``."""
+    """Return file name and line of the innermost frame outside the libraries, in brackets: `` (net.py:8)``.
+
+    ``""`` if all frames are in libraries.
+    """
     for error in chain:
         frames = traceback.extract_tb(error.__traceback__)
         user_frames = [frame for frame in frames if not _LIBRARIES.intersection(Path(frame.filename).parts)]
@@ -472,7 +475,7 @@ def _index_axes(forward: FlatForward, axes: Mapping[str, Mapping[int, str]]) -> 
 
 
 def _dynamic_shapes(inputs: Mapping[str, torch.Tensor], axes: Mapping[str, Mapping[int, str]]) -> Any:
-    """Return the dynamic sizes in torch's format; torch itself finds dependencies among them."""
+    """Return the dynamic sizes in torch's format, which finds dependencies among them; `None` if all are fixed."""
     if not axes:
         return None
     return tuple(dict.fromkeys(axes.get(name, {}), torch.export.Dim.DYNAMIC) or None for name in inputs)

@@ -511,7 +511,11 @@ class ModuleScopes:
 
     @contextmanager
     def patched_exporter(self) -> Iterator[None]:
-        """Patch torch's exporter, so that an export inside the block writes these scopes and prints no messages."""
+        """Patch torch's exporter, so that an export inside the block writes these scopes and prints no messages.
+
+        Raises:
+            ExportError: the graph holds a constant without values.
+        """
         trace_graph = torch.jit._get_trace_graph  # type: ignore[attr-defined]
         infer_shapes = torch._C._jit_pass_onnx_graph_shape_type_inference
         was_inlining = torch._C._jit_get_inline_everything_mode()
