@@ -724,7 +724,7 @@ def _refuse_number(name: str, number: float, dtype: str) -> None:
 
 
 def _make_writer(answer: Answer, values: Mapping[str, Any], path: Path | None) -> Mapping[Path, Any]:
-    """Return the file to save → function that writes it."""
+    """Return the file to save → function that writes it; `{}` without a path."""
     if path is None:
         return {}
     if path.suffix.lower() == _ARRAYS_SUFFIX:

@@ -48,7 +48,7 @@ class _Progress:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Rate of the tokens after the first."""
+        """Rate of the tokens after the first; `None` if there is only one."""
         return len(self.seconds[1:]) / sum(self.seconds[1:]) if sum(self.seconds[1:]) else None
 
 
