@@ -192,11 +192,19 @@ class _NodeChecks:
 
     @property
     def open_places(self) -> Mapping[str, object]:
-        """The dynamic dimensions that the provider does not support."""
+        """The dynamic dimensions that the provider does not support; `{}` if it supports all."""
         return {} if self.chosen.provider.takes_dynamic else self.facts.open_places
 
     def by_session(self) -> ProviderFit | None:
-        """Query the provider; None if placement is not reported, or a session fails without an operator table."""
+        """Query the provider with a session, and note what limits the result.
+
+        `None` if placement is not reported, or a session fails without an operator table.
+
+        Raises:
+            InputError: the file is no ONNX model, or damaged.
+            StageError: the query ended without an answer, or exceeded its time limit.
+            WriteError: the disk has no space for a copy of the file.
+        """
         if not reports_placement():
             self.notes.append(
                 f"ONNX Runtime {ort.__version__} does not report the provider of a node; this requires 1.24 or later."
@@ -413,7 +421,7 @@ _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
 def _float_source(model: onnx.ModelProto, path: Path) -> str:
-    """Return the path of the float source recorded in a quantized file, if the source exists."""
+    """Return the path of the float source recorded in a quantized file; ``""`` if missing."""
     metadata = {prop.key: prop.value for prop in model.metadata_props}
     try:
         return str(file_below(path.parent, load_metadata(metadata[FLOAT_SOURCE_KEY])["file"]))
