@@ -88,7 +88,7 @@ class ModelRequest(LoadOptions):
 
     @property
     def left_open(self) -> dict[str, OpenSize]:
-        """Sizes that are left open, by key of ``--shape-config``."""
+        """Sizes that are left open, by key of ``--shape-config``; `{}` without the option."""
         return {} if self.shape_config is None else self.shape_config.left_open()
 
     def with_sizes(self, sizes: Mapping[str, int]) -> ModelRequest:
@@ -135,7 +135,7 @@ class ModelSource:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files at the path: the config, the script, or all files of the checkpoint folder."""
+        """The files at the path: the config, the script, or all files of the checkpoint folder; `()` without a path."""
         if self.path is None:
             return ()
         return tuple(sorted(self.path.iterdir())) if self.path.is_dir() else (self.path,)

@@ -229,7 +229,7 @@ def _refuse_swapping_in_parts(adapters: Sequence[Adapter], parts: Sequence[Model
 
 
 def requested_dtype(request: ModelRequest) -> torch.dtype | None:
-    """Return the requested type of floating point weights, if any."""
+    """Return the requested type of floating point weights; `None` without a request."""
     return None if request.dtype is None else _DTYPES[request.dtype]
 
 
@@ -323,7 +323,7 @@ def _import_model_class(checkpoint: CheckpointConfig, decision: TaskDecision) ->
 
 
 def _find_codes(checkpoint: CheckpointConfig, folder: Path | None, source: ModelSource) -> CodedCheckpoint | None:
-    """Find the quantized weights of a checkpoint if its config declares a quantization.
+    """Find the quantized weights of a checkpoint if its config declares a quantization; else `None`.
 
     Raises:
         CheckpointError: their format is not supported, or they are damaged.

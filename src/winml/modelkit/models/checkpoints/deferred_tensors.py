@@ -164,7 +164,11 @@ class DeferredTensor(UnreadTensor):
         return self.origin.compute(_realize_deferred)
 
     def by_reference(self, name: str) -> ir.TensorProtocol:
-        """Return the tensor for a graph; its values are read when the graph is written."""
+        """Return the tensor for a graph; its values are read when the graph is written.
+
+        Raises:
+            CheckpointError: the file became shorter.
+        """
         if isinstance(self.origin, (StoredTensor, CodedTensor)):
             return self.origin.named(name)
 

@@ -97,6 +97,9 @@ def adapter_merged(model: nn.Module, adapter: Adapter) -> Iterator[None]:
     Args:
         model: The model, with values.
         adapter: The adapter.
+
+    Raises:
+        CheckpointError: the adapter does not fit a weight.
     """
     targets = [_find_weight(model, path) for path in adapter.pairs]
     old_weights = [(module, attribute, getattr(module, attribute)) for module, attribute in targets]

@@ -277,6 +277,9 @@ def inference_class(task: str, class_name: str = "", model_type: str = "") -> st
 
     >>> inference_class("fill-mask"), inference_class("feature-extraction")
     ('WinMLModelForMaskedLM', 'WinMLModelForFeatureExtraction')
+
+    Raises:
+        TaskError: the task is unknown.
     """
     task = canonical_task(task)
     autos = dict(zip(TASKS[task], _auto_classes(task), strict=True))

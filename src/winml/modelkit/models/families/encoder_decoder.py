@@ -322,7 +322,7 @@ class _DividedModel:
 
     @property
     def _own_arguments(self) -> Mapping[str, str]:
-        """Inputs for the decoder's own tokens if the length of its cache is fixed: input → argument.
+        """Inputs for the decoder's own tokens if the length of its cache is fixed: input → argument; else `{}`.
 
         A mask hides cache entries without a token yet, and positions cannot be derived from the length of the cache.
         """

@@ -234,12 +234,12 @@ class ImageCode:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Names of the layered features as outputs of the vision encoder."""
+        """Names of the layered features as outputs of the vision encoder; `()` without layered features."""
         return () if self.layered is None else self.layered.feature_names
 
     @property
     def layered_names(self) -> tuple[str, ...]:
-        """Names of the layered features as tensors over all tokens."""
+        """Names of the layered features as tensors over all tokens; `()` without layered features."""
         return () if self.layered is None else self.layered.token_names
 
     def features(self, module: torch.nn.Module) -> Callable[..., dict[str, torch.Tensor]]:

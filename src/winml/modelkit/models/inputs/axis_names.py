@@ -316,7 +316,7 @@ def name_the_unnamed(naming: AxisNames) -> None:
 
 
 def _find_like_name(naming: AxisNames, axis: Axis) -> str | None:
-    """Return the name of an axis of the same position and, if both have a number, the same size."""
+    """Return the name of an axis of the same position and, if both have a number, the same size; else `None`."""
     shapes = {spec.name: spec.shape for spec in naming.decision.inputs}
 
     def position_and_size(candidate: Axis) -> tuple[int, int, int | str]:
@@ -352,6 +352,9 @@ def bring_along_by_size(naming: AxisNames, accepts: AcceptsShapes | None) -> lis
     Args:
         naming: The names so far.
         accepts: Runs the model on shapes; `None`: no axis is added.
+
+    Raises:
+        UsageError: an axis would have two names, or cannot vary.
     """
     candidates = _find_candidates(naming)
     if accepts is None or not candidates:

@@ -98,7 +98,7 @@ def _find_default_names(
     left_open: Mapping[str, specs.OpenSize],
     by_default: Collection[str],
 ) -> dict[str, str]:
-    """Return the names that no option requested: name → key of its size.
+    """Return the names that no option requested: name → key of its size; `{}` without default keys.
 
     Args:
         naming: All names.

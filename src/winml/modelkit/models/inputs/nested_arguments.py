@@ -320,7 +320,7 @@ def _strip_none(hint: object) -> Any:
 
 
 def _member_hint(hint: object, key: str) -> Any:
-    """Return the annotation of a member."""
+    """Return the annotation of a member; `None` if unknown."""
     arguments = [kind for kind in get_args(hint) if kind is not ...]
     origin = get_origin(hint) or hint
     if isinstance(origin, type) and (dataclasses.is_dataclass(origin) or hasattr(origin, "_fields")):
