@@ -657,7 +657,10 @@ def _compute_elements(
 
 
 def _content_of_where(known_sizes: KnownSizes, node: ir.Node) -> _Content | None:
-    """Return the elements of Where(Equal(sizes, constants), then, otherwise), as exported for Expand with -1."""
+    """Return the elements of Where(Equal(sizes, constants), then, otherwise), as exported for Expand with -1.
+
+    `None` for other conditions, or if a size may equal the constant.
+    """
     condition, then, otherwise = node.inputs
     equal = producer_of(condition, "Equal")
     if equal is None:
