@@ -338,7 +338,7 @@ def node_signature(node: PlacedNode) -> str:
 
 @functools.cache
 def _default_attributes(operator: str, domain: str) -> Mapping[str, bytes]:
-    """Return the default values of an operator's optional attributes."""
+    """Return the default values of an operator's optional attributes; `{}` for an unknown operator."""
     try:
         schema = onnx.defs.get_schema(operator, domain=domain)
     except onnx.defs.SchemaError:

@@ -133,6 +133,9 @@ def written_bytes(model: ir.Model, path: Path, *, external: bool | None = None) 
         model: The model; not changed.
         path: The file to write.
         external: As of :func:`write_model`.
+
+    Raises:
+        WriteError: an attribute of a node is in another file.
     """
     with _untyped_initializers(model):
         framing = _frame_model(model, path)
@@ -556,8 +559,13 @@ class _Rewriting:
         self._locations = locations
 
     def pieces(self, start: int, end: int, message: Any, *, in_function: bool = False) -> list[_Span]:
-        """Return the pieces of a message between two positions, with new metadata; takes the metadata of the next
-        nodes.
+        """Return the pieces of a message between two positions, with new metadata.
+
+        Takes the metadata of the next nodes from ``nodes`` and ``function_nodes``.
+
+        Raises:
+            InternalError: the file has more nodes than metadata.
+            WireError: the bytes are no message.
         """
         if message is onnx.StringStringEntryProto.DESCRIPTOR:
             return [self._rename_entry(start, end)]
