@@ -21,7 +21,7 @@ Rewrite = Callable[[ir.Model], tuple[ir.Model, tuple[str, ...]]]
 
 
 def rewrite_selected(model: ir.Model, names: Collection[str], rewrite: Rewrite) -> tuple[str, ...]:
-    """Rewrite the selected nodes of the main graph, in place; return notes.
+    """Rewrite the selected nodes of the main graph, in place; return notes. `()`, unchanged, if no node is selected.
 
     Nodes with subgraphs, and calls of functions, are unchanged.
 
