@@ -220,7 +220,7 @@ def read_device_profile(path: Path, *, counted_runs: int, provider: str) -> RunP
 
 
 def _read_executed_parts(path: Path) -> list[list[list[dict[str, str]]]]:
-    """Return the events by compiled part and execution.
+    """Return the events by compiled part and execution; `[]` for a missing or foreign file.
 
     The events of one execution end with the event of the execution. A node is named after its node or value in the
     graph.

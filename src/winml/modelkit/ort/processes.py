@@ -183,7 +183,7 @@ class AnsweringProcess:
         seconds: float = threading.TIMEOUT_MAX,
         resident_bytes: int | None = None,
     ) -> Any:
-        """Return the answer to a question.
+        """Return the answer to a question; the first question, also after a fork, starts the process.
 
         Args:
             question: JSON values.

@@ -248,7 +248,7 @@ class TokenEmbedder:
         self._no_features = {name: _empty_value(by_name[name]) for name in self._seen.values()}
 
     def encode_images(self, inputs: Arrays) -> dict[str, Array]:
-        """Encode images for :meth:`embed`.
+        """Encode images for :meth:`embed`; `{}` for no images.
 
         Args:
             inputs: Inputs of the vision encoder, by name.
