@@ -319,7 +319,10 @@ class Preprocessor:
         return arrays, [replace(row, image_size=size) for row, size in zip(rows, sizes, strict=True)]
 
     def _process_recordings(self, extractor: Any, rows: Sequence[Row]) -> dict[str, Array]:
-        """Return the features of recordings, resampled and padded as extractor and graph require."""
+        """Return the features of recordings, resampled and padded as extractor and graph require.
+
+        Recordings that the extractor cuts are noted for ``notes``.
+        """
         rate_hz = int(extractor.sampling_rate)
         samples = [resampled(_read_cell(row.sample, "audio", self._option), rate_hz) for row in rows]
         length = self._fixed_size("input_values", 1) if len(self._input_shape("input_values")) == 2 else None
