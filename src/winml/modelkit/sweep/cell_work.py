@@ -261,7 +261,7 @@ class _CellWork:
             self.request = request_of(model, work)
 
     def _small_model(self, model_type: str) -> Path:
-        """Return the config of a small model of a type; results of other cells are reused.
+        """Return the config of a small model of a type; made once, in a folder that all cells share.
 
         Raises:
             InputError: PyTorch runs no config of this type.

@@ -476,7 +476,7 @@ def _map_counts(value: object, change: Any) -> Any:
 
 
 def _list_counts(value: Any) -> list[int]:
-    """Return a count, or all counts in nested lists."""
+    """Return a count, or all counts in nested lists; `[]` for other values."""
     if isinstance(value, (list, tuple)):
         return [number for element in value for number in _list_counts(element)]
     return [value] if _is_count(value) else []
