@@ -456,7 +456,13 @@ class _TransformationRun(Generic[ResultT]):
         self._normalizations = 0
 
     def transform(self, checked: CheckedSource | None) -> Transformation[ResultT]:
-        """Do the steps; ``checked`` is the source as read for a plan, if any."""
+        """Do the steps; ``checked`` is the source as read for a plan, if any.
+
+        Raises:
+            WinMLError: as :func:`check_source` and the work raise.
+            StageError: the result is larger than requested.
+            VerificationError: the result differs from the source.
+        """
         task, work = self._task, self._work
         with self._clock.step(_READING) as step:
             if checked is None or not checked.is_current:
