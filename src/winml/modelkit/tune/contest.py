@@ -269,7 +269,7 @@ class Contest:
         return self.state.failure(candidate.name) is None and self._measure_candidate(candidate)
 
     def _float_rules(self, candidate: Candidate) -> Mapping[str, str] | None:
-        """Return the modules in float of a mixed form, and of its variations."""
+        """Return the modules in float of a mixed form, and of its variations; `None` for other candidates."""
         return self.state.rules(candidate.name.partition("+")[0]) if candidate.part_of else None
 
     def _built_model(self, candidate: Candidate) -> Path:
@@ -362,6 +362,8 @@ class Contest:
 
 def _group_candidates(best: Candidate, rules: Mapping[str, str] | None, model: Path) -> dict[str, Candidate]:
     """Return a candidate for each group of modules, with the group in float: selector → candidate.
+
+    `{}` with fewer than two groups.
 
     Conversions cost time if the provider has no integer kernel for the operator, or if the product is small. Modules
     with equal paths except for numbers, such as one module of each layer, form a group.

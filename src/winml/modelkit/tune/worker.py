@@ -115,6 +115,12 @@ class _Runner:
             folder: Folder of the written values.
             samples: Number of samples for comparison; None: the default for the file size, as in other verbs.
             input_options: Fields of ``RunOptions`` for the inputs.
+
+        Raises:
+            UsageError: sizes or values do not fit the inputs of the graph.
+            InputError: a file is damaged.
+            StageError: ONNX Runtime fails.
+            WriteError: a file cannot be written.
         """
         # Imported late: only the first process needs these modules.
         from winml.modelkit.compare.quality_samples import SampleRequest, quality_values
@@ -189,7 +195,12 @@ class _Runner:
         }
 
     def compare(self, folder: str, samples: Mapping[str, Any]) -> dict[str, object]:
-        """Compare the outputs with those of the plain file; return the worst output."""
+        """Compare the outputs with those of the plain file; return the worst output.
+
+        Raises:
+            UsageError: sizes or values do not fit the inputs of the graph.
+            InputError: a file of values is damaged.
+        """
         assert self._opened is not None  # opened before
         session, reference, outputs = self._opened.session, [], []
         quality_samples = QualitySamples(**samples)
