@@ -56,7 +56,14 @@ def command(**options: Any) -> None:
 def _show(
     result: ModelComparison, files: Mapping[str, Sequence[Path]], depth: int | None, options: Mapping[str, Any]
 ) -> None:
-    """Write the files that are requested, and print the answer: each part has files of its modules."""
+    """Write the files that are requested, and print the answer: each part has files of its modules.
+
+    Args:
+        result: The comparison.
+        files: Option → files to write, one for each part, or one for all.
+        depth: Depth of the displayed modules; `None`: all.
+        options: Values of the command line.
+    """
     from winml.modelkit.compare.table import comparison_document
     from winml.modelkit.profile.node_data import comparison_node_data
 

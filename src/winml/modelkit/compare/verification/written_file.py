@@ -96,6 +96,13 @@ def _verify_outputs(
 ) -> VerificationInfo:
     """Compare a file at traced, random, varied and resized inputs, and a generated text.
 
+    Args:
+        written: The written graph, with the traced sample.
+        prepared: The part.
+        inputs: Samples of the inputs; learns rules, and receives notes.
+        advice: Hint for an error at other sizes.
+        is_streamed: True to read the weights piece by piece.
+
     Raises:
         VerificationError: the outputs differ, or the comparison has no signal.
     """
@@ -323,6 +330,12 @@ def _with_reference_outputs(
     The weights of a model traced without weights are in memory only here, so that ONNX Runtime finds memory free.
     Streamed weights are read once for all samples. Varied values are then tried only if Python read values, and no text
     is generated, since each token would read all weights again.
+
+    Args:
+        written: The written graph, with the traced sample.
+        prepared: The part.
+        inputs: Samples of the inputs; learns rules, and receives notes.
+        is_streamed: True to read the weights piece by piece.
     """
     proof, values = written.proof, input_values.VariedValues()
     text: GeneratedText | None = None
