@@ -313,7 +313,7 @@ def _sample_bytes(row: Row, sides: int) -> int:
 
 
 def _run_batch(side: Side, batch: Batch, evaluator: Evaluator, reported: _SideScores) -> Arrays:
-    """Run a side on a batch, record time and predictions, and return its outputs."""
+    """Run a side on a batch and return its outputs; note time and predictions in ``reported``."""
     started = time.perf_counter()
     outputs = side.run(batch.feeds)
     run_ms = (time.perf_counter() - started) * 1000
