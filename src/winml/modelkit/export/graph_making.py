@@ -636,7 +636,16 @@ def _parameter_kinds(model: torch.nn.Module) -> set[tuple[int, type]]:
 def _find_state_between_calls(
     prepared: PreparedPart, inputs: InputDraws, draw: Draw, changes: Sequence[str]
 ) -> tuple[Assumption, ...]:
-    """Return an assumption on state retained between calls, if PyTorch's outputs change in a later call."""
+    """Call PyTorch again; return an assumption on state retained between calls if a later call has other outputs.
+
+    `()` otherwise, for a part without values, and if the model refuses the sample.
+
+    Args:
+        prepared: The part.
+        inputs: Samples of the inputs.
+        draw: The traced sample.
+        changes: Attributes that the first call changed.
+    """
     if not changes or prepared.part.stored is not None:
         return ()
 
@@ -659,6 +668,12 @@ def _differs_later(prepared: PreparedPart, draw: Draw, sample: Draw) -> bool:
     """Return True if PyTorch's outputs for a sample differ after further calls from the first call.
 
     A model whose state no longer changes after a call, such as a table created in the first call, is not called again.
+    All changes are undone.
+
+    Args:
+        prepared: The part.
+        draw: The sample of the further calls.
+        sample: The compared sample, with the outputs of a first call.
     """
     with unchanged_attributes(prepared.model):
         for _call in range(_LATER_CALLS):

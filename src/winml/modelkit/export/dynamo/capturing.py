@@ -310,7 +310,16 @@ def _export_with_dynamo(
     options: CaptureOptions,
     loops: ExportedLoops,
 ) -> tuple[ir.Model, dict[str, tuple[int, int]]]:
-    """Return the graph torch's dynamo exporter writes, with transformers' repairs applied, and bounds of open sizes."""
+    """Return the graph torch's dynamo exporter writes, with transformers' repairs applied, and bounds of open sizes.
+
+    Args:
+        model: The model, with ``forward`` as its forward.
+        inputs: Input → example.
+        forward: The flat forward.
+        stacks: Record the modules of operators.
+        options: Options of the capture.
+        loops: Record the loops over values in the forward.
+    """
     with (
         _function_as_forward(model, forward, loops),
         # torch traces in the fake mode of the parameters, which must allow dynamic sizes and contain none yet.

@@ -178,7 +178,16 @@ def _export_with_torch(
     options: CaptureOptions,
     loops: TracedLoops,
 ) -> bytes:
-    """Return the file torch's TorchScript exporter writes, with weights as inputs."""
+    """Return the file torch's TorchScript exporter writes, with weights as inputs.
+
+    Args:
+        model: The model, with ``forward`` as its forward.
+        inputs: Input → example.
+        forward: The flat forward.
+        scopes: Record the modules of operators.
+        options: Options of the capture.
+        loops: Record the loops over values in the forward.
+    """
     buffer = io.BytesIO()
     names = dict(zip(forward.input_names, _names_for_torch(forward), strict=True))
     axes = {names[name]: dict(axis_names) for name, axis_names in options.dynamic_axes.items()}

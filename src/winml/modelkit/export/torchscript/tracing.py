@@ -95,7 +95,14 @@ class NumberReads:
         return number
 
     def _note_line(self, source_line: SourceLine, name: str, values: torch.Tensor, number: object) -> None:
-        """Record a line that reads a number, with the inputs or the dynamic sizes that decide the number."""
+        """Note a line that reads a number, with the inputs or the dynamic sizes that decide the number.
+
+        Args:
+            source_line: The line.
+            name: Method of the tensor that returns the number.
+            values: The tensor.
+            number: The number.
+        """
         value: Any = torch._C._get_value_trace(values)  # type: ignore[attr-defined]  # its stub misses it
         is_of_rows = name in ("__len__", "__iter__")
         inputs, sizes = self._sizes_of(value, 0) if is_of_rows else self._find_origins(value)
