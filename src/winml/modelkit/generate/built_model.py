@@ -273,6 +273,12 @@ class WinMLModel:
     def _fit_input(self, spec: InputTensorSpec, arrays: Arrays, padding: Mapping[str, _Padding], filler: int) -> Any:
         """Return an input in the type and shape the graph takes.
 
+        Args:
+            spec: The input.
+            arrays: Values of the user.
+            padding: Input with padding → its length and the length of the graph.
+            filler: Value of padding in tokens and masks.
+
         Raises:
             UsageError: the input cannot be converted.
         """

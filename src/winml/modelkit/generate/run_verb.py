@@ -292,6 +292,11 @@ def _add_article(kind: str) -> str:
 def _check_save(request: RunRequest, definition: RunTask, subject: str) -> None:
     """Refuse ``--save`` for a result without savable content, or with an unsuitable suffix.
 
+    Args:
+        request: The request of the user.
+        definition: The task, with the kind of its savable content.
+        subject: The task in words, for messages.
+
     Raises:
         UsageError: names a suitable file name, if there is one.
     """
@@ -536,6 +541,12 @@ def _make_runner(model: Any, built: Any, task: str, request: RunRequest) -> Task
     """Create the task runner of a model, with inputs fitted to the graph of the built model.
 
     PyTorch takes audio and text of any length, even if the graph's inputs are padded or truncated.
+
+    Args:
+        model: The model to run: the built one, or PyTorch's.
+        built: The built model.
+        task: The task.
+        request: The request of the user.
     """
     from winml.modelkit.generate.answering import AUDIO, TEXT, TaskRunner
     from winml.modelkit.generate.generation.transformers_loop import EncoderDecoderModel
