@@ -281,10 +281,15 @@ def output_specs_of(
 def _find_simple_shapes(
     outputs: Outputs, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Outputs | None]
 ) -> dict[str, Shape] | None:
-    """Return output shapes of numbers, dimensions and sums of two dimensions, from one further run.
+    """Run the model once more; return output shapes of numbers, dimensions and sums of two dimensions.
 
     All dimensions change at once, each by another amount, so that no two dimensions or sums are confused. `None` if an
     axis has another expression, or the model refuses these sizes.
+
+    Args:
+        outputs: Outputs at the traced sizes.
+        dimensions: The dynamic dimensions.
+        run: Sizes → outputs; `None` if the model refuses them.
     """
     traced = {dimension.name: dimension.example or 1 for dimension in dimensions}
     varied = {bound.name: 2 * traced[bound.name] + position for position, bound in enumerate(dimensions)}
@@ -315,7 +320,16 @@ def _find_simple_shapes(
 def _observe_sizes(
     outputs: Outputs, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Outputs | None]
 ) -> list[Observation]:
-    """Return the shapes at the traced sizes, with each dimension at another size, and with all at other sizes."""
+    """Run the model at other sizes; return the output shapes of each run.
+
+    The runs are at the traced sizes, with each dimension at another size, and with all at other sizes. Refused sizes
+    are left out.
+
+    Args:
+        outputs: Outputs at the traced sizes.
+        dimensions: The dynamic dimensions.
+        run: Sizes → outputs; `None` if the model refuses them.
+    """
     traced = {dimension.name: dimension.example or 1 for dimension in dimensions}
     observations = [Observation(traced, _output_shapes(outputs))]
     other_sizes = dict(traced)
