@@ -244,6 +244,12 @@ class Session:
     ) -> tuple[dict[str, Array], dict[str, ort.OrtValue]]:
         """Run once; return all outputs except ``resident_outputs`` as arrays, and the resident outputs as values.
 
+        Args:
+            feeds: Input → array.
+            states: Input → value in ONNX Runtime's memory.
+            output_names: Outputs to compute.
+            resident_outputs: Outputs that stay in ONNX Runtime's memory.
+
         Raises:
             UsageError: the names do not match the graph's inputs, or a size is beyond the stated bounds.
             StageError: ONNX Runtime refuses the values or fails.
