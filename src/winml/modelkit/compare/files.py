@@ -391,7 +391,11 @@ def _reference_outputs(reference: Path, draws: Sequence[Arrays], *, as_written: 
 
 @contextmanager
 def _runs_of_reference(reference: Path) -> Iterator[None]:
-    """Report that a reference does not run; errors about requested sizes, the cause then, are unchanged."""
+    """Report that a reference does not run; errors about requested sizes, the cause then, are unchanged.
+
+    Raises:
+        StageError: the reference does not run, with a remedy.
+    """
     try:
         yield
     except (StageError, UsageError) as error:
