@@ -281,7 +281,11 @@ def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -
 
 
 def _refuse_mismatch(model: EvaluatedModel, folder: Path, title: str) -> None:
-    """Refuse a baseline with other labels or another vocabulary, as far as its folder states."""
+    """Refuse a baseline with other labels or another vocabulary, as far as its folder states.
+
+    Raises:
+        UsageError: names the labels or the vocabularies.
+    """
     if folder.absolute() != model.folder.absolute():
         _refuse_other_labels(model.task, model.config, folder, title)
         _refuse_other_vocabulary([spec.name for spec in model.side.inputs], model.folder, folder, title)
