@@ -543,7 +543,11 @@ _FLOATS = (JitScalarType.BFLOAT16, JitScalarType.HALF, JitScalarType.FLOAT, JitS
 
 
 def _floor_divide_integers(graph: Any, values: Any, divisor: Any) -> Any:
-    """``a // b`` towards minus infinity; torch's own form rounds towards zero."""
+    """``a // b`` towards minus infinity; torch's own form rounds towards zero.
+
+    Raises:
+        UnsupportedOperatorError: an operand is no integer tensor.
+    """
     kinds = [JitScalarType.from_value(term, JitScalarType.INT64) for term in (values, divisor)]
     if not set(kinds) <= {*_INTEGERS}:
         raise UnsupportedOperatorError("aten::floor_divide", graph.opset, None)
