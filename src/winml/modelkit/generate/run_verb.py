@@ -295,7 +295,7 @@ def _check_save(request: RunRequest, definition: RunTask, subject: str) -> None:
     Args:
         request: The request of the user.
         definition: The task, with the kind of its savable content.
-        subject: The task in words, for messages.
+        subject: The task, or the kind of the inputs, for messages.
 
     Raises:
         UsageError: names a suitable file name, if there is one.
