@@ -303,7 +303,11 @@ def _check_flags(source: ModelSource, request: ModelRequest) -> None:
 
 
 def _refuse_flags_of_checkpoints(source: ModelSource, request: ModelRequest) -> None:
-    """Refuse options that a factory decides by its code, such as the task."""
+    """Refuse options that a factory decides by its code, such as the task.
+
+    Raises:
+        UsageError: names the option.
+    """
     option, reason, hint = "", "which creates the weights", ""
     if request.random_weights:
         option, hint = opt.random_weights, f"Remove {opt.random_weights}."

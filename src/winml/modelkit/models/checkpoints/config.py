@@ -235,7 +235,11 @@ def _build_config(path: Path, content: dict[str, object], model_type: str, refer
 
 
 def _build_or_refuse(build: Callable[[], object], subject: str) -> Any:
-    """Call ``build``, and convert the refusal of a config by transformers into a :class:`CheckpointError`."""
+    """Call ``build``, and convert the refusal of a config by transformers into a :class:`CheckpointError`.
+
+    Raises:
+        CheckpointError: transformers refuses the config.
+    """
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     try:

@@ -280,7 +280,11 @@ def _expected_shapes(module: nn.Module, weight: torch.Tensor, rank: int) -> tupl
 
 
 def _check_replacement(adapter: Adapter, model: nn.Module, name: str, tensor: str) -> None:
-    """Refuse a saved parameter that the model does not have, or has in another shape."""
+    """Refuse a saved parameter that the model does not have, or has in another shape.
+
+    Raises:
+        CheckpointError: names the tensor and the parameter.
+    """
     path, _, attribute = name.rpartition(".")
     module_path = _module_path(model, path)
     parameter = None if module_path is None else getattr(model.get_submodule(module_path), attribute, None)
@@ -298,7 +302,11 @@ def _check_replacement(adapter: Adapter, model: nn.Module, name: str, tensor: st
 
 
 def _check_swappable(adapter: Adapter, model: nn.Module) -> None:
-    """Refuse a swappable adapter with a change that only merging can apply."""
+    """Refuse a swappable adapter with a change that only merging can apply.
+
+    Raises:
+        CheckpointError: names the module or the parameter.
+    """
     remedy = f"Merge it: {opt.adapter} {adapter.requested.folder}."
     if adapter.replaced:
         name = next(iter(adapter.replaced))

@@ -182,7 +182,11 @@ def _check_shapes(mismatched: Iterable[tuple[str, Any, Any]], weights: WeightFil
 
 
 def _check_scales(unused: Iterable[str], weights: WeightFiles) -> None:
-    """Refuse weights of a small float type with stored scales that would be ignored."""
+    """Refuse weights of a small float type with stored scales that would be ignored.
+
+    Raises:
+        CheckpointError: names the scales.
+    """
     scale_names = sorted(name for name in unused if "scale" in name.rpartition(".")[2])
     if not scale_names or weights.format != "safetensors":
         return

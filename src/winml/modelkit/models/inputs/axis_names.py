@@ -178,7 +178,11 @@ class AxisNames:
                 self.set_name(axis, self.name_of_key(key), option)
 
     def _refuse_fixed(self, option: str, axes: Sequence[tuple[str, Axis]]) -> None:
-        """Refuse an option that includes a fixed size, with a hint on the axes that can be dynamic."""
+        """Refuse an option that includes a fixed size, with a hint on the axes that can be dynamic.
+
+        Raises:
+            UsageError: names the axis with the fixed size.
+        """
         fixed = next((key for key, _ in axes if self.axis_keys.bounds_of(key).fixed), None)
         if fixed is None:
             return
@@ -279,7 +283,11 @@ class AxisNames:
 
 
 def _refuse_contradictions(naming: AxisNames) -> None:
-    """Refuse two names for a key, and a name shared by the batch and another key."""
+    """Refuse two names for a key, and a name shared by the batch and another key.
+
+    Raises:
+        UsageError: names the names or the keys.
+    """
     meanings: dict[str, set[str]] = {}
     for axis, name in naming.names.items():
         if key := naming.axis_keys.key_of(axis):
