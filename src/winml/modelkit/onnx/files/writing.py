@@ -355,7 +355,11 @@ class _ModelFraming:
         self.size_bytes = len(self._model) + len(_MODEL_GRAPH + varint(self._graph_bytes)) + self._graph_bytes
 
     def write(self, path: Path) -> None:
-        """Write the whole model; hash a large model while writing, for later descriptions of the file."""
+        """Write the whole model; hash a large model while writing, for later descriptions of the file.
+
+        Raises:
+            InternalError: the file has another size than announced.
+        """
         with WrittenFileHash(path) if self.size_bytes >= REMEMBERED_BYTES else contextlib.nullcontext() as file_hash:
             with path.open("wb") as file:
                 file.write(self._model + _MODEL_GRAPH + varint(self._graph_bytes) + self._graph)
