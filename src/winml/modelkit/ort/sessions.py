@@ -584,7 +584,11 @@ def _refuse_unknown_providers(providers: Sequence[str]) -> None:
 
 
 def _refuse_inactive(provider: str, session: ort.InferenceSession) -> None:
-    """Refuse a session without the preferred provider, replaced by ONNX Runtime."""
+    """Refuse a session without the preferred provider, replaced by ONNX Runtime.
+
+    Raises:
+        StageError: names the provider.
+    """
     if provider not in (active := session.get_providers()):
         raise StageError(
             f"{provider} is installed but cannot be initialized; ONNX Runtime would use {', '.join(active)}",
@@ -593,7 +597,11 @@ def _refuse_inactive(provider: str, session: ort.InferenceSession) -> None:
 
 
 def _refuse_other_processor(name: str, reported: str | None) -> None:
-    """Refuse a file with a weight layout for another vector width: ONNX Runtime would read wrong values."""
+    """Refuse a file with a weight layout for another vector width: ONNX Runtime would read wrong values.
+
+    Raises:
+        StageError: names both vector widths.
+    """
     try:
         opened_for = load_metadata(reported or "{}").get("processor")
     except (ValueError, AttributeError):
