@@ -235,15 +235,15 @@ def _other_values(
     """List values near the traced ones and at the bounds of their range, excluding the traced ones.
 
     Empty for tensors that random inputs vary anyway: floats with several values, and many integers. Inputs read by
-    Python get more values; negative ones if a trace is known to contain the read value.
+    Python get more values; negative ones if Python read values during the trace.
 
     Args:
         spec: The input.
         traced: Its traced values.
         part: The part of the model.
         rules: Learned rules: masks and lengths.
-        is_read: True if Python reads values of this input.
-        reads_values: True if a trace is known to contain the read value.
+        is_read: True if Python reads values of this input, or may read them.
+        reads_values: True if a line of the user's Python read values during the trace.
     """
     is_of_lengths = spec.value_range is None and holds_lengths(spec, rules)
     if traced.numel() == 0:

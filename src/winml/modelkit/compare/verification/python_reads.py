@@ -192,7 +192,7 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             frame: Frame of the line, if known.
             sources: Inputs that the value depends on.
             value: The value as text, if known.
-            is_unseen: True if a trace does not contain the read.
+            is_unseen: True if torch does not warn when it traces the line.
             takes_all: True if all values of a tensor are read.
         """
         file, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
