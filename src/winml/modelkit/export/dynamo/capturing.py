@@ -313,9 +313,9 @@ def _export_with_dynamo(
     """Return the graph torch's dynamo exporter writes, with transformers' repairs applied, and bounds of open sizes.
 
     Args:
-        model: The model, with ``forward`` as its forward.
+        model: The prepared model.
         inputs: Input → example.
-        forward: The flat forward.
+        forward: Its flat forward.
         stacks: Record the modules of operators.
         options: Options of the capture.
         loops: Record the loops over values in the forward.

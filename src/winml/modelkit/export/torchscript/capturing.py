@@ -181,9 +181,9 @@ def _export_with_torch(
     """Return the file torch's TorchScript exporter writes, with weights as inputs.
 
     Args:
-        model: The model, with ``forward`` as its forward.
+        model: The prepared model.
         inputs: Input → example.
-        forward: The flat forward.
+        forward: Its flat forward.
         scopes: Record the modules of operators.
         options: Options of the capture.
         loops: Record the loops over values in the forward.
