@@ -223,7 +223,7 @@ def placed_tensor(
         tensor: Its tensor, for type and shape.
         location: Name of the data file.
         offset: Position of the bytes; `None`: the start.
-        length: Number of bytes; `None`: the whole file.
+        length: Number of bytes; `None`: by type and shape.
     """
     return ir.ExternalTensor(
         location,
