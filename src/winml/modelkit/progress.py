@@ -118,7 +118,7 @@ _innermost: ContextVar[RunningStep | None] = ContextVar("innermost", default=Non
 
 @contextmanager
 def running_step(step: RunningStep) -> Iterator[None]:
-    """Count the work of the block as progress of a step, which is over when the block ends."""
+    """Count the work of the block as progress of a step, which is over when the block ends; changes ``step``."""
     step.outer = _innermost.get()
     token = _innermost.set(step)
     try:

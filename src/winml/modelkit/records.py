@@ -74,7 +74,7 @@ class _Entry:
 
 
 def _select_entries(value: Any, keys: tuple[str, ...]) -> Any:
-    """Return selected entries of a JSON object, or of each object of an array."""
+    """Return selected entries of a JSON object, or of each object of an array; `None` stays `None`."""
     if isinstance(value, list):
         return [_select_entries(element, keys) for element in value]
     return None if value is None else {key: value[key] for key in keys if key in value}

@@ -148,7 +148,11 @@ class _Build(StageWalk):
     """One build in a locked folder; runs the stages."""
 
     def run(self, listener: BuildListener) -> BuildResult:
-        """Run or reuse every stage, and write the result under its final names."""
+        """Run or reuse every stage, and write the result under its final names.
+
+        Raises:
+            WinMLError: a stage failed, or a file cannot be written.
+        """
         folder = self.folder
         eval_steps = [] if self.plan.config.eval is None else [EVAL_STEP]
         self._listener = listener
@@ -213,7 +217,12 @@ class _Build(StageWalk):
         return stored.link(self.folder.path, self.files)
 
     def run_stage(self, stage: Stage, part: BuiltPart | None, reason: str) -> dict[str, StageRecord]:
-        """Run a stage.
+        """Run a stage; return part → record. The stage writes its files.
+
+        Args:
+            stage: The stage.
+            part: The part of the model; `None` if the stage makes all parts.
+            reason: Reason to run it, for the record.
 
         Raises:
             WinMLError: the stage failed.

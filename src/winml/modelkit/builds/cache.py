@@ -389,7 +389,11 @@ def _remove_folder(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _removal_errors(path: Path) -> Iterator[None]:
-    """Convert an OSError inside the block to a WriteError; the timeout of a lock passes through."""
+    """Convert an OSError inside the block to a WriteError; the timeout of a lock passes through.
+
+    Raises:
+        WriteError: a file could not be removed.
+    """
     try:
         yield
     except filelock.Timeout:

@@ -212,6 +212,13 @@ def resolve_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) 
 def _find_counterparts(name: str, parts: Mapping[str, Path], requested: Sequence[str]) -> dict[str, NamedSide]:
     """Return part → counterpart for a folder of parts: the PyTorch model for each part, a file for its own part.
 
+    A file that does not state its part stands for the requested part, if only one is requested.
+
+    Args:
+        name: The model compared with the folder, as the user names it.
+        parts: Parts of the folder.
+        requested: Names of the parts to compare.
+
     Raises:
         UsageError: the name is no usable model, or the part of the file is unknown.
     """

@@ -226,7 +226,11 @@ MIGRATIONS: Mapping[int, tuple[Migration, ...]] = {
 
 
 def _migrate_to_current(value: object, source: str) -> tuple[Any, tuple[str, ...]]:
-    """Return a copy converted to this version, and notes on the changes."""
+    """Return a copy converted to this version, and notes on the changes; a value that is no object, unchanged.
+
+    Raises:
+        ConfigError: the version is unknown, or newer than this package.
+    """
     if not isinstance(value, dict):
         return value, ()
     version = value.get("schema_version", SCHEMA_VERSION)

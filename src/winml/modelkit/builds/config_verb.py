@@ -115,7 +115,7 @@ def run_config(plan: ConfigPlan) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
 
 
 def _check_model_files(request: ConfigRequest, config: WinMLBuildConfig) -> tuple[Path, ...]:
-    """Return the files of the model; refuses errors that names and paths show."""
+    """Return the files of the model; refuses errors that names and paths show. `()` for a model type."""
     from winml.modelkit.builds.plan import is_onnx_path, plan_build
     from winml.modelkit.models.request import resolve_source
     from winml.modelkit.ort.execution_providers import refuse_dynamic

@@ -278,7 +278,13 @@ def held_folder(
 
 
 def _acquire_lock(path: Path, notify: Callable[[str], None]) -> filelock.BaseFileLock:
-    """Acquire the lock of a folder; a missing folder is created."""
+    """Acquire the lock of a folder; a missing folder is created.
+
+    If another build holds the lock, ``notify`` is called and the function waits.
+
+    Raises:
+        WriteError: the folder cannot be created or locked.
+    """
     lock = filelock.FileLock(path / BUILD_LOCK_NAME)
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -131,7 +131,15 @@ def _make_manifest(
     started: datetime,
     seconds: float,
 ) -> BuildManifest:
-    """Return the manifest of the new folder: one model file for each part, and the copied files."""
+    """Return the manifest of the new folder: one model file for each part, and the copied files.
+
+    Args:
+        build: The transformed folder.
+        output: The new folder, whose earlier manifest is read.
+        described: Part, or ``/`` and name of a copied file → records of its files.
+        started: Start of the command.
+        seconds: Its duration.
+    """
     parts = tuple(PartRecord(name=part, model=described[part]) for part in build.parts)
     companions = tuple(record for name in build.companions for record in described[f"/{name}"])
     new_files = (*(file for part in parts for file in part.model), *companions)

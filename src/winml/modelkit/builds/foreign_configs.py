@@ -198,7 +198,11 @@ def _translate_quant(quant: Section, source: str) -> list[str]:
 
 
 def _take_mode(quant: Section, source: str) -> tuple[str, Section]:
-    """Remove the keys with mode and bits; return the mode of winml-cli, and our keys of precision and mode."""
+    """Remove the keys with mode and bits; return the mode of winml-cli, and our keys of precision and mode.
+
+    Raises:
+        ConfigError: there is no precision of ours for the mode and bits.
+    """
     mode_key = "algorithm" if "algorithm" in quant else "mode"
     mode = {"qdq": "static", "w4a16": "rtn"}.get(name := str(quant.pop(mode_key, "static")), name)
     if mode == "fp16":

@@ -94,7 +94,7 @@ def opened_first(plan: BuildPlan) -> BuildPlan:
 def build_most_open(
     plan: BuildPlan, build: Callable[[BuildPlan], BuildResult], note: Path | None = None
 ) -> BuildResult:
-    """Build with as many dynamic sizes as the model supports.
+    """Build with as many dynamic sizes as the model supports, in several attempts if needed.
 
     Args:
         plan: The build; its config states no sizes.

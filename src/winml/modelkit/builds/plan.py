@@ -324,7 +324,11 @@ def refuse_missing_compiler(plan: BuildPlan, flags: Collection[str] = ()) -> Non
 
 
 def idle_compilation(config: WinMLBuildConfig) -> str:
-    """Return the reason why the compile section of a config compiles nothing; ``""`` if it compiles or is null."""
+    """Return the reason why the compile section of a config compiles nothing; ``""`` if it compiles or is null.
+
+    Raises:
+        UsageError: no provider has the name in the config.
+    """
     section = config.compile
     if section is None:
         return ""
@@ -342,7 +346,10 @@ def idle_compilation(config: WinMLBuildConfig) -> str:
 
 
 def spell_open_sizes(config: WinMLBuildConfig) -> Mapping[str, str]:
-    """Return the spelling of ``allow_dynamic`` for a build with a compiled file that may require fixed sizes."""
+    """Return the spelling of ``allow_dynamic`` for a build with a compiled file that may require fixed sizes.
+
+    `{}` for other builds.
+    """
     section = config.compile
     if section is None or section.ep is None or find_execution_provider(section.ep).takes_dynamic:
         return {}

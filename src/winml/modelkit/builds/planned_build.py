@@ -109,7 +109,7 @@ class _Outline(StageWalk):
     """
 
     def planned(self, *, is_fetched: bool) -> PlannedBuild:
-        """Return the plan; ``is_fetched`` is False if the files of the model are not on this disk."""
+        """Examine the folder and return the plan; without ``is_fetched``, the model's files are not on this disk."""
         plan, folder = self.plan, self.folder
         self._interrupted = interruptions_beside([folder.path / file_names.BUILD_MANIFEST_NAME])
         self._unknown = "" if is_fetched else "no up-to-date result fits the downloaded model"
@@ -226,7 +226,7 @@ class _Outline(StageWalk):
         return export is not None and export.hierarchy
 
     def _note_part(self, part: BuiltPart) -> None:
-        """Note the files of a finished part, unless they are up to date."""
+        """Note the files of a planned part: as kept if up to date, else as written, with the condition."""
         doubt, reusable = self._find_doubt(part), self.reusable_model(part)
         if reusable is not None and doubt is None:
             self._remaining_names.update(
@@ -281,7 +281,7 @@ class _Outline(StageWalk):
         return (*(path for path in resolve_source(plan.request).files if path.is_file()), *adapters, *samples)
 
     def _list_removes(self) -> tuple[Path, ...]:
-        """Return the files of earlier builds that are neither kept nor written."""
+        """Return the files of earlier builds that are neither kept nor written; `()` without an earlier build."""
         folder = self.folder
         current_files = {folder.path / name for name in self._remaining_names} | self._writes.keys()
         if self.earlier is None:

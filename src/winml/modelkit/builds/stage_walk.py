@@ -312,7 +312,15 @@ class StageWalk(ABC):
         return {record.name: record.sha256 for record in graph_files}
 
     def _reason_to_run(self, stage: Stage, part: BuiltPart | None, earlier: Mapping[str, StageRecord]) -> str:
-        """Return the reason why earlier results cannot be reused; ``""`` if they can."""
+        """Return the reason why earlier results cannot be reused; ``""`` if they can.
+
+        A missing or damaged file is noted in the folder as well.
+
+        Args:
+            stage: The stage.
+            part: The part of the model; `None` if the stage works on the whole model.
+            earlier: Records of the stage in the earlier build.
+        """
         if stage.makes_graph and not self.identity.is_repeatable:
             return "a factory may return a different model each time"
         current = self.origin_of(stage, part)
@@ -356,7 +364,7 @@ def _mark_reused(records: Mapping[str, StageRecord], reason: str) -> dict[str, S
 
 
 def _changed_keys(before: Mapping[str, object], after: Mapping[str, object], prefix: str = "") -> list[str]:
-    """Return the dotted keys of different values in two JSON objects, with the values if short."""
+    """Return the dotted keys of different values in two JSON objects, after ``prefix``; with the values if short."""
     changes = []
     for key in sorted({*before, *after}):
         old, new = before.get(key), after.get(key)

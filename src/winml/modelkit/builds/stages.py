@@ -639,6 +639,9 @@ def names_of(
 
     Names of data files contain a digest of the content and are unique. If a layout numbers data files, the first one is
     included.
+
+    Raises:
+        UsageError: the layout does not exist, or has no name for the precision.
     """
     of_several = tuple(parts) != (file_names.ONLY_PART,)
     layout = find_layout(None if config is None else config.layout)

@@ -66,7 +66,7 @@ def _task_names(_ctx: click.Context) -> Iterable[str]:
 
 
 def _module_names(ctx: click.Context) -> Iterable[str]:
-    """Return the module paths of the model, followed by its class names."""
+    """Return the module paths of the model, followed by its class names; `()` for an unreadable model."""
     from winml.modelkit.builds.folder_transformation import part_modules
 
     try:
@@ -79,13 +79,16 @@ def _module_names(ctx: click.Context) -> Iterable[str]:
 
 
 def _part_names(ctx: click.Context) -> Iterable[str]:
-    """Return the names of the parts of a model with several parts."""
+    """Return the names of the parts of a model with several parts; `()` for other models."""
     files = _model_files(ctx)
     return files if len(files) > 1 else ()
 
 
 def _model_files(ctx: click.Context) -> Mapping[str, Path]:
-    """Return the ONNX files of the model on the command line, by part; nothing is downloaded from the Hub."""
+    """Return the ONNX files of the model on the command line, by part; nothing is downloaded from the Hub.
+
+    `{}` if the model has no ONNX file, or is unreadable.
+    """
     from winml.modelkit.builds.found_models import onnx_file_in, part_files
     from winml.modelkit.file_names import ONLY_PART
 

@@ -155,7 +155,11 @@ class WinMLCommand(DocumentedCommand):
 
     @staticmethod
     def _apply_group_options(ctx: click.Context) -> None:
-        """Apply options before the verb like options after the verb."""
+        """Apply options before the verb like options after the verb, in ``ctx.params``.
+
+        Raises:
+            click.UsageError: the verb does not have the option.
+        """
         group_options = ctx.find_root().params
         for name in ("quiet", "verbose"):
             if group_options.get(name) and name not in ctx.params:

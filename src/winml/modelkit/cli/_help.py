@@ -93,7 +93,7 @@ class GroupedOption(click.Option):
         return text if self.is_flag or self.count else f"{text} {self.make_metavar(ctx)}"
 
     def _range_words(self) -> str:
-        """Format the range of a numeric option."""
+        """Format the range of a numeric option; ``""`` without bounds."""
         if not isinstance(self.type, (click.IntRange, click.FloatRange)) or self.count:
             return ""
         low, high = self.type.min, self.type.max

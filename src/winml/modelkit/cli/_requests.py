@@ -153,6 +153,9 @@ def configured_export(export: WinMLExportConfig, options: Mapping[str, Any]) -> 
 
     The inputs of the section are decided anew at these sizes; its other dynamic dimensions stay dynamic. Errors of the
     command name keys of the section.
+
+    Raises:
+        ConfigError: the sizes cannot be parsed.
     """
     from winml.modelkit.export.config import SECTION_OPTIONS
 

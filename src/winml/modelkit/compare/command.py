@@ -99,7 +99,14 @@ def _next_command(request: CompareRequest, result: ModelComparison) -> str:
 def _show(
     result: ModelComparison, files: Mapping[str, Sequence[Path]], request: CompareRequest, options: Mapping[str, Any]
 ) -> None:
-    """Write the files that are requested, and print the answer: each part has files of its modules."""
+    """Write the files that are requested, and print the answer: each part has files of its modules.
+
+    Args:
+        result: The comparison.
+        files: Option → files to write, one for each part, or one for all.
+        request: The request, with the depth of the displayed modules.
+        options: Values of the command line.
+    """
     from winml.modelkit.compare.table import comparison_document
     from winml.modelkit.profile.node_data import comparison_node_data
 

@@ -198,7 +198,10 @@ def _match_before_running(left: Side, right: Side, options: CompareOptions) -> l
     """Open the sessions of files with the values to record; return the common modules of two files.
 
     With PyTorch on one side, the inputs of its modules are unknown before it runs; all boundary values of the file are
-    then recordable, and the result is ``None``.
+    then recordable, and the result is ``None``. ``[]`` without ``by_module``, and no session is opened.
+
+    Raises:
+        UsageError: a file has no modules, or no module is common.
     """
     if not options.by_module:
         return []
@@ -266,7 +269,15 @@ def _create_file_samples(
 
 
 def _create_torch_samples(part: ModelPart, options: CompareOptions, folder: Path | None) -> list[Values]:
-    """Create the inputs of two PyTorch models: values of a file, passed examples, or random values."""
+    """Create the inputs of two PyTorch models: dataset samples, values of files, a decoding step, or random values.
+
+    The example of the part, if any, replaces the first random values.
+
+    Args:
+        part: The part of one of the models.
+        options: Options of the comparison.
+        folder: Folder of the processors for dataset samples; without it, ``options.data_set`` is ignored.
+    """
     run = options.run
     inputs = tuple(part.inputs)
     if options.data_set is not None and folder is not None:
@@ -291,7 +302,11 @@ def _create_torch_samples(part: ModelPart, options: CompareOptions, folder: Path
 def _compare_whole(
     pair: SidePair, samples: SampleValues, notes: tuple[str, ...], options: CompareOptions
 ) -> ModelComparison:
-    """Compare the outputs of both models."""
+    """Run both models and compare their outputs.
+
+    Raises:
+        UsageError: two files have different inputs, or the outputs of one model differ between two runs.
+    """
     if isinstance(pair.reference, OnnxSide) and isinstance(pair.candidate, OnnxSide):
         _refuse_other_inputs(pair.reference, pair.candidate, options.names)
     outputs, missing = pair.compared_outputs()
@@ -322,7 +337,14 @@ def _missing_notes(pair: SidePair, missing: tuple[Sequence[str], Sequence[str]])
 def _compare_by_module(
     whole: ModelComparison, pair: SidePair, matched: Sequence[MatchedBoundary], options: CompareOptions
 ) -> ModelComparison:
-    """Extend the comparison by all modules."""
+    """Run both models and return the comparison with all modules.
+
+    Args:
+        whole: The comparison of the outputs.
+        pair: The two models.
+        matched: The common modules.
+        options: Options of the comparison.
+    """
     left, right = pair.reference, pair.candidate
     unchanged = None
     if isinstance(left, OnnxSide) and isinstance(right, OnnxSide):
@@ -516,6 +538,8 @@ def _fixed_sizes(
 ) -> tuple[dict[str, int], tuple[str, ...]]:
     """Find sizes that are static in the reference and dynamic in the candidate; return the sizes and a note.
 
+    ``({}, ())`` without such sizes, or with values of the user.
+
     Raises:
         UsageError: static sizes differ, or another size is requested.
     """
@@ -591,6 +615,11 @@ def _refuse_no_module(reference: Side, candidate: Side, matched: Sequence[Matche
 
 def _refuse_random_outputs(pair: SidePair, worst: OutputFidelity, tolerance: float) -> None:
     """Refuse a nondeterministic model; models are run again only if their outputs differ.
+
+    Args:
+        pair: The two models.
+        worst: Comparison of the least equal output.
+        tolerance: Relative error up to which outputs count as equal.
 
     Raises:
         UsageError: names the model and, for a file, its random nodes.

@@ -94,6 +94,7 @@ def _diff_figures(diff: records.StructureDiff) -> Iterator[doc.Figure]:
 
 
 def _diff_bars(diff: records.StructureDiff) -> Iterator[doc.Block]:
+    """Yield the bar charts of operators (difference of node counts) and of weights (difference of bytes, by type)."""
     changes = sorted(diff.operators.items(), key=lambda pair: -abs(pair[1][1] - pair[1][0]))[:MAX_BARS]
     yield doc.Bars(
         [

@@ -52,7 +52,11 @@ def run_diff(plan: AnswerPlan[tuple[Path, Path]]) -> StructureDiff:
 
 
 def _find_file(path: Path) -> Path:
-    """Return the ONNX file of a path; for a build folder, its model."""
+    """Return the ONNX file of a path; for a build folder, its model.
+
+    Raises:
+        ModelPathError: the folder has no ONNX file.
+    """
     from winml.modelkit.builds.found_models import onnx_file
 
     if path.is_dir() and not any(path.glob("**/*.onnx")):

@@ -296,6 +296,11 @@ def _rounds_activations(path: Path) -> bool:
 def _draws_and_outputs(path: Path, seed: int, requested: Mapping[str, int]) -> tuple[list[Arrays], list[Arrays]]:
     """Create samples that a file accepts, and compute its outputs.
 
+    Args:
+        path: The ONNX file.
+        seed: Seed of the first sample.
+        requested: Dynamic dimension → size in the user's request.
+
     Raises:
         StageError: the file accepts no tried sizes.
         UsageError: no values can be drawn for an input.
@@ -309,6 +314,11 @@ def _accepted_samples(
     session: Session, seed: int, requested: Mapping[str, int]
 ) -> Iterator[tuple[Mapping[str, int], Arrays, Arrays]]:
     """Yield accepted sizes, samples of these sizes, and the outputs of a file; at least one.
+
+    Args:
+        session: The opened file.
+        seed: Seed of the first sample.
+        requested: Dynamic dimension → size in the user's request.
 
     Raises:
         StageError: the file accepts no tried sizes.
@@ -398,7 +408,11 @@ def _reference_outputs(reference: Path, draws: Sequence[Arrays], *, as_written: 
 
 @contextmanager
 def _runs_of_reference(reference: Path) -> Iterator[None]:
-    """Report that a reference does not run; errors about requested sizes, the cause then, are unchanged."""
+    """Report that a reference does not run; errors about requested sizes, the cause then, are unchanged.
+
+    Raises:
+        StageError: the reference does not run, with a remedy.
+    """
     try:
         yield
     except (StageError, UsageError) as error:

@@ -262,7 +262,7 @@ class _Tolerance:
 
 
 def _compare_all(reference: Sequence[Arrays], answers: Sequence[Arrays], tolerance: _Tolerance) -> VerificationInfo:
-    """Compare each output of each sample."""
+    """Compare each output of each sample; a channel that is constant in the file alone makes an output unequal."""
     comparisons = tuple(
         _refuse_frozen_channels(
             _compare_one(name, draw, expected, output[name], tolerance), reference, answers, tolerance
@@ -457,7 +457,7 @@ class GenerationInfo(Record):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on prompts."""
+        """Note that prompts must be read in one run; `()` if two runs give equal logits."""
         if self.differs_in_pieces is None:
             return ()
         difference = f"{self.differs_in_pieces:.1e}"

@@ -128,7 +128,10 @@ class ModelComparison(Result, document="compare.table:comparison_document", rows
 
     @property
     def first_divergence(self) -> ComparedModule | None:
-        """First module with an error of its own; for several parts, in the first part with such a module."""
+        """First module with an error of its own; for several parts, in the first part with such a module.
+
+        `None` without such a module.
+        """
         if self.parts:
             return next((part.first_divergence for part in self.parts.values() if part.first_divergence), None)
         return self.modules[self.divergence] if self.modules is not None and self.divergence is not None else None
@@ -271,7 +274,7 @@ class ChangedModule(Record):
     @property
     @recorded(entry(before="attributes_changed"))
     def fusions(self) -> dict[str, int]:
-        """Operator → number of added nodes, if nodes of other operators were removed."""
+        """Operator → number of added nodes, if nodes of other operators were removed; `{}` otherwise."""
         if not any(after < before for before, after in self.operators.values()):
             return {}
         return {name: after - before for name, (before, after) in self.operators.items() if after > before}

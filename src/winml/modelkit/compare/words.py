@@ -49,7 +49,7 @@ def fidelity_words(fidelity: FidelityInfo) -> str:
 
 
 def _source_words(fidelity: FidelityInfo, output: OutputFidelity) -> str:
-    """Describe the SQNR of a compiled file's source, if both were compared with a float file."""
+    """Describe the SQNR of a compiled file's source, if both were compared with a float file; else ``""``."""
     beside = fidelity.beside
     if beside is None:
         return ""
@@ -65,7 +65,7 @@ def _inconclusive_words(silent: tuple[str, ...] | None) -> str:
 
 
 def _together_words(fidelity: FidelityInfo) -> str:
-    """Describe the similarity of the text of several parts, if compared."""
+    """Describe the similarity of the text of several parts; ``""`` if not compared."""
     text = fidelity.together
     if text is None:
         return ""
@@ -198,7 +198,7 @@ def _assumed_words(verification: VerificationInfo) -> str:
 
 
 def _fixed_words(verification: VerificationInfo) -> str:
-    """Describe the fixed input values that the result is limited to."""
+    """Describe the fixed input values that the result is limited to; ``""`` without any."""
     fixed = [f"{value.name} fixed to {value.traced}" for value in verification.fixed]
     if len(fixed) > _MAX_LISTED_FIXED:
         fixed = [*fixed[:_MAX_LISTED_FIXED], f"{len(fixed) - _MAX_LISTED_FIXED} more inputs fixed"]

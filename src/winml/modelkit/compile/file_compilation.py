@@ -71,6 +71,8 @@ def compilation(
 def _find_reference(task: graph_file.GraphFileTask, work: Compilation) -> tuple[Path | None, tuple[str, ...]]:
     """Return the float file for the comparison of a quantized source, and a note if the float file is unknown.
 
+    The result of a float source is compared with the source alone, and the file is `None`.
+
     The result of a float source is compared with the source alone.
     """
     if work.reference is not None or not task.verify or not work.chosen.provider.compiles:
@@ -154,7 +156,11 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
 
     @contextlib.contextmanager
     def acquire_resources(self, task: graph_file.GraphFileTask) -> Iterator[Compilation]:
-        """Yield the work with its reference, and a folder for compiled parts."""
+        """Yield the work with its reference, and a temporary folder for compiled parts.
+
+        Raises:
+            WriteError: the folder cannot be created.
+        """
         task.refuse_early()  # before the folder of compiled parts is created
         task.recover()
         reference, notes = _find_reference(task, self)
@@ -240,7 +246,11 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         return f"{parts} {target}, {len(result.outside)} nodes outside"
 
     def write(self, model: ir.Model, path: Path, *, external: bool | None) -> None:
-        """Write the model, and move its context files beside the model under names made from their content."""
+        """Write the model, and move its context files beside the model under names made from their content.
+
+        Raises:
+            WriteError: a file cannot be written.
+        """
         names = {}
         for name in context_file_names(model):
             context_file = path.with_name(f"{path.name}.context")
@@ -313,6 +323,12 @@ def _run_reference(
     reference: Path, source: Path, sample_feeds: Sequence[Arrays], expected: Sequence[Arrays]
 ) -> list[Arrays]:
     """Return the outputs of the float file for the samples.
+
+    Args:
+        reference: The float file.
+        source: The quantized file, for messages.
+        sample_feeds: The samples.
+        expected: Outputs of the quantized file.
 
     Raises:
         UsageError: the inputs or outputs differ from those of the quantized file.

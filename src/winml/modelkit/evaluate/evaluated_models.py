@@ -238,7 +238,7 @@ def _model_notes(loaded: LoadedModel) -> tuple[str, ...]:
 
 
 def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -> tuple[Side | None, tuple[str, ...]]:
-    """Open the baseline; also returns notes.
+    """Open the baseline; also returns notes. `None` without a baseline, or if its code must not run.
 
     Raises:
         UsageError: the checkpoint of the model is requested, but unknown.
@@ -281,7 +281,11 @@ def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -
 
 
 def _refuse_mismatch(model: EvaluatedModel, folder: Path, title: str) -> None:
-    """Refuse a baseline with other labels or another vocabulary, as far as its folder states."""
+    """Refuse a baseline with other labels or another vocabulary, as far as its folder states.
+
+    Raises:
+        UsageError: names the labels or the vocabularies.
+    """
     if folder.absolute() != model.folder.absolute():
         _refuse_other_labels(model.task, model.config, folder, title)
         _refuse_other_vocabulary([spec.name for spec in model.side.inputs], model.folder, folder, title)

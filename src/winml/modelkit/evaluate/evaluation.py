@@ -326,7 +326,7 @@ def _sample_bytes(row: Row, sides: int) -> int:
 
 
 def _run_batch(side: Side, batch: Batch, evaluator: Evaluator, reported: _SideScores) -> Arrays:
-    """Run a side on a batch, record time and predictions, and return its outputs."""
+    """Run a side on a batch and return its outputs; note time and predictions in ``reported``."""
     started = time.perf_counter()
     outputs = side.run(batch.feeds)
     run_ms = (time.perf_counter() - started) * 1000
@@ -345,7 +345,13 @@ def _run_batch(side: Side, batch: Batch, evaluator: Evaluator, reported: _SideSc
 
 
 def _finish_samples(scores: Scores, evaluator: Evaluator, waiting: dict[int, Sample], *, before: int) -> None:
-    """Score the samples before a number, and drop their data.
+    """Score the samples with numbers below ``before``, and drop their data.
+
+    Args:
+        scores: Receives references, predictions and agreements.
+        evaluator: The evaluator of the task.
+        waiting: Number → sample without a score; finished samples are removed.
+        before: Number of the first sample that remains.
 
     Raises:
         InputError: a reference is damaged; names the sample.

@@ -101,7 +101,14 @@ def match_labels(model: Sequence[str], names: Sequence[str] | None, values: Iter
 def _match_named_labels(
     model: Sequence[str], names: Sequence[str] | None, spoken: Mapping[Any, str], column: str
 ) -> tuple[dict[Any, int] | None, tuple[str, ...]]:
-    """Match named labels: label → class index, or ``None`` if a name is unknown to the model; and notes."""
+    """Match named labels: label → class index, or ``None`` if a name is unknown to the model; and notes.
+
+    Args:
+        model: Names of the model's classes.
+        names: Names of the dataset's classes in order, if declared.
+        spoken: Label → its name.
+        column: The column, for notes.
+    """
     classes = _match_by_name(model, spoken)
     if classes is not None:
         moved = any(_is_number(label) and label != number for label, number in classes.items())

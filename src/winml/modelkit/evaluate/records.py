@@ -66,12 +66,12 @@ class MetricResult(Record, digits=6):
 
     @recorded(entry("baseline", omit_none=True))
     def baseline_entry(self) -> dict[str, object] | None:
-        """Value of the baseline with its interval."""
+        """Value of the baseline with its interval; `None` without a baseline."""
         return None if self.baseline is None else {"value": self.baseline, "interval": self.baseline_interval}
 
     @recorded(entry("difference", omit_none=True))
     def difference_entry(self) -> dict[str, object] | None:
-        """Model minus baseline with its interval."""
+        """Model minus baseline with its interval; `None` without a baseline."""
         if self.baseline is None:
             return None
         return {"value": self.value - self.baseline, "interval": self.difference_interval}
@@ -291,7 +291,7 @@ class Evaluation(
 
     @recorded(entry("agreement", before="limits", digits=6))
     def agreement_entry(self) -> dict[str, object] | None:
-        """Agreement of the predictions, and the samples that differ."""
+        """Agreement of the predictions, and the samples that differ; `None` without a baseline."""
         if self.agreement is None:
             return None
         return {

@@ -192,7 +192,19 @@ class HTPExporter:
         live_module: nn.Module | None = None,
         request: ModelRequest | None = None,
     ) -> ExportResult:
-        """Load a model and export its parts, one at a time; side effects of the forwards are undone."""
+        """Load a model and export its parts, one at a time; side effects of the forwards are undone.
+
+        Args:
+            load: Loads the model; returns also the exporter to begin with.
+            target: Paths and files to write.
+            live_module: The module in memory, if not loaded from a checkpoint.
+            request: The request for a checkpoint, for weights in few bits.
+
+        Raises:
+            OutputExistsError: an output exists and may not be replaced.
+            UsageError: an option does not fit the model.
+            InputError: the options require a newer ONNX Runtime.
+        """
         started = datetime.now(timezone.utc)
         target.paths().refuse_existing(overwrite=target.overwrite)
         recover([target.paths().model])
@@ -277,6 +289,8 @@ class HTPExporter:
 
 def frozen_by_default(names: Collection[str], parts: Sequence[ModelPart]) -> dict[str, int]:
     """Return key of ``--shape-config`` → size, for dynamic dimensions that are dynamic by default.
+
+    `{}` if one of them is the length of a cache.
 
     One row, one new token in a decoder, and the traced number of tokens or frames of the first part with tokens or
     frames.

@@ -142,7 +142,11 @@ def _capture_with(
     *,
     has_values: bool,
 ) -> Capture:
-    """Capture a part with one exporter; with ``has_values``, the trace may read weights and example values."""
+    """Capture a part with one exporter; with ``has_values``, the trace may read weights and example values.
+
+    Raises:
+        ExportError: the weights are needed and do not fit into memory.
+    """
     part, model = prepared.part, prepared.model
     if has_values and part.stored is not None:
         if config.verify:
@@ -483,6 +487,9 @@ def bounded_graph(
         tagged_graph: The graph of the part.
         maxima: Dimension → largest size.
         reason: Reason of the limits, for the note.
+
+    Raises:
+        ExportError: only the traced size of a dimension remains.
     """
     bounds = {size.name: (size.min, maxima[size.name]) for size in tagged_graph.dimensions if size.name in maxima}
     dimensions, *_ = _bound_dimensions(tagged_graph.dimensions, bounds)
@@ -629,7 +636,16 @@ def _parameter_kinds(model: torch.nn.Module) -> set[tuple[int, type]]:
 def _find_state_between_calls(
     prepared: PreparedPart, inputs: InputDraws, draw: Draw, changes: Sequence[str]
 ) -> tuple[Assumption, ...]:
-    """Return an assumption on state retained between calls, if PyTorch's outputs change in a later call."""
+    """Call PyTorch again; return an assumption on state retained between calls if a later call has other outputs.
+
+    `()` otherwise, for a part without values, and if the model refuses the sample.
+
+    Args:
+        prepared: The part.
+        inputs: Samples of the inputs.
+        draw: The traced sample.
+        changes: Attributes that the first call changed.
+    """
     if not changes or prepared.part.stored is not None:
         return ()
 
@@ -652,6 +668,12 @@ def _differs_later(prepared: PreparedPart, draw: Draw, sample: Draw) -> bool:
     """Return True if PyTorch's outputs for a sample differ after further calls from the first call.
 
     A model whose state no longer changes after a call, such as a table created in the first call, is not called again.
+    All changes are undone.
+
+    Args:
+        prepared: The part.
+        draw: The sample of the further calls.
+        sample: The compared sample, with the outputs of a first call.
     """
     with unchanged_attributes(prepared.model):
         for _call in range(_LATER_CALLS):
@@ -756,7 +778,15 @@ def _normalize_graph(model: ir.Model, config: WinMLExportConfig, used: ExporterU
 
 
 def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: ModuleTree, used: ExporterUse) -> None:
-    """Write the model description to the metadata, or remove all tags without ``hierarchy``; in place."""
+    """Write the model description to the metadata, or remove all tags without ``hierarchy``; in place.
+
+    Args:
+        model: The graph.
+        run: The export.
+        part: The part of the model.
+        tree: Its modules.
+        used: The exporter, with the reason for it.
+    """
     if not run.config.hierarchy:
         for node in all_nodes(model):
             clear_tag(node)

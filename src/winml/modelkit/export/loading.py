@@ -234,7 +234,17 @@ def load_for_export(
 def _resolve_and_load(
     request: ModelRequest, config: WinMLExportConfig, *, is_handed_over: bool, check: ModelCheck | None
 ) -> tuple[LoadedModel, ExporterUse]:
-    """Resolve and load a model, without weights if they are large; return also the exporter to begin with."""
+    """Resolve and load a model, without weights if they are large; return also the exporter to begin with.
+
+    Args:
+        request: The request of the user.
+        config: Options of the export.
+        is_handed_over: True if the graph is quantized before it is written.
+        check: Called with the resolved model before its weights are loaded.
+
+    Raises:
+        ExportError: the comparison needs the weights, and they do not fit into memory.
+    """
     resolved = resolve_model(request, needs_weights=not request.random_weights, widens_halves=is_handed_over)
     if check is not None:
         check(resolved)

@@ -146,7 +146,16 @@ def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter
 def _blame_normalization(
     run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, failed: VerificationError
 ) -> None:
-    """Reword the error of a wrong graph if the graph before normalization passes the same verification, in place."""
+    """Reword the error of a wrong graph if the graph before normalization passes the same verification, in place.
+
+    The part is exported and verified again for that.
+
+    Args:
+        run: The export; unchanged.
+        prepared: The part.
+        tagged_graph: The wrong graph.
+        failed: The error.
+    """
     # A handed-over graph has further causes, and a bound follows from sizes that are far from the traced size.
     if not failed.is_graph_wrong or failed.most or run.handover is not None:
         return
@@ -202,7 +211,13 @@ def _refuse_wrong_feeds(run: ExportRun, part: ModelPart, outputs: Sequence[str])
 def _write_part(
     run: ExportRun, result: ExportResult, prepared: PreparedPart, tagged_graph: TaggedGraph
 ) -> ExportResult:
-    """Write the files of a part and verify them; after the last part, move all files to their final names."""
+    """Write the files of a part and verify them; after the last part, move all files to their final names.
+
+    Raises:
+        VerificationError: the file differs from PyTorch, or is less exact than required; its files are removed.
+        StageError: the file is larger than requested.
+        WriteError: a file cannot be written.
+    """
     part = prepared.part
     paths = run.target.part_paths(part)
     with run.clock.step("metadata and reports") as step, run.files.explained_errors():
@@ -391,8 +406,15 @@ def _streams_weights(prepared: PreparedPart) -> bool:
 def _verify_on_copy(
     run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, advice: str
 ) -> VerificationInfo | None:
-    """Compare the graph of the same model with random weights; `None` if the comparison proves nothing, or the copy has
-    a different graph.
+    """Export and compare the same model with random weights.
+
+    `None` if the comparison proves nothing, or the copy has a different graph.
+
+    Args:
+        run: The export; unchanged.
+        prepared: The part.
+        tagged_graph: The graph of the part.
+        advice: Hint for an error at other sizes.
 
     Raises:
         VerificationError: the graph does not match the model.

@@ -64,7 +64,7 @@ class ValueLoops(ABC):
         )
 
     def begin(self) -> None:
-        """Count the loops from the first: the forward starts."""
+        """Count the loops from the first again: a forward starts."""
         self._loops, self._last_round = 0, None
 
     @contextmanager

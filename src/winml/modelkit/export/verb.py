@@ -178,7 +178,11 @@ def _checkpoint_folder(source: ModelSource, model: ModelRequest) -> tuple[Path |
 def _plan_companions(
     request: ExportRequest, paths: ExportPaths, folder: Path | None
 ) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return the checkpoint files written next to the model, and files of an earlier export to remove."""
+    """Return the checkpoint files to write beside the model, and files of an earlier export to remove.
+
+    Up-to-date files are in neither. Files are removed only with ``overwrite``, also if ``folder`` is `None`; files are
+    written only with ``tokenizer``.
+    """
     from winml.modelkit.models.checkpoints.companion_files import companion_files
     from winml.modelkit.onnx.files.companions import earlier_companions, outdated_companions
 

@@ -413,6 +413,12 @@ def _complete_type(value: ir.Value, array: Array, shape: Sequence[int | str | No
 def write_cut(cuts: ModuleCuts, call: CutCall, recording: Recording, path: Path) -> _WrittenCut:
     """Write one cut as a separate model, with weights and metadata.
 
+    Args:
+        cuts: The model, and its cuts.
+        call: The module call to write.
+        recording: Recorded values at its boundary.
+        path: The file to write.
+
     Raises:
         WriteError: the file cannot be written.
     """

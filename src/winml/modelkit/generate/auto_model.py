@@ -247,7 +247,11 @@ class _GeneratingModel(DecoderModel, _BuiltModel):
 
     @functools.cached_property
     def generation_config(self) -> GenerationConfig:  # type: ignore[override]  # as above
-        """The generation settings in the files next to the model."""
+        """The generation settings in the files next to the model.
+
+        Raises:
+            InputError: there is no config beside the model.
+        """
         if self.config is None:
             raise InputError(
                 f"{self.path}: the generation loop of transformers needs a config beside the model",

@@ -225,9 +225,14 @@ class WinMLModel:
         return {name: _remove_padding(name, value, padding) for name, value in self._session.run(feeds).items()}
 
     def _refuse_leak(self, arrays: Arrays, padding: Mapping[str, _Padding], outputs: Arrays) -> None:
-        """Compare the outputs with another padding token, once for each padding length.
+        """Run the model with another padding token and compare the outputs, once for each padding length.
 
         Not every model respects its mask everywhere: a convolution over the tokens reads the padding.
+
+        Args:
+            arrays: The inputs.
+            padding: Input → its length and the length of the graph.
+            outputs: Outputs for the inputs, padded as usual.
 
         Raises:
             UsageError: the outputs differ by more than rounding.
@@ -267,6 +272,12 @@ class WinMLModel:
 
     def _fit_input(self, spec: InputTensorSpec, arrays: Arrays, padding: Mapping[str, _Padding], filler: int) -> Any:
         """Return an input in the type and shape the graph takes.
+
+        Args:
+            spec: The input.
+            arrays: Values of the user.
+            padding: Input with padding → its length and the length of the graph.
+            filler: Value of padding in tokens and masks.
 
         Raises:
             UsageError: the input cannot be converted.
@@ -411,7 +422,10 @@ def config_beside(model: Path) -> PretrainedConfig | None:
 
 
 def pad_token_beside(model: Path, config: PretrainedConfig | None) -> int | None:
-    """Return the token that fills short rows up: the config's, else that of the tokenizer in the folder of a model."""
+    """Return the token that fills short rows up: the config's, else that of the tokenizer in the folder of a model.
+
+    `None` without a config, without a readable tokenizer, or if neither declares the token.
+    """
     pad_token = getattr(config, "pad_token_id", None)
     if pad_token is not None or config is None:
         return pad_token

@@ -334,6 +334,11 @@ def _add_article(kind: str) -> str:
 def _check_save(request: RunRequest, definition: RunTask, subject: str) -> None:
     """Refuse ``--save`` for a result without savable content, or with an unsuitable suffix.
 
+    Args:
+        request: The request of the user.
+        definition: The task, with the kind of its savable content.
+        subject: The task, or the kind of the inputs, for messages.
+
     Raises:
         UsageError: names a suitable file name, if there is one.
     """
@@ -578,6 +583,12 @@ def _make_runner(model: Any, built: Any, task: str, request: RunRequest) -> Task
     """Create the task runner of a model, with inputs fitted to the graph of the built model.
 
     PyTorch takes audio and text of any length, even if the graph's inputs are padded or truncated.
+
+    Args:
+        model: The model to run: the built one, or PyTorch's.
+        built: The built model.
+        task: The task.
+        request: The request of the user.
     """
     from winml.modelkit.generate.answering import AUDIO, TEXT, TaskRunner
     from winml.modelkit.generate.generation.transformers_loop import EncoderDecoderModel
@@ -607,7 +618,16 @@ def _compare_with_pytorch(
     request: RunRequest,
     model: Any,
 ) -> InferenceResult:
-    """Add PyTorch's results of each call to a result."""
+    """Load the model into PyTorch, run it on each call, and return the result with the comparison.
+
+    Args:
+        result: The result of the ONNX model.
+        answers: Text of a call, and answer of the ONNX model.
+        subject: Task and inputs.
+        calls: Text of a call, and its inputs.
+        request: The request of the user.
+        model: The opened ONNX model.
+    """
     from winml.modelkit.generate.answering import compared_answers, tensor_answer
     from winml.modelkit.models.model import load_model
 
@@ -757,7 +777,7 @@ def _refuse_number(name: str, number: float, dtype: str) -> None:
 
 
 def _make_writer(answer: Answer, values: Mapping[str, Any], path: Path | None) -> Mapping[Path, Any]:
-    """Return the file to save → function that writes it."""
+    """Return the file to save → function that writes it; `{}` without a path."""
     if path is None:
         return {}
     if path.suffix.lower() == _ARRAYS_SUFFIX:

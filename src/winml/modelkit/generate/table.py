@@ -96,6 +96,7 @@ def _tensor_row(entry: AnswerEntry) -> list[doc.Cell]:
 
 
 def _summary_fields(result: InferenceResult) -> Iterator[doc.Field]:
+    """Yield the fields of an answer: task, times, provider, notes, and the comparison with PyTorch."""
     if not result.entries:
         yield "answer", "nothing found"
     if result.task is not None:

@@ -156,7 +156,11 @@ def _refuse_export(request: ModelRequest, options: Mapping[str, Any]) -> None:
 
 
 def _refuse_provider(options: Mapping[str, Any], model: str | None) -> None:
-    """Refuse an unknown provider, provider options without a provider, and a provider without a model."""
+    """Refuse an unknown provider, provider options without a provider, and a provider without a model.
+
+    Raises:
+        UsageError: names the option or the provider.
+    """
     if options["ep"] is not None:
         find_execution_provider(options["ep"])
     parse_ep_options(options["ep_options"])

@@ -345,7 +345,10 @@ def _parameter_sizes(model: nn.Module) -> tuple[weight_files.StoredSize, ...]:
 
 
 def _stored_weights(resolved: ResolvedModel) -> tuple[records.WeightsOnDisk | None, tuple[str, ...]]:
-    """Return the weight files and notes on damaged files, which do not prevent an inspection."""
+    """Return the weight files and notes on damaged files, which do not prevent an inspection.
+
+    `None` without a folder of weights, or if they are unreadable.
+    """
     source = resolved.source
     if source.kind not in ("folder", "hub") or source.path is None:
         return None, ()

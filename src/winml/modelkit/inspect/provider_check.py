@@ -62,7 +62,10 @@ def _dtype_remedies() -> dict[str, str]:
 
 
 def _composed_version(operator: str, facts: GraphFacts) -> int | None:
-    """Return the opset that introduced an operator with a function body; None for other operators."""
+    """Return the opset that introduced an operator, if the operator had a function body from the start.
+
+    `None` otherwise, for unknown operators, and for operators in every opset that both exporters support.
+    """
     try:
         schema = onnx.defs.get_schema(operator, facts.opsets.get("", 1), "")
         with contextlib.suppress(onnx.defs.SchemaError):  # no earlier version
@@ -159,7 +162,17 @@ class _NodeChecks:
 
     @classmethod
     def of(cls, path: Path, ep: str, device: Device | None, options: Mapping[str, str]) -> _NodeChecks:
-        """Read a file and find the provider."""
+        """Read a file and find the provider.
+
+        Args:
+            path: The ONNX file.
+            ep: Name of the provider.
+            device: The requested device.
+            options: Options of the provider.
+
+        Raises:
+            InputError: the file is compiled.
+        """
         choice = checked_provider(ep, device, options)
         provider = choice.provider
         is_present = provider.name in present_providers()
@@ -179,11 +192,19 @@ class _NodeChecks:
 
     @property
     def open_places(self) -> Mapping[str, object]:
-        """The dynamic dimensions that the provider does not support."""
+        """The dynamic dimensions that the provider does not support; `{}` if it supports all."""
         return {} if self.chosen.provider.takes_dynamic else self.facts.open_places
 
     def by_session(self) -> ProviderFit | None:
-        """Query the provider; None if placement is not reported, or a session fails without an operator table."""
+        """Query the provider with a session, and note what limits the result.
+
+        `None` if placement is not reported, or a session fails without an operator table.
+
+        Raises:
+            InputError: the file is no ONNX model, or damaged.
+            StageError: the query ended without an answer, or exceeded its time limit.
+            WriteError: the disk has no space for a copy of the file.
+        """
         if not reports_placement():
             self.notes.append(
                 f"ONNX Runtime {ort.__version__} does not report the provider of a node; this requires 1.24 or later."
@@ -303,7 +324,14 @@ class _NodeChecks:
             yield "unknown size", node.operator, "a size depends on data, but the provider requires fixed sizes"
 
     def _add_finding(self, kind: FindingKind, subject: str, reason: str, node: NodeFacts | None = None) -> None:
-        """Count a node under a finding; None: the whole graph."""
+        """Add a node to the nodes of a finding; `None`: the finding concerns the whole graph.
+
+        Args:
+            kind: Kind of the finding.
+            subject: Operator, type or property that is concerned.
+            reason: The reason, for the user.
+            node: The node.
+        """
         self.nodes_by_finding[kind, subject, reason].append(("", "") if node is None else (node.module, node.name))
 
     def _find_remedy(self, kind: FindingKind, subject: str, reason: str) -> str:
@@ -350,7 +378,10 @@ class _NodeChecks:
                 )
 
     def _quantized_remedy(self, reason: str) -> str:
-        """Return the remedy for an unsupported node of a quantized file; empty if the file is not quantized."""
+        """Return the remedy for a node at a QNN edge, or for an unsupported node of a quantized file.
+
+        Empty for other nodes.
+        """
         ep = short_name(self.chosen.provider.name)
         if ep == "qnn" and any(message in reason for message in _AT_THE_EDGE):
             return f"Let the device convert inputs and outputs: {opt.ep_options} offload_graph_io_quantization=0."
@@ -390,7 +421,7 @@ _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
 def _float_source(model: onnx.ModelProto, path: Path) -> str:
-    """Return the path of the float source recorded in a quantized file, if the source exists."""
+    """Return the path of the float source recorded in a quantized file; ``""`` if missing."""
     metadata = {prop.key: prop.value for prop in model.metadata_props}
     try:
         return str(file_below(path.parent, load_metadata(metadata[FLOAT_SOURCE_KEY])["file"]))

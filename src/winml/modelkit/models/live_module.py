@@ -260,6 +260,11 @@ def _describe_example(name: str, value: torch.Tensor, requested_by: str) -> Inpu
 
     A mask that hides nothing in the example may hide positions.
 
+    Args:
+        name: Name of the input.
+        value: The example.
+        requested_by: Source of the example, for messages.
+
     Raises:
         UsageError: the shape or dtype is invalid for a graph input.
     """

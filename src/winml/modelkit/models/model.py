@@ -121,7 +121,11 @@ def _load_parts(
 
 
 def model_info(resolved: ResolvedModel, request: ModelRequest) -> ModelInfo:
-    """Return the properties of a model besides its weights."""
+    """Return the properties of a model besides its weights.
+
+    Raises:
+        CheckpointError: a file of the folder is a link that leads out of the folder, or no regular file.
+    """
     source, decision = resolved.source, resolved.decision
     class_name = type(resolved.model).__name__
     if resolved.checkpoint is None or decision is None:

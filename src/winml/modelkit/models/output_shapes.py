@@ -139,7 +139,7 @@ class _Observations:
 
 
 def _explain_axis(observed: _Observations, output: str, axis: int) -> int | str | None:
-    """Return the unique expression for an output's axis, or `None`."""
+    """Return the unique expression for an output's axis, or `None`; may run the model at further sizes."""
     points = observed.list_points(output, axis)
     values = {value for _, value in points}
     if len(values) == 1:
@@ -190,7 +190,10 @@ def _sum_text(term: str, offset: int, *, is_operand: bool = False) -> str:
 
 
 def _explain_division(observed: _Observations, output: str, axis: int) -> str | None:
-    """Return the fitting division, asking until one is left; `None` if there is no fit, or several remain."""
+    """Return the fitting division, running the model at further sizes until one is left.
+
+    `None` if there is no fit, or several remain.
+    """
     while candidates := _fitting_divisions(observed.list_points(output, axis)):
         if len(candidates) == 1 and candidates[0].is_exact:
             return candidates[0].text
@@ -278,10 +281,15 @@ def output_specs_of(
 def _find_simple_shapes(
     outputs: Outputs, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Outputs | None]
 ) -> dict[str, Shape] | None:
-    """Return output shapes of numbers, dimensions and sums of two dimensions, from one further run.
+    """Run the model once more; return output shapes of numbers, dimensions and sums of two dimensions.
 
     All dimensions change at once, each by another amount, so that no two dimensions or sums are confused. `None` if an
     axis has another expression, or the model refuses these sizes.
+
+    Args:
+        outputs: Outputs at the traced sizes.
+        dimensions: The dynamic dimensions.
+        run: Sizes → outputs; `None` if the model refuses them.
     """
     traced = {dimension.name: dimension.example or 1 for dimension in dimensions}
     varied = {bound.name: 2 * traced[bound.name] + position for position, bound in enumerate(dimensions)}
@@ -312,7 +320,16 @@ def _find_simple_shapes(
 def _observe_sizes(
     outputs: Outputs, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Outputs | None]
 ) -> list[Observation]:
-    """Return the shapes at the traced sizes, with each dimension at another size, and with all at other sizes."""
+    """Run the model at other sizes; return the output shapes of each run.
+
+    The runs are at the traced sizes, with each dimension at another size, and with all at other sizes. Refused sizes
+    are left out.
+
+    Args:
+        outputs: Outputs at the traced sizes.
+        dimensions: The dynamic dimensions.
+        run: Sizes → outputs; `None` if the model refuses them.
+    """
     traced = {dimension.name: dimension.example or 1 for dimension in dimensions}
     observations = [Observation(traced, _output_shapes(outputs))]
     other_sizes = dict(traced)

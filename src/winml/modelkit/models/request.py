@@ -90,7 +90,7 @@ class ModelRequest(LoadOptions):
 
     @property
     def left_open(self) -> dict[str, OpenSize]:
-        """Sizes that are left open, by key of ``--shape-config``."""
+        """Sizes that are left open, by key of ``--shape-config``; `{}` without the option."""
         return {} if self.shape_config is None else self.shape_config.left_open()
 
     def with_sizes(self, sizes: Mapping[str, int]) -> ModelRequest:
@@ -137,7 +137,7 @@ class ModelSource:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files at the path: the config, the script, or all files of the checkpoint folder."""
+        """The files at the path: the config, the script, or all files of the checkpoint folder; `()` without a path."""
         if self.path is None:
             return ()
         return tuple(sorted(self.path.iterdir())) if self.path.is_dir() else (self.path,)
@@ -177,7 +177,11 @@ def _make_absolute(source: ModelSource) -> ModelSource:
 
 
 def _factory_source(name: str) -> ModelSource | None:
-    """Return the source of ``file.py:factory`` or ``package.module:factory``; `None` for other names."""
+    """Return the source of ``file.py:factory`` or ``package.module:factory``; `None` for other names.
+
+    Raises:
+        ModelPathError: the script does not exist.
+    """
     location, colon, factory = name.rpartition(":")
     if not colon or not _DOTTED_NAME.match(factory):
         return None
@@ -301,7 +305,11 @@ def _check_flags(source: ModelSource, request: ModelRequest) -> None:
 
 
 def _refuse_flags_of_checkpoints(source: ModelSource, request: ModelRequest) -> None:
-    """Refuse options that a factory decides by its code, such as the task."""
+    """Refuse options that a factory decides by its code, such as the task.
+
+    Raises:
+        UsageError: names the option.
+    """
     option, reason, hint = "", "which creates the weights", ""
     if request.random_weights:
         option, hint = opt.random_weights, f"Remove {opt.random_weights}."
@@ -321,7 +329,7 @@ def _refuse_flags_of_checkpoints(source: ModelSource, request: ModelRequest) -> 
 
 
 def check_folder(folder: Path, *, needs_weights: bool) -> weight_files.WeightFiles | None:
-    """Check that a folder is a checkpoint, and return its weight files.
+    """Check that a folder is a checkpoint, and return its weight files; `None` without ``needs_weights``.
 
     Raises:
         ModelPathError: config or weights are missing; names the files found instead.

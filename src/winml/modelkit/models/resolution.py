@@ -229,7 +229,7 @@ def _refuse_swapping_in_parts(adapters: Sequence[Adapter], parts: Sequence[Model
 
 
 def requested_dtype(request: ModelRequest) -> torch.dtype | None:
-    """Return the requested type of floating point weights, if any."""
+    """Return the requested type of floating point weights; `None` without a request."""
     return None if request.dtype is None else _DTYPES[request.dtype]
 
 
@@ -302,7 +302,12 @@ def _decide_task_and_class(checkpoint: CheckpointConfig, request: ModelRequest) 
 
 
 def _import_model_class(checkpoint: CheckpointConfig, decision: TaskDecision) -> Any:
-    """Import the class named in a task decision."""
+    """Import the class named in a task decision.
+
+    Raises:
+        CheckpointError: the installed transformers does not have the class.
+        RemoteCodeError: the checkpoint's own code cannot be imported.
+    """
     import_losses()
     if checkpoint.custom_models:
         return own_class(decision.model_class_name, checkpoint.root or Path())
@@ -318,7 +323,7 @@ def _import_model_class(checkpoint: CheckpointConfig, decision: TaskDecision) ->
 
 
 def _find_codes(checkpoint: CheckpointConfig, folder: Path | None, source: ModelSource) -> CodedCheckpoint | None:
-    """Find the quantized weights of a checkpoint if its config declares a quantization.
+    """Find the quantized weights of a checkpoint if its config declares a quantization; else `None`.
 
     Raises:
         CheckpointError: their format is not supported, or they are damaged.
@@ -341,7 +346,10 @@ def _find_codes(checkpoint: CheckpointConfig, folder: Path | None, source: Model
 
 
 def _find_dtype(config: object, folder: Path | None, requested: torch.dtype | None) -> torch.dtype | None:
-    """Return the requested type, else the config's, else the first floating point type in the weight files' headers."""
+    """Return the requested type, else the config's, else the first floating point type in the weight files' headers.
+
+    `None` if all are missing, or the headers cannot be read, which is reported when the weights are loaded.
+    """
     if requested is not None:
         return requested
     if isinstance(config_dtype := getattr(config, "dtype", None), torch.dtype):
@@ -530,7 +538,7 @@ class _ExampleFunction:
 
 
 def _find_example_function(module: ModuleType, source: ModelSource) -> _ExampleFunction | None:
-    """Return the example function of this factory, else the example function of all factories.
+    """Return the example function of this factory, else the example function of all factories; `None` without both.
 
     Raises:
         InputError: the object of this name is no function.

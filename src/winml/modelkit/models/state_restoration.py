@@ -409,7 +409,13 @@ class _StateRecord:
                     self.remember(vars(value), 1, f"{prefix}{name}")
 
     def remember(self, value: object, depth: int, name: str) -> None:
-        """Remember a container with all its contents, to a depth; or a tensor that is no parameter."""
+        """Remember a container with all its contents, to a depth; or a tensor that is no parameter.
+
+        Args:
+            value: The container or tensor; other values are ignored.
+            depth: Number of levels of containers inside.
+            name: Name of the attribute, for notes.
+        """
         if type(value) in weakref.ProxyTypes:  # any other access to a dead proxy raises
             return
         if isinstance(value, torch.Tensor):

@@ -53,7 +53,7 @@ def normalize(model: ir.Model, options: NormalizeOptions = NormalizeOptions()) -
 
     Afterwards there are no ``Constant`` nodes that could be initializers, no identities, no dead nodes; known values
     are computed; every value has a shape if onnx can infer it; node and value names are unique. Graph inputs and
-    outputs are unchanged. A second call changes nothing.
+    outputs are unchanged. A second call changes nothing, unless a note says that normalization did not converge.
 
     Args:
         model: The model. Weights are neither read nor copied.
@@ -63,8 +63,9 @@ def normalize(model: ir.Model, options: NormalizeOptions = NormalizeOptions()) -
         The same model, True if it changed, and its tag coverage.
 
     Raises:
-        NormalizeError: a pass failed or violated its declaration; names the pass. A pass that makes the graph invalid
-            is undone instead, and noted.
+        NormalizeError: a pass failed or violated its declaration; names the pass. If a pass makes a graph invalid that
+            was copied beforehand, normalization is repeated on the copy (a new ``model.graph``) without that pass
+            instead, and noted.
     """
     passes = _ordered_passes(options)
     notes: tuple[str, ...] = ()

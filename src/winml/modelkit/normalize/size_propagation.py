@@ -447,6 +447,7 @@ def _shape_of_tile(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
 
 
 def _shape_of_slice(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
+    """Return the shape of a Slice; a size cut at an unknown end is a new symbol, noted in ``known_sizes``."""
     shape = known_sizes.shape(node.inputs[0])
     sizes: list[Size | None] = list(shape)
     for axis, (start, end, step) in _slice_ranges(known_sizes, node).items():
@@ -640,7 +641,13 @@ def _content_of_concat(known_sizes: KnownSizes, node: ir.Node) -> _Content | Non
 def _compute_elements(
     known_sizes: KnownSizes, node: ir.Node, compute: Callable[[Size, Size], Size | None]
 ) -> _Content | None:
-    """Compute a binary operator on the elements of two small tensors; a single element is broadcast."""
+    """Compute a binary operator on the elements of two small tensors; a single element is broadcast.
+
+    `None` if the numbers of elements differ otherwise.
+
+    Raises:
+        UnknownSizeError: an element is unknown.
+    """
     left, right = known_sizes.content(node.inputs[0]), known_sizes.content(node.inputs[1])
     if len(left) != len(right) and 1 not in (len(left), len(right)):
         return None
@@ -650,7 +657,10 @@ def _compute_elements(
 
 
 def _content_of_where(known_sizes: KnownSizes, node: ir.Node) -> _Content | None:
-    """Return the elements of Where(Equal(sizes, constants), then, otherwise), as exported for Expand with -1."""
+    """Return the elements of Where(Equal(sizes, constants), then, otherwise), as exported for Expand with -1.
+
+    `None` for other conditions, or if a size may equal the constant.
+    """
     condition, then, otherwise = node.inputs
     equal = producer_of(condition, "Equal")
     if equal is None:

@@ -313,7 +313,14 @@ class _Simplification:
         self.uniforms = _Uniforms(self.known_sizes, self.grids)
 
     def constant(self, numbers: Sequence[int], shape: Sequence[int], dtype: ir.DataType, name: str) -> ir.Value:
-        """Return an initializer with these whole numbers."""
+        """Return an initializer with these whole numbers; the first call for the numbers adds it to the graph.
+
+        Args:
+            numbers: The values.
+            shape: Shape of the tensor.
+            dtype: Type of the tensor.
+            name: Preferred name of a new initializer.
+        """
         key = (dtype, tuple(shape), tuple(numbers))
         if key not in self.constants:
             tensor = ir.tensor(np.array(numbers, dtype=dtype.numpy()).reshape(tuple(shape)), name=name)
@@ -367,7 +374,13 @@ class _Simplification:
         return False
 
     def _find_target_numbers(self, shape: Shape, target: Shape, open_places: Sequence[int]) -> list[int] | None:
-        """Return a constant shape for a reshape; `None` if no constant shape is possible."""
+        """Return a constant shape for a reshape; `None` if no constant shape is possible.
+
+        Args:
+            shape: Shape of the input.
+            target: Shape of the output.
+            open_places: Axes that the graph already leaves to the operator (``-1``).
+        """
         numbers: list[int] = []
         copied: list[Size] = []
         for axis, size in enumerate(target):
@@ -575,7 +588,13 @@ def _simplify_gather_nd(work: _Simplification, node: ir.Node, source: ir.Value) 
 
 
 def _join_transposition(work: _Simplification, outer: ir.Node, source: ir.Value) -> bool:
-    """Merge Reshape, Transpose of the last two axes and Reshape into one Transpose."""
+    """Merge Reshape, Transpose of the last two axes and Reshape into one Transpose, in place; return True if merged.
+
+    Args:
+        work: The simplification of the graph.
+        outer: The second Reshape; becomes the Transpose.
+        source: Its input.
+    """
     middle = producer_of(source, "Transpose")
     inner = producer_of(middle.inputs[0], "Reshape") if middle is not None else None
     if middle is None or inner is None or inner.inputs[0] is None:

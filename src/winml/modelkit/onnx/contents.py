@@ -241,7 +241,7 @@ def dtype_name(data_type: int) -> str:
 
 
 def _size_bytes(tensor: onnx.TensorProto) -> int | None:
-    """Return the size of the stored values: dimensions times bits, rounded up to bytes."""
+    """Return the size of the stored values: dimensions times bits, rounded up to bytes; `None` for an unknown type."""
     if tensor.data_type == onnx.TensorProto.STRING:
         return sum(len(text) for text in tensor.string_data)
     dtype = dtype_name(tensor.data_type)
@@ -338,7 +338,7 @@ def node_signature(node: PlacedNode) -> str:
 
 @functools.cache
 def _default_attributes(operator: str, domain: str) -> Mapping[str, bytes]:
-    """Return the default values of an operator's optional attributes."""
+    """Return the default values of an operator's optional attributes; `{}` for an unknown operator."""
     try:
         schema = onnx.defs.get_schema(operator, domain=domain)
     except onnx.defs.SchemaError:

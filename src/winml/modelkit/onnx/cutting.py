@@ -246,8 +246,15 @@ class Cutter:
     def _find_boundary(
         self, core: set[ir.Node], inside: set[ir.Node], drawn_in: tuple[ir.Node, ...], left_out: tuple[ir.Node, ...]
     ) -> Cut | Refusal:
-        """Return the cut of a part with all needed constants; refuse unread outputs, and boundary values other than
-        tensors.
+        """Return the cut of a part with all needed constants.
+
+        A part without read outputs, or with boundary values other than tensors, is refused.
+
+        Args:
+            core: Nodes of the module.
+            inside: Nodes of the part.
+            drawn_in: Nodes of other modules in the part.
+            left_out: Nodes of the module outside the part.
         """
         inputs: dict[ir.Value, None] = {}
         initializers: dict[ir.Value, None] = {}

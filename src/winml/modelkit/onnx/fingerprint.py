@@ -93,7 +93,10 @@ class _LineWriter:
         return f"{self._numbers[value]} {_type_text(value)}{f' {value.name}' if with_name else ''}"
 
     def _used_text(self, value: ir.Value | None) -> str | None:
-        """Return the number of a read value; an initializer is numbered and described at its first use."""
+        """Return the number of a read value; an initializer is numbered and described at its first use.
+
+        `None` for an omitted input.
+        """
         if value is None:
             return None
         if value not in self._numbers:

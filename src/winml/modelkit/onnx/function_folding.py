@@ -167,7 +167,14 @@ class _Planner:
         *,
         apart: Collection[ir.Node],
     ) -> set[ir.Node]:
-        """Return all reachable nodes of the parent; the nodes of a function are reached together."""
+        """Return all reachable nodes of the parent; the nodes of a function are reached together.
+
+        Args:
+            start: Nodes to start from; part of the result only if reached again.
+            neighbours: Node → next nodes.
+            parent: The function that contains the nodes; `None`: the graph.
+            apart: Nodes at which the walk stops.
+        """
         reached: set[ir.Node] = set()
         pending = list(start)
         while pending:
@@ -366,7 +373,13 @@ class _Folder:
         )
 
     def _replace_outside(self, old: ir.Value, new: ir.Value, members: set[ir.Node]) -> None:
-        """Redirect readers outside a part to the output of its call, in place; outputs of the graph as well."""
+        """Redirect readers outside a part to the output of its call, in place; outputs of the graph as well.
+
+        Args:
+            old: Value inside the part.
+            new: Output of the call; takes over name, type and shape.
+            members: Nodes of the part.
+        """
         new.name, new.type, new.doc_string = old.name, old.type, old.doc_string
         new.shape = None if old.shape is None else old.shape.copy()
         for use in list(old.uses()):
@@ -396,7 +409,7 @@ class _Folder:
         inputs: list[ir.Value],
         outputs: list[ir.Value],
     ) -> _Function:
-        """Return the function of a call: an existing equal function, or a new one."""
+        """Return the function of a call: an existing equal function, or a new one, which is added to ``functions``."""
         tag, class_name = part.module.tag, part.module.class_name or address.parse_tag(part.module.tag)[-1]
         key = class_name if self._sharing == "class" else tag
         signature = _function_signature(body, inputs, outputs)
@@ -511,7 +524,13 @@ def _describe_value(value: ir.Value) -> tuple[Any, ...]:
 
 
 def _record_differences(original: ir.Model, folded: ir.Model, positions: Sequence[int]) -> None:
-    """Record differences between the original graph and the inlined graph in the metadata, in place."""
+    """Record in the metadata of ``folded`` how its inlined graph differs from the original graph.
+
+    Args:
+        original: The model before folding.
+        folded: The model with functions; its metadata is changed.
+        positions: Position in the original graph of each node, in the order of the inlined graph.
+    """
     flat = folded.clone()
     flat.metadata_props.pop(metadata_keys.FUNCTIONS_KEY, None)
     function_inlining.inline_calls(flat)

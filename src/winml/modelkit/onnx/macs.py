@@ -147,7 +147,11 @@ def _recurrence_macs(operands: _Operands) -> int:
 
 
 def _einsum_macs(operands: _Operands) -> int:
-    """One product per combination of all indices; unknown for three or more operands, whose order is undefined."""
+    """One product per combination of all indices; unknown for three or more operands, whose order is undefined.
+
+    Raises:
+        _UnknownError: there are three or more operands, or a shape is not static.
+    """
     terms = operands.text("equation").replace(" ", "").partition("->")[0].split(",")
     if len(terms) > 2 or len(terms) != operands.input_count or any("." in term for term in terms):
         raise _UnknownError
@@ -164,7 +168,11 @@ def _einsum_macs(operands: _Operands) -> int:
 
 
 def _attention_macs(operands: _Operands) -> int:
-    """Scores and their product with the values: batch × query length × key length × (query width + output width)."""
+    """Scores and their product with the values: batch × query length × key length × (query width + output width).
+
+    Raises:
+        _UnknownError: the ranks differ, or a shape is unknown.
+    """
     query, key, output = operands.input(0), operands.input(1), operands.output()
     past = operands.input(4)[-2] if operands.has_input(4) else 0
     if len(query) not in (3, 4) or len(key) != len(query) or len(output) != len(query):
@@ -174,7 +182,11 @@ def _attention_macs(operands: _Operands) -> int:
 
 
 def _multi_head_attention_macs(operands: _Operands) -> int:
-    """com.microsoft: as :func:`_attention_macs`, heads packed into the last dimension; unknown with a past."""
+    """com.microsoft: as :func:`_attention_macs`, heads packed into the last dimension; unknown with a past.
+
+    Raises:
+        _UnknownError: there is a past, packed inputs, or a shape is not static.
+    """
     query, key, output = operands.input(0), operands.input(1), operands.output()
     if operands.has_input(6) or not len(query) == len(key) == len(output) == 3:
         raise _UnknownError

@@ -233,7 +233,10 @@ def _namespace_scope(levels: Sequence[tuple[str | None, str]]) -> Scope:
 
 
 def _name_scope(node: onnx.NodeProto) -> Scope:
-    """Read ``/encoder/layer.0/Gelu`` as the modules ``encoder`` and ``encoder.layer.0``, under the root."""
+    """Read ``/encoder/layer.0/Gelu`` as the modules ``encoder`` and ``encoder.layer.0``, under the root.
+
+    `()` for a name without ``/``.
+    """
     if address.SEPARATOR not in node.name:
         return ()
     segments = name_scope(node.name, node.op_type)

@@ -216,7 +216,15 @@ def replaced_tensors(tensors: Mapping[ir.Value, ir.TensorProtocol]) -> Iterator[
 def placed_tensor(
     value: ir.Value, tensor: ir.TensorProtocol, location: str, offset: int | None = None, length: int | None = None
 ) -> ir.ExternalTensor:
-    """Return the tensor of an initializer as a reference to its bytes in a data file."""
+    """Return a tensor for an initializer that refers to bytes in a data file.
+
+    Args:
+        value: The initializer, for the name.
+        tensor: Its tensor, for type and shape.
+        location: Name of the data file.
+        offset: Position of the bytes; `None`: the start.
+        length: Number of bytes; `None`: by type and shape.
+    """
     return ir.ExternalTensor(
         location,
         offset,

@@ -321,7 +321,7 @@ def _options_of_next_round(flags: Mapping[str, Any]) -> OptimizeOptions:
 
 
 def _explain_idle(model: ir.Model, idle: Sequence[Capability], options: OptimizeOptions) -> list[str]:
-    """Explain why capabilities enabled by name changed nothing: dynamic sizes, or no matching nodes."""
+    """Return a note for each capability enabled by name that changed nothing: dynamic sizes, or no matching nodes."""
     notes = []
     for entry in idle:
         blocked, _ = _find_blocked(model, _enable_only(entry, options), {})
@@ -425,7 +425,15 @@ def _check_removal(entry: Capability, model: ir.Model, options: OptimizeOptions)
 def _find_blocked(
     model: ir.Model, options: OptimizeOptions, open_fired: _FiredIn
 ) -> tuple[dict[str, tuple[records.BlockedFusion, ...]], tuple[str, ...]]:
-    """Return capability → fusions that fire only at fixed sizes; and a note if this could not be determined."""
+    """Return capability → fusions that fire only at fixed sizes; and a note if this could not be determined.
+
+    The model is optimized again with fixed sizes for that; ``model`` stays.
+
+    Args:
+        model: The model before the optimization.
+        options: Options of the optimization.
+        open_fired: Fusions that fire at dynamic sizes, by capability and module.
+    """
     dimensions = open_dimensions(model.graph)
     if not dimensions:
         return {}, ()

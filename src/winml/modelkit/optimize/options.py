@@ -27,7 +27,7 @@ class OptimizeOptions(OptimizeFields, Options):
     @pydantic.field_validator("ep")
     @classmethod
     def _as_short_name(cls, name: str | None) -> str | None:
-        """Return the short name; raises UsageError for an unknown provider."""
+        """Return the short name, `None` without a provider; raises UsageError for an unknown provider."""
         return None if name is None else short_name(find_execution_provider(name).name)
 
     @property

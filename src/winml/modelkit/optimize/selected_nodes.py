@@ -21,7 +21,7 @@ Rewrite = Callable[[ir.Model], tuple[ir.Model, tuple[str, ...]]]
 
 
 def rewrite_selected(model: ir.Model, names: Collection[str], rewrite: Rewrite) -> tuple[str, ...]:
-    """Rewrite the selected nodes of the main graph, in place; return notes.
+    """Rewrite the selected nodes of the main graph, in place; return notes. `()`, unchanged, if no node is selected.
 
     Nodes with subgraphs, and calls of functions, are unchanged.
 
@@ -108,7 +108,13 @@ class _Part:
             self.original.opset_imports.setdefault(domain, version)
 
     def _import_weight(self, name: str, value: ir.Value, outside: FreshNames) -> ir.Value:
-        """Return the original weight if the tensor is the same; else add a new initializer."""
+        """Return the original weight if the tensor is the same; else add a new initializer to the original graph.
+
+        Args:
+            name: Name of the weight in the rewritten graph.
+            value: The weight there.
+            outside: Names in use in the original graph; the new name is added.
+        """
         original = self.read.get(name)
         if original is not None and original.const_value is value.const_value:
             return original

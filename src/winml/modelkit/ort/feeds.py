@@ -156,7 +156,15 @@ def _draw_mask_input(
     with_padding: bool,
     rules: FeedRules,
 ) -> Array:
-    """Draw a mask of the input's type; constant if the value range is a single value."""
+    """Draw a mask of the input's type; constant if the value range is a single value.
+
+    Args:
+        generator: Source of random numbers.
+        spec: The input.
+        shape: Its shape.
+        with_padding: True to hide some positions.
+        rules: Learned rules: values that hide positions.
+    """
     dtype = numpy_dtype(spec.dtype)
     if spec.value_range is not None and spec.value_range[0] == spec.value_range[1]:
         return np.full(shape, spec.value_range[0], dtype)

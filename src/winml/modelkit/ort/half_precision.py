@@ -193,7 +193,13 @@ class _Halving:
             self._redirect_readers(value, _FLOAT, outside)
 
     def _rename_and_cast(self, value: ir.Value, dtype: ir.DataType, readers: list[ir.Node]) -> None:
-        """Insert a Cast that takes over the name of a graph output, for the graph and some readers."""
+        """Insert a Cast that takes over the name of a graph output, for the graph and some readers; renames ``value``.
+
+        Args:
+            value: The graph output.
+            dtype: Type of the new output.
+            readers: Nodes that read the new output.
+        """
         maker, name = value.producer(), value.name or ""
         assert maker is not None
         suffix = "_fp16" if dtype == _FLOAT else "_fp32"

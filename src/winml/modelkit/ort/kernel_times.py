@@ -95,7 +95,12 @@ def read_profile(path: Path, *, counted_runs: int | None = None) -> RunProfile:
 
 
 def _read_events(path: Path) -> list[dict[str, Any]]:
-    """Read the events; names that make the file invalid JSON are escaped first."""
+    """Read the events; names that make the file invalid JSON are escaped first.
+
+    Raises:
+        WriteError: ONNX Runtime wrote only a part of the file.
+        MeasureError: the file is not valid JSON.
+    """
     text = path.read_bytes().decode("utf-8")  # with the line ends that are in names
     try:
         events: list[dict[str, Any]] = json.loads(text)
@@ -215,7 +220,7 @@ def read_device_profile(path: Path, *, counted_runs: int, provider: str) -> RunP
 
 
 def _read_executed_parts(path: Path) -> list[list[list[dict[str, str]]]]:
-    """Return the events by compiled part and execution.
+    """Return the events by compiled part and execution; `[]` for a missing or foreign file.
 
     The events of one execution end with the event of the execution. A node is named after its node or value in the
     graph.

@@ -183,7 +183,7 @@ class AnsweringProcess:
         seconds: float = threading.TIMEOUT_MAX,
         resident_bytes: int | None = None,
     ) -> Any:
-        """Return the answer to a question.
+        """Return the answer to a question; the first question, also after a fork, starts the process.
 
         Args:
             question: JSON values.
@@ -207,8 +207,12 @@ class AnsweringProcess:
             return self._send_and_receive(line + b"\n" + content, seconds, resident_bytes)
 
     def _send_and_receive(self, sent: bytes, seconds: float, resident_bytes: int | None) -> Any:
-        """Send a question, and wait for its answer; without ``sent``, for the start. On any error, the process is
-        ended.
+        """Send a question, and wait for its answer; on any error, the process is ended.
+
+        Args:
+            sent: The question; empty: wait for the start of the process.
+            seconds: Limit of time.
+            resident_bytes: Limit of memory.
 
         Raises:
             TimeoutError, MemoryError: a limit was exceeded.

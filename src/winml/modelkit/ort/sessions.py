@@ -118,7 +118,11 @@ class Session:
         """Duration of the crash check, in a different process."""
 
         def create_session(*, exact_sums: bool) -> ort.InferenceSession:
-            """Check the model for crashes, and create a session."""
+            """Check the model for crashes, and create a session; ``check_seconds`` grows by the time of the check.
+
+            Raises:
+                StageError: ONNX Runtime crashes on the model.
+            """
             settings = _make_settings(
                 optimize, threads, prepack, in_written_order, data_folder, folds_constants, exact_sums
             )
@@ -239,6 +243,12 @@ class Session:
         resident_outputs: Collection[str],
     ) -> tuple[dict[str, Array], dict[str, ort.OrtValue]]:
         """Run once; return all outputs except ``resident_outputs`` as arrays, and the resident outputs as values.
+
+        Args:
+            feeds: Input → array.
+            states: Input → value in ONNX Runtime's memory.
+            output_names: Outputs to compute.
+            resident_outputs: Outputs that stay in ONNX Runtime's memory.
 
         Raises:
             UsageError: the names do not match the graph's inputs, or a size is beyond the stated bounds.
@@ -574,7 +584,11 @@ def _refuse_unknown_providers(providers: Sequence[str]) -> None:
 
 
 def _refuse_inactive(provider: str, session: ort.InferenceSession) -> None:
-    """Refuse a session without the preferred provider, replaced by ONNX Runtime."""
+    """Refuse a session without the preferred provider, replaced by ONNX Runtime.
+
+    Raises:
+        StageError: names the provider.
+    """
     if provider not in (active := session.get_providers()):
         raise StageError(
             f"{provider} is installed but cannot be initialized; ONNX Runtime would use {', '.join(active)}",
@@ -583,7 +597,11 @@ def _refuse_inactive(provider: str, session: ort.InferenceSession) -> None:
 
 
 def _refuse_other_processor(name: str, reported: str | None) -> None:
-    """Refuse a file with a weight layout for another vector width: ONNX Runtime would read wrong values."""
+    """Refuse a file with a weight layout for another vector width: ONNX Runtime would read wrong values.
+
+    Raises:
+        StageError: names both vector widths.
+    """
     try:
         opened_for = load_metadata(reported or "{}").get("processor")
     except (ValueError, AttributeError):

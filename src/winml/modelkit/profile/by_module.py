@@ -300,7 +300,15 @@ def _charge_to_modules(
     tree: OnnxTree,
     measured: RunProfile,
 ) -> ProfiledModules:
-    """Assign the kernels of the executed graph to modules; ``structures`` are the measured and the executed graph."""
+    """Assign the kernels of the executed graph to modules.
+
+    Args:
+        result: The measurement.
+        structures: The measured and the executed graph.
+        path: The measured file.
+        tree: Its modules.
+        measured: Times of the kernels.
+    """
     before, executed_proto = structures
     original, executed = graph_of(before, path), graph_of(executed_proto, path)
     _write_tree_tags(original, tree)
@@ -447,7 +455,14 @@ def measure_modules(
 
 
 def _scale_progress(progress: Progress | None, number: int, count: int, runs_before: int) -> Progress | None:
-    """Map one module's progress to progress of the whole."""
+    """Map one module's progress to progress of the whole; `None` without a listener.
+
+    Args:
+        progress: Listener to the whole.
+        number: Number of finished modules.
+        count: Number of all modules.
+        runs_before: Runs of the finished modules.
+    """
     if progress is None:
         return None
     return lambda runs, share: progress(runs_before + runs, (number + share) / count)

@@ -162,7 +162,14 @@ def _block_size(options: LatencyOptions, model: Run, baseline: Run) -> int:
 def _count_turns(
     options: LatencyOptions, count: int, progress: Progress | None, samples_ns: list[int]
 ) -> Iterator[int]:
-    """Yield 0, 1, … until the count or the duration is reached, at least once; report progress in between."""
+    """Yield 0, 1, … until the count or the duration is reached, at least once; report progress in between.
+
+    Args:
+        options: The duration, if limited.
+        count: Number of turns without a duration.
+        progress: Listener.
+        samples_ns: Measured times, whose number is reported.
+    """
     started = reported = time.perf_counter_ns()
     turn = 0
     while True:

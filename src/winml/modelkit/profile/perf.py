@@ -149,6 +149,11 @@ def _baseline_run(
 ) -> Iterator[tuple[Literal["pytorch", "onnx"], Run]]:
     """Yield the kind of the baseline, and a run of the baseline on the same values.
 
+    Args:
+        baseline: The baseline: a file or a PyTorch model.
+        prepared: The measured model, with its values.
+        tell: Listener to notes on loading.
+
     Raises:
         UsageError: the baseline has other inputs, types or sizes, or the model does not state its origin.
         StageError: the baseline cannot be loaded or run.

@@ -91,7 +91,7 @@ def refuse_no_cache(model: ir.Model) -> None:
 
 
 def quantize_cache(model: ir.Model, maxima: Mapping[str, Array]) -> tuple[str, ...]:
-    """Quantize the cache of every supported attention, in place; return notes.
+    """Quantize the cache of every supported attention, in place, and record it in the metadata; return notes.
 
     Args:
         model: The model.

@@ -180,7 +180,7 @@ class _Placing:
             self._mark_output(node)
 
     def _place_companion(self, node: ir.Node) -> None:
-        """Pass quantization on through nodes that copy or join quantized values."""
+        """Note the output of a node that copies a quantized value (same scale) or joins such values (own scale)."""
         if node.op_type in _ONE_BY_ONE and node.inputs[0] in self._quantized_values and len(node.outputs) == 1:
             source = self._quantized_values[node.inputs[0]]
             value = node.outputs[0]

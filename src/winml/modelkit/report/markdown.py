@@ -69,6 +69,7 @@ def _row_text(cells: Iterable[str]) -> str:
 
 
 def _cell_text(column: doc.Column, cell: doc.Cell) -> str:
+    """Return the Markdown of a table cell, escaped; a link as text, label and target."""
     content = column.words(cell)
     # A table ends a cell at a pipe, in code as well.
     text = _code_span(content).replace("|", "\\|") if column.kind == "name" and content else _markdown_text(content)

@@ -62,7 +62,12 @@ class _TreeFolder(Generic[_Item]):
     """Displayed facts of a module and the numbers of its children → number. Equal numbers mean equal modules."""
 
     def fold(self, modules: Sequence[_Item], level: int) -> tuple[tuple[TreeRow[_Item], ...], tuple[int, ...]]:
-        """Return the displayed modules of one level, and the number of each module."""
+        """Return the displayed modules of one level, and the number of each module; equal modules have one number.
+
+        Args:
+            modules: The modules of one parent.
+            level: Their level; the limit of depth hides deeper levels.
+        """
         rows: list[TreeRow[_Item]] = []
         numbers: list[int] = []
         for module in modules:

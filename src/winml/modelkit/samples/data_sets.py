@@ -130,6 +130,8 @@ class DataSet:
     def rows(self, roles: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the samples in order, lazily, with images and audio opened.
 
+        Samples with a file that cannot be opened are skipped, and noted in ``unreadable``.
+
         Args:
             roles: Role → column. The keys of a row are then roles, and other columns are not read. None: all columns.
 
@@ -308,7 +310,18 @@ def open_data_set(request: DataSetRequest) -> DataSet:
 def _read_splits(
     request: DataSetRequest, source: DataSource, resources: ExitStack
 ) -> tuple[Mapping[str, datasets.Dataset], tuple[str, ...]]:
-    """Return the splits, and notes on their files."""
+    """Return the splits, and notes on their files.
+
+    Args:
+        request: The request of the user.
+        source: Its location and format.
+        resources: Receives the temporary folder of converted files, for as long as the splits are read.
+
+    Raises:
+        UsageError: the file is empty, or there are several configurations and no default.
+        HubError: the Hub cannot be reached, and its data set is not in the cache.
+        InputError: the files cannot be read.
+    """
     if source.kind == "hub":
         return _read_hub_splits(request, source), ()
 
@@ -349,7 +362,13 @@ def _is_one_class(folder: Path, layout: FolderLayout) -> bool:
 
 
 def _read_hub_splits(request: DataSetRequest, source: DataSource) -> Mapping[str, datasets.Dataset]:
-    """Return the splits on the Hub, or the cached splits if the Hub cannot be reached."""
+    """Return the splits on the Hub, or the cached splits if the Hub cannot be reached.
+
+    Raises:
+        UsageError: there are several configurations, and no default.
+        HubError: the Hub cannot be reached, and the data set is not in the cache.
+        InputError: the data set cannot be read.
+    """
     import datasets
 
     unreachable = _ask_hub(source.name, request.words)

@@ -211,7 +211,7 @@ def decoding_samples(
 
 
 def _read_texts(texts: Iterator[_Text], session: _RecordingSession) -> Iterator[dict[str, Array]]:
-    """Yield the inputs of each run of the texts, without runs with an empty cache.
+    """Yield the inputs of each run of the texts, without runs with an empty cache; empties the record of the session.
 
     Raises:
         InputError: a text yields no sample; later texts would not either, and the texts are endless.
@@ -310,7 +310,12 @@ def encoder_feeds(inputs: Sequence[InputTensorSpec], processors: Path, sizes: Ma
 
 
 def token_texts(inputs: Sequence[InputTensorSpec], processors: Path, seed: int) -> Iterator[Array]:
-    """Yield token ids of generated sentences; random token ids without a tokenizer."""
+    """Yield token ids of generated sentences; random token ids without a tokenizer.
+
+    Raises:
+        UsageError: a package is missing.
+        InputError: the files of the tokenizer are damaged.
+    """
     words: list[str] = []
     spec = next(spec for spec in inputs if spec.name == TOKEN_IDS)
     if has_processors([spec], processors):

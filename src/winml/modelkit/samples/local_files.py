@@ -380,7 +380,17 @@ def _read_card_value(folder: Path, key: str, label: str) -> Any:
 
 
 def _select_config(configs: Any, name: str | None, label: str) -> Mapping[str, Any]:
-    """Return the requested or default configuration; ``{}`` if the card has none."""
+    """Return the requested or default configuration; ``{}`` if the card has none.
+
+    Args:
+        configs: Value of ``configs`` in the card.
+        name: Name of the requested configuration; `None`: the default.
+        label: The data set, for messages.
+
+    Raises:
+        InputError: ``configs`` is malformed.
+        UsageError: the requested configuration does not exist, or there are several and no default.
+    """
     entries = configs if isinstance(configs, list) else [] if configs is None else [configs]
     if not all(isinstance(entry, Mapping) and isinstance(entry.get("config_name"), str) for entry in entries):
         raise InputError(
@@ -427,7 +437,11 @@ def _split_files(entry: Mapping[str, Any], by_name: Mapping[str, Path], label: s
 
 
 def _split_patterns(data_files: object, label: str) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the splits in ``data_files`` of a card, with their patterns."""
+    """Yield the splits in ``data_files`` of a card, with their patterns.
+
+    Raises:
+        InputError: the name of a split is invalid.
+    """
     if isinstance(data_files, Mapping):
         pairs = list(data_files.items())
     elif isinstance(data_files, list) and any(isinstance(entry, Mapping) for entry in data_files):
@@ -494,7 +508,7 @@ def _split_by_names(by_name: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]:
 
 
 def _most_frequent_kind(paths: Iterable[Path]) -> data_sources.SourceKind | None:
-    """Return the most frequent file format."""
+    """Return the most frequent file format; `None` if no file has a known format."""
     counts: Counter[data_sources.SourceKind] = Counter()
     for path in paths:
         if path.name.lower() not in data_sources.DESCRIPTION_NAMES | _METADATA_NAMES:

@@ -192,7 +192,13 @@ def _mix_channels(samples: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _find_source(cell: object, folders: Sequence[Path] | None, label: str) -> tuple[Any, str]:
-    """Return the source to open, or why the cell has none; and its name without folders."""
+    """Return the source to open, or why the cell has none; and its name without folders.
+
+    Args:
+        cell: The cell: bytes, a path, or an object with both.
+        folders: Folders that files must lie in; `None`: any regular file.
+        label: Name of a cell without a path.
+    """
     content, path = cell, None
     if isinstance(cell, Mapping):
         content, path = cell.get("bytes"), cell.get("path")

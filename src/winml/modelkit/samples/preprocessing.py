@@ -258,7 +258,14 @@ class Preprocessor:
         return arrays, rows
 
     def _tokenize_texts(self, tokenizer: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
-        """Return the tokens of texts, and the row of each window; only a long context has several windows."""
+        """Return the tokens of texts, and the row of each window; only a long context has several windows.
+
+        Cut texts are noted for ``notes``; a tokenizer without a padding token pads with its end token from then on.
+
+        Args:
+            tokenizer: The tokenizer of transformers.
+            rows: Samples with texts.
+        """
         length = self._fixed_size("input_ids", 1)
         texts, arguments = _text_arguments([row.sample for row in rows], self._option)
         if (length or len(rows) > 1 or "text_pair" in arguments) and tokenizer.pad_token is None:
@@ -289,7 +296,10 @@ class Preprocessor:
         return dict(tokens), [_with_token_info(rows[source], tokens, index) for index, source in enumerate(sources)]
 
     def _process_images(self, processor: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
-        """Return the pixels, resized to a graph of fixed sizes, and the rows with the original image sizes."""
+        """Return the pixels, resized to a graph of fixed sizes, and the rows with the original image sizes.
+
+        The first resizing is noted for ``notes``, and applies to all further images.
+        """
         images = [_read_cell(row.sample, "image", self._option).convert("RGB") for row in rows]
         arrays = dict(processor(images=images, return_tensors="np", **self._image_arguments))
         size = self._fixed_size("pixel_values", -2), self._fixed_size("pixel_values", -1)
@@ -309,7 +319,10 @@ class Preprocessor:
         return arrays, [replace(row, image_size=size) for row, size in zip(rows, sizes, strict=True)]
 
     def _process_recordings(self, extractor: Any, rows: Sequence[Row]) -> dict[str, Array]:
-        """Return the features of recordings, resampled and padded as extractor and graph require."""
+        """Return the features of recordings, resampled and padded as extractor and graph require.
+
+        Recordings that the extractor cuts are noted for ``notes``.
+        """
         rate_hz = int(extractor.sampling_rate)
         samples = [resampled(_read_cell(row.sample, "audio", self._option), rate_hz) for row in rows]
         length = self._fixed_size("input_values", 1) if len(self._input_shape("input_values")) == 2 else None
@@ -322,7 +335,16 @@ class Preprocessor:
         return dict(extractor(samples, sampling_rate=rate_hz, return_tensors="np", **arguments))
 
     def _make_batch(self, arrays: Arrays, rows: Sequence[Row], row_numbers: range) -> Batch:
-        """Return rows of the arrays as inputs of the graph, padded to its batch size."""
+        """Return rows of the arrays as inputs of the graph, padded to its batch size.
+
+        Args:
+            arrays: Outputs of the processors, of all rows.
+            rows: All rows.
+            row_numbers: Numbers of the rows of this batch.
+
+        Raises:
+            UsageError: the processors do not provide an input of the graph, or its values do not fit.
+        """
         padded = [*row_numbers, *[row_numbers[-1]] * ((self.fixed_batch or 0) - len(row_numbers))]
         if "input_ids" in arrays:
             arrays = {"position_ids": _token_positions(arrays), **arrays}
@@ -433,6 +455,12 @@ def _recording_arguments(extractor: Any, length: int | None) -> dict[str, object
 
 def _context_room(tokenizer: Any, rows: Sequence[Row], longest: int, option: str) -> int:
     """Return the number of context tokens that fit beside the longest question.
+
+    Args:
+        tokenizer: The tokenizer of transformers.
+        rows: Samples with questions.
+        longest: Largest number of tokens in a row.
+        option: Option of the dataset, for messages.
 
     Raises:
         InputError: no context token fits.

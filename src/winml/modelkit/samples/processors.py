@@ -173,7 +173,7 @@ _PANIC_TEXT = b" panicked at "
 
 @contextlib.contextmanager
 def tokenizer_call(source: Path | object, *texts: object, label: str = "") -> Iterator[None]:
-    """Convert failures of a tokenizers call to an InputError that names the file.
+    """Refuse texts that are too long; convert failures of a tokenizers call to an InputError that names the file.
 
     Args:
         source: Folder of the tokenizer, or the transformers tokenizer.

@@ -60,7 +60,7 @@ class TextFile:
         return self.request.count_samples(self._row_count)
 
     def rows(self, roles: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Yield the rows by role: role → column; rows without text are skipped and counted.
+        """Yield the rows by role: role → column; rows without text are skipped, and noted in ``unreadable``.
 
         Raises:
             InputError: the file is damaged, or no row has a text.
@@ -90,7 +90,11 @@ class TextFile:
         return sum(1 for _ in self._all_rows())
 
     def _all_rows(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the non-empty rows."""
+        """Yield the non-empty rows.
+
+        Raises:
+            InputError: the file cannot be read as text, or a line is no object.
+        """
         try:
             with self.path.open(encoding="utf-8-sig", newline="") as file:
                 if self.path.suffix == ".txt":

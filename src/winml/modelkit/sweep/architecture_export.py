@@ -174,7 +174,11 @@ def tried_export(request: ModelRequest, config: WinMLExportConfig, path: Path) -
 
 
 def _check_files(result: ExportResult) -> Attempt:
-    """Read the written files and check the tag of every node; the result of several parts is the worst part."""
+    """Read the written files, check the tag of every node, and return the combined result of all parts.
+
+    Nodes and tags are of all parts; coverage, difference and generated tokens are of the worst part. A missing or wrong
+    tag is a problem in the result, not an error.
+    """
     tag_of_module = {node.path: node.tag for part in result.parts for node in part.tree}
     tags = set()
     problems = []

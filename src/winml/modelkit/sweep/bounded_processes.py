@@ -237,7 +237,13 @@ def _kill_tree(pid: int) -> None:
 
 
 def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable[[Call, Any], None]) -> Ending | None:
-    """Read the messages and memory of a process; return the ending of the call, or None while it runs."""
+    """Read the messages and memory of a process; return the ending of the call, or None while it runs.
+
+    Args:
+        running_call: The call; last message and largest memory are noted in it.
+        bounds: Limits of time and memory.
+        on_message: Called with the call and each message.
+    """
     try:
         while running_call.messages.poll():
             kind, value = running_call.messages.recv()
@@ -258,7 +264,7 @@ def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable
 def _total_bytes(running_call: _RunningCall) -> int:
     """Return the memory of a process and its descendants.
 
-    Descendants are measured now and then, and at a new peak.
+    Descendants are measured now and then, and at a new peak; their memory is noted in ``running_call``.
     """
     pid = running_call.process.pid
     assert pid is not None  # it was started

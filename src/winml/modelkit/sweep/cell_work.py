@@ -216,7 +216,7 @@ class _CellWork:
         return replace(self._current_result(), state="done", step="", artifacts=self._artifact_location())
 
     def failed(self, error: Exception) -> CellResult:
-        """Return the result of a cell with a failed step."""
+        """Return the result of a cell with a failed step; an export error also notes its module and operator."""
         from winml.modelkit.sweep.architecture_export import error_line, unforeseen_line
 
         result = replace(self._current_result(), artifacts=self._artifact_location())
@@ -261,7 +261,7 @@ class _CellWork:
             self.request = request_of(model, work)
 
     def _small_model(self, model_type: str) -> Path:
-        """Return the config of a small model of a type; results of other cells are reused.
+        """Return the config of a small model of a type; made once, in a folder that all cells share.
 
         Raises:
             InputError: PyTorch runs no config of this type.

@@ -332,7 +332,14 @@ def _layer_settings(content: Mapping[str, Any], depth: int, layer: int) -> Itera
 
 
 def _cut_layer_setting(key: str, value: Any, depth: int, remaining_layers: Sequence[int]) -> Any:
-    """Return the setting of ``depth`` layers, reduced to the kept layers; other values are returned unchanged."""
+    """Return the setting of ``depth`` layers, reduced to the kept layers; other values are returned unchanged.
+
+    Args:
+        key: Key of the setting.
+        value: Its value.
+        depth: Number of all layers.
+        remaining_layers: Numbers of the kept layers, in order.
+    """
     if _is_list_per_layer(value, depth):
         return [value[layer] for layer in remaining_layers]
     if _is_object_by_layer(value, depth):
@@ -469,7 +476,7 @@ def _map_counts(value: object, change: Any) -> Any:
 
 
 def _list_counts(value: Any) -> list[int]:
-    """Return a count, or all counts in nested lists."""
+    """Return a count, or all counts in nested lists; `[]` for other values."""
     if isinstance(value, (list, tuple)):
         return [number for element in value for number in _list_counts(element)]
     return [value] if _is_count(value) else []

@@ -143,6 +143,9 @@ def sibling_segments(siblings: Sequence[tuple[str, str]]) -> list[str]:
     ['Layer.0', 'Linear.query', 'Linear.key']
     >>> sibling_segments([("down.0", "Block"), ("up.0", "Block")])
     ['Block.down.0', 'Block.up.0']
+
+    Raises:
+        ValueError: two modules have equal paths.
     """
     groups: dict[str, list[int]] = defaultdict(list)
     for position, (path, class_name) in enumerate(siblings):

@@ -376,7 +376,11 @@ def may_be_copy(task: GraphFileTask, checked: CheckedSource) -> bool:
 
 
 def _read_valid_structure(source: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """Return a valid model without its larger weights and without duplicate metadata keys, and notes on repairs."""
+    """Return a valid model without its larger weights and without duplicate metadata keys, and notes on repairs.
+
+    Raises:
+        InputError: the graph is invalid or has a cycle.
+    """
     structure = read_structure(source, as_written=True)
     refuse_cycles(structure, source)
     inlined = inline_functions(structure, source)
@@ -461,7 +465,13 @@ class _TransformationRun(Generic[ResultT]):
         self._normalizations = 0
 
     def transform(self, checked: CheckedSource | None) -> Transformation[ResultT]:
-        """Do the steps; ``checked`` is the source as read for a plan, if any."""
+        """Do the steps; ``checked`` is the source as read for a plan, if any.
+
+        Raises:
+            WinMLError: as :func:`check_source` and the work raise.
+            StageError: the result is larger than requested.
+            VerificationError: the result differs from the source.
+        """
         task, work = self._task, self._work
         with self._clock.step(_READING) as step:
             if checked is None or not checked.is_current:
@@ -529,7 +539,14 @@ class _TransformationRun(Generic[ResultT]):
         return result
 
     def _write_result(self, model: ir.Model | None) -> _WrittenResult:
-        """Write the model, or a copy of the source if there is no model; compare, summarize and commit the result."""
+        """Write the model, or a copy of the source if there is no model; compare, summarize and commit the result.
+
+        Within a ``transaction`` the caller commits.
+
+        Raises:
+            StageError: the result is larger than requested.
+            VerificationError: the result differs from the source; the message names the first wrong module.
+        """
         task, work, output = self._task, self._work, self._task.paths.model
         with self._clock.step(_WRITING) as step, _output_files(task) as files:
             earlier = files.written_sizes()
@@ -585,6 +602,11 @@ def _compare_with_source(
 ) -> tuple[Comparison | None, tuple[str, ...]]:
     """Compare a written result with its source; a source with an opset too old for ONNX Runtime is converted first.
 
+    Args:
+        task: The transformation of a file, with the source.
+        work: Its work, which compares.
+        staged: The result, at its temporary path.
+
     Returns:
         The comparison, and a note if the source was converted.
     """
@@ -623,6 +645,11 @@ def refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: boo
     """Update the metadata of a model in place; no key is added except the stamp.
 
     The stamp of normalization is set on every normalized graph, and removed from compiled and other graphs.
+
+    Args:
+        model: The model.
+        work: The transformation, with its records.
+        is_plain: True if the graph is normalized.
     """
     records = dict(work.metadata(model))
     # The record of the export may be missing or damaged.

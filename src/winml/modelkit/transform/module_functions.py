@@ -223,7 +223,13 @@ def _no_function_error(requested: str, reason: str) -> UsageError:
 
 
 def _functions_record(model: ir.Model, folded: FoldedModel, requested: str) -> ModuleFunctions:
-    """Return the record of folded modules: functions, node counts, and modules left out with reasons."""
+    """Return the record of folded modules: functions, node counts, and modules left out with reasons.
+
+    Args:
+        model: The model before folding.
+        folded: The model with functions.
+        requested: The user's selection of modules.
+    """
     return ModuleFunctions(
         requested=requested,
         raised_from=model.ir_version if model.ir_version < folded.model.ir_version else None,

@@ -137,7 +137,11 @@ class Pinning(FileWork[_PinResult, PinnedModel]):
             raise
 
     def record(self, transformation: Transformation[_PinResult]) -> PinnedModel:
-        """Return the record with the sizes and the new inputs and outputs."""
+        """Return the record with the sizes and the new inputs and outputs.
+
+        Raises:
+            InputError: an input has no rank or dtype, or a dynamic size without a name.
+        """
         result, file = transformation.result, transformation.file
         return PinnedModel(
             model_path=file.model_path,

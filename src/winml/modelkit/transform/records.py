@@ -76,12 +76,12 @@ class TransformedFile(Result, Record):
 
     @property
     def verification(self) -> VerificationInfo | None:
-        """The comparison, if the outputs must be equal."""
+        """The comparison, if the outputs must be equal; else `None`."""
         return self.comparison if isinstance(self.comparison, VerificationInfo) else None
 
     @property
     def fidelity(self) -> FidelityInfo | None:
-        """The comparison, if the outputs may differ."""
+        """The comparison, if the outputs may differ; else `None`."""
         return self.comparison if isinstance(self.comparison, FidelityInfo) else None
 
     @recorded(entry("coverage", before="verification"))

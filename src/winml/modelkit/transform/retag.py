@@ -126,6 +126,12 @@ def write_transfer(transfer: CarriedTags, *, overwrite: bool) -> RetaggedModel:
 def _refuse_output(before: Path, after: Path, target: Path, *, overwrite: bool) -> None:
     """Refuse an output that is an input, exists, or is no ``.onnx`` path.
 
+    Args:
+        before: The tagged file.
+        after: The file without its tags.
+        target: The output.
+        overwrite: True if an existing output may be replaced.
+
     Raises:
         UsageError: the output cannot be used; to change ``after`` in place, ``overwrite`` is required.
     """
@@ -155,6 +161,11 @@ def _refuse_module_functions(after: Path) -> None:
 
 def _refuse_unrelated(before: Path, after: Path, report: CarryReport) -> None:
     """Refuse a source without tags, and a file with too few matching nodes.
+
+    Args:
+        before: The tagged file.
+        after: The file without its tags.
+        report: The result of the transfer of tags.
 
     Raises:
         InputError: the tags cannot be transferred; the message states the reason.

@@ -212,7 +212,10 @@ class Contest:
         return self.state.values
 
     def _measure_candidate(self, candidate: Candidate) -> bool:
-        """Build and measure a candidate, unless done already; return True if the candidate runs."""
+        """Build and measure a candidate, unless done already; return True if the candidate runs.
+
+        Facts and failures are kept in the state; a candidate after the time limit is noted as skipped.
+        """
         if self.state.facts(candidate.name) is not None:
             return self.state.failure(candidate.name) is None
         if self.state.failure(candidate.name) is not None:
@@ -245,7 +248,7 @@ class Contest:
         return self._measure_candidate(candidate) and self._meets_limits(candidate)
 
     def _measure_form(self, candidate: Candidate) -> bool:
-        """Build a form, unless its alternative is within the quality limit."""
+        """Build and measure a form, unless its alternative is within the quality limit; True if the form runs."""
         alternative = INSTEAD_OF.get(candidate.name)
         if alternative is not None and self._meets_limits(self._find_candidate(alternative)):
             self._skipped[candidate.name] = Failure("not needed", f"{alternative} is within the quality limit")
@@ -253,7 +256,10 @@ class Contest:
         return self._measure_candidate(candidate)
 
     def _measure_mixed_form(self, candidate: Candidate) -> bool:
-        """Build a form with some modules in float, if the whole form is fast enough but outside the quality limit."""
+        """Build and measure a form with some modules in float, if the whole form is fast enough but too inexact.
+
+        Return True if the form runs.
+        """
         if (form_failure := self._skipped.get(candidate.part_of)) is not None:
             self._skipped[candidate.name] = form_failure
             return False
@@ -268,7 +274,7 @@ class Contest:
         return self.state.failure(candidate.name) is None and self._measure_candidate(candidate)
 
     def _float_rules(self, candidate: Candidate) -> Mapping[str, str] | None:
-        """Return the modules in float of a mixed form, and of its variations."""
+        """Return the modules in float of a mixed form, and of its variations; `None` for other candidates."""
         return self.state.rules(candidate.name.partition("+")[0]) if candidate.part_of else None
 
     def _built_model(self, candidate: Candidate) -> Path:
@@ -361,6 +367,8 @@ class Contest:
 
 def _group_candidates(best: Candidate, rules: Mapping[str, str] | None, model: Path) -> dict[str, Candidate]:
     """Return a candidate for each group of modules, with the group in float: selector → candidate.
+
+    `{}` with fewer than two groups.
 
     Conversions cost time if the provider has no integer kernel for the operator, or if the product is small. Modules
     with equal paths except for numbers, such as one module of each layer, form a group.

@@ -39,7 +39,7 @@ class TuneOptions(TuneFields, Options):  # type: ignore[misc]  # Options is froz
     @pydantic.field_validator("ep")
     @classmethod
     def _shorten_provider_name(cls, name: str | None) -> str | None:
-        """Return the short name; raises UsageError for an unknown provider."""
+        """Return the short name, `None` without a provider; raises UsageError for an unknown provider."""
         return None if name is None else short_name(find_execution_provider(name).name)
 
     @property

@@ -98,7 +98,7 @@ def _list_fields(result: TuneResult) -> Iterator[doc.Field]:
     if winner.perf_command is not None:
         yield "measure", winner.perf_command
     yield "target", result.target
-    yield "limit", _limit_words(result)
+    yield "limit", _quality_limit_words(result)
     yield "inputs", ", ".join(f"{name} {list(shape)}" for name, shape in result.measured_shapes.items()) or "none"
     yield "machine", _machine_words(result)
     if result.resumed:
@@ -106,7 +106,7 @@ def _list_fields(result: TuneResult) -> Iterator[doc.Field]:
     yield from doc.note_fields(result.notes)
 
 
-def _limit_words(result: TuneResult) -> str:
+def _quality_limit_words(result: TuneResult) -> str:
     minimum, drops = result.limits["min_sqnr_db"], result.limits["max_drop"]
     limits = [] if minimum is None else [f"an SQNR of at least {minimum:g} dB relative to the plain file"]
     agreement = result.limits["min_agreement"]

@@ -157,7 +157,13 @@ class Answer:
     def _outcome(
         self, candidate: records.Candidate, choice: Choice, facts: records.CandidateFacts | None
     ) -> tuple[records.CandidateStatus, str]:
-        """Return the status of a candidate, and its reason."""
+        """Return the status of a candidate, and its reason.
+
+        Args:
+            candidate: The candidate.
+            choice: The winner, with the reason.
+            facts: Measurements; `None` if not measured.
+        """
         if candidate.name == choice.winner:
             return "won", self._gain_words(choice)
         failure = self.state.failure(candidate.name) or self.skipped.get(candidate.name)

@@ -158,7 +158,16 @@ class _Runner:
         }
 
     def open(self, path: str, folder: str, run: Mapping[str, Any]) -> dict[str, object]:
-        """Open the file with the values for timing, and run it a few times; ``run`` holds the settings."""
+        """Open the file with the values for timing, and run it a few times; return its times and memory.
+
+        Args:
+            path: The ONNX file.
+            folder: Folder with the stored values.
+            run: Settings of the run: callers, provider and threads.
+
+        Raises:
+            UsageError: the provider does not support dynamic dimensions.
+        """
         callers = run["callers"]
         options = opened_model.RunOptions(
             path,
@@ -186,7 +195,12 @@ class _Runner:
         }
 
     def compare(self, folder: str, samples: Mapping[str, Any]) -> dict[str, object]:
-        """Compare the outputs with those of the plain file; return the worst output."""
+        """Compare the outputs with those of the plain file; return the worst output.
+
+        Raises:
+            UsageError: sizes or values do not fit the inputs of the graph.
+            InputError: a file of values is damaged.
+        """
         assert self._opened is not None  # opened before
         session, reference, outputs = self._opened.session, [], []
         quality_samples = QualitySamples(**samples)

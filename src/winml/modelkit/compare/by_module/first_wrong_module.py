@@ -103,7 +103,14 @@ def _as_arrays(values: Mapping[str, Any]) -> dict[str, Array]:
 def _find_wrong_module(
     reference: Path | PreparedPart, candidate: Path, feeds: Mapping[str, Array], provider: ChosenProvider | None
 ) -> ComparedModule | None:
-    """Compare the modules of both models; ``None`` if no module diverges."""
+    """Run both models on one sample and compare their modules; ``None`` if no module diverges.
+
+    Args:
+        reference: The source file, or the part in PyTorch.
+        candidate: The written file.
+        feeds: The sample.
+        provider: Provider that the candidate is compiled for; it runs the reference in place of the candidate.
+    """
     path = reference if provider is not None and isinstance(reference, Path) else candidate
     file = OnnxSide(path, by_module=True, shown="the result", provider=provider)
     if takes_single_rows(graph_of(read_structure(path), path)):

@@ -264,7 +264,15 @@ def _value_error(fidelity: OutputFidelity) -> float:
 
 
 def _measure_values(pair: SidePair, taps: Sequence[NamesOfBoth], seconds: float) -> dict[NamesOfBoth, OutputFidelity]:
-    """Measure the similarity of each value, recording groups of values on both sides."""
+    """Run both sides in groups of recorded values; return value → similarity.
+
+    Values that the time does not suffice for, and values that are not floats, are left out.
+
+    Args:
+        pair: The two models.
+        taps: Names of the values on both sides.
+        seconds: Time after which no further group is run.
+    """
     sums: dict[NamesOfBoth, FidelitySum] = {}
     waiting = list(dict.fromkeys(taps))
     sizes = dict(zip(waiting, pair.value_bytes(waiting), strict=True))

@@ -160,7 +160,11 @@ class OnnxSide:
         return self._open_session(tapped) if self._session is None else self._session
 
     def value_bytes(self, names: Sequence[str], feeds: Arrays) -> Sequence[int | None]:
-        """Sizes of inner values in bytes of float32; ``None`` if the shape is unknown before a run."""
+        """Sizes of inner values in bytes of float32; ``None`` if the shape is unknown before a run.
+
+        Raises:
+            StageError: ONNX Runtime cannot load the file.
+        """
         lengths = {
             size: length
             for key, shape in self.session().input_shapes.items()
@@ -181,7 +185,7 @@ class OnnxSide:
         return self._states.dequantized(session.run(self._states.quantized(feeds), self.output_names))
 
     def values(self, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
-        """Run the model, and return inner values by name."""
+        """Run the model, and return inner values by name; `{}`, without a run, for no names."""
         if not names:
             return {}
         requested = frozenset(names).difference(self.output_names)
@@ -207,7 +211,7 @@ class OnnxSide:
         return self._session
 
     def node_tags(self) -> dict[str, str]:
-        """Name of a node → tag, for named nodes."""
+        """Name of a node → tag, for named nodes; `{}` without modules."""
         if self.tree is None:
             return {}
         return {
@@ -226,7 +230,7 @@ class OnnxSide:
         return read_tree([node.proto for node in nodes], metadata, root)
 
     def _read_modules(self) -> None:
-        """Read the module tree and the boundary of each module call.
+        """Read the module tree and the boundary of each module call into the attributes of this side.
 
         Raises:
             InputError: the metadata of a fused node is damaged, or the graph has a cycle.

@@ -121,7 +121,11 @@ class SidePair:
     def _common_names(
         self, expected: Arrays, outputs: Arrays
     ) -> tuple[dict[str, str], tuple[Sequence[str], Sequence[str]]]:
-        """Match output names: name in the reference → name in the candidate; and the unmatched outputs of each side."""
+        """Match output names: name in the reference → name in the candidate; and the unmatched outputs of each side.
+
+        Raises:
+            UsageError: no output has a counterpart.
+        """
         names = {name: self.names.get(name, name) for name in expected}
         common = {name: target for name, target in names.items() if target in outputs}
         if not common:

@@ -107,7 +107,13 @@ def _sort_boundaries(boundaries: Mapping[CallKey, ModuleBoundary]) -> list[Modul
 def _match_in_file(
     boundary: ModuleBoundary, calls: Mapping[CallKey, ModuleBoundary], *, is_candidate: bool
 ) -> MatchedBoundary:
-    """Match a boundary of a file with a call in PyTorch; a single returned tensor matches the last computed value."""
+    """Match a boundary of a file with a call in PyTorch; a single returned tensor matches the last computed value.
+
+    Args:
+        boundary: A module call in the file.
+        calls: Module and number of call → call in PyTorch.
+        is_candidate: True if the file is the candidate, so that its names come second in a pair.
+    """
     call = calls.get((boundary.identity.module, boundary.identity.call), ModuleBoundary(boundary.identity))
     outputs: tuple[NamesOfBoth, ...] = ()
     if not boundary.ends_in:

@@ -300,7 +300,7 @@ def _run_torch_after(part: ModelPart, model: nn.Module, run: TextStep, cache: ob
 
 
 def _measure_difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -> float | None:
-    """Relative difference of the scores after a prompt that PyTorch reads in two runs.
+    """Run PyTorch on a prompt in two runs; return the relative difference of the scores after it.
 
     ``None`` if the difference is rounding or known from the cache layout, or if the model reads prompts in one run.
     """

@@ -249,7 +249,14 @@ def _embedded_runs(
 
 
 def _create_feeds(part: ModelPart, step: TextStep, states: Arrays, cache_length: int | None) -> Arrays:
-    """Create the inputs of a run: tokens, mask, positions, states and further inputs."""
+    """Create the inputs of a run: tokens, mask, positions, states and further inputs.
+
+    Args:
+        part: The decoder.
+        step: Tokens and mask of the run.
+        states: The cache, by input.
+        cache_length: Fixed length of the cache; `None` if dynamic.
+    """
     assert part.cache is not None
     mask = attention_mask_of(part.cache, step)
     if cache_length is not None:
@@ -270,7 +277,13 @@ def _tied_rows(scores: Array, margin: float) -> int:
 
 
 def _step_error(text: GeneratedText, number: int, difference: str) -> VerificationError:
-    """Create the error for a step with different scores."""
+    """Create the error for a step with different scores.
+
+    Args:
+        text: The generated text, with its steps.
+        number: Number of the step; 0 is the prompt, a number after the last token a second prompt.
+        difference: The difference, in words.
+    """
     step = text.steps[number]
     past = step.mask.shape[1] - step.tokens.shape[1]
     begun = "the prompt" if step.tokens.shape[1] > 1 else "the start"

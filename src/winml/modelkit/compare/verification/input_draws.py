@@ -63,6 +63,9 @@ class InputDraws:
             number: Number of the sample, from 1; the first is the user's example if any.
             sizes: Size of every dynamic dimension; ``None``: as traced.
             with_padding: Let random masks hide positions.
+
+        Raises:
+            UsageError: an input has no size, or its range holds no value of its type.
         """
         part = self.part
         if self.is_example(number):
@@ -182,7 +185,7 @@ class InputDraws:
                 yield {name: turned[name] for name in names}
 
     def _length_axes(self, tensors: Tensors) -> Iterator[dict[str, int]]:
-        """Yield axes along which rows of integers may count the row lengths of other inputs."""
+        """Yield, for each candidate axis, 1-D integer input → axis: they may count the row lengths of other inputs."""
         names = [
             name
             for name, value in tensors.items()
@@ -195,7 +198,13 @@ class InputDraws:
             yield dict.fromkeys(names, axis)
 
     def _learn_rules(self, learned: _Learned, refusal: ExportError | None, who: str = "PyTorch") -> None:
-        """Make the rules permanent, with a note."""
+        """Make the rules permanent for further samples, with a note.
+
+        Args:
+            learned: The rules.
+            refusal: Error of PyTorch without the rules; `None`: the outputs were NaN.
+            who: Source of the NaN, for the note.
+        """
         before, self.learned = self.learned, learned
         why = (
             f"{who} returns NaN for others"

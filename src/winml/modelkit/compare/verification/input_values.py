@@ -200,7 +200,13 @@ def run_at_varied_values(
 
 
 def _torch_output_at(prepared: PreparedPart, traced: Draw, changed: Tensors) -> Draw | str:
-    """Run PyTorch on the traced inputs with some changed; return the reason if its outputs cannot be compared."""
+    """Run PyTorch on the traced inputs with some changed; return the reason if its outputs cannot be compared.
+
+    Args:
+        prepared: The part, with weights.
+        traced: The traced sample.
+        changed: New values, by input.
+    """
     tensors = {**traced.inputs, **changed}
     try:
         reference = run_reference(prepared, tensors)
@@ -229,7 +235,15 @@ def _other_values(
     """List values near the traced values and at the bounds of their range, excluding the traced values.
 
     Empty for tensors that random inputs vary anyway: floats with several values, and many integers. Inputs read by
-    Python get more values; negative ones if a trace is known to contain the read value.
+    Python get more values; negative ones if Python read values during the trace.
+
+    Args:
+        spec: The input.
+        traced: Its traced values.
+        part: The part of the model.
+        rules: Learned rules: masks and lengths.
+        is_read: True if Python reads values of this input, or may read them.
+        reads_values: True if a line of the user's Python read values during the trace.
     """
     is_of_lengths = spec.value_range is None and holds_lengths(spec, rules)
     if traced.numel() == 0:
@@ -368,7 +382,7 @@ def compare_at_varied_values(file: WrittenFile, values: VariedValues) -> tuple[V
 
 
 def _is_rounding(file: WrittenFile, varied: Varied, outputs: Collection[str]) -> bool:
-    """Return True if rounding, or the order of equal values, determines these outputs."""
+    """Return True if rounding, or the order of equal values, determines these outputs; may run both models again."""
     if is_decided_by_rounding(file.prepared, varied.draw, outputs, file.rounding):
         return True
     traced = file.written.draw
@@ -387,7 +401,7 @@ class _Difference:
 
 
 def _find_difference(file: WrittenFile, draw: Draw) -> _Difference | None:
-    """Return the difference of the file's outputs from PyTorch's; ``None`` if equal."""
+    """Run the file on a sample; return the difference of its outputs from PyTorch's, ``None`` if equal."""
     try:
         output = file.run(draw)
     except VerificationError as error:
@@ -643,7 +657,15 @@ def _is_wrong(entry: OutputComparison) -> bool:
 
 
 def _far_error(written: WrittenGraph, far: Varied, wrong: Sequence[OutputComparison]) -> VerificationError:
-    """Create the error for outputs that differ for large values only."""
+    """Create the error for outputs that differ for large values only.
+
+    Runs the file once more, to find the first operator with infinite values.
+
+    Args:
+        written: The written graph, with the traced sample.
+        far: The sample with large values.
+        wrong: The unequal outputs.
+    """
     worst = max(wrong, key=lambda entry: (bool(entry.problem), entry.relative_diff))
     difference = worst.problem or f"relative difference {worst.relative_diff:.1e}, tolerance {worst.threshold:.0e}"
     low, high = _find_range([far.draw.inputs[name] for name in far.names])

@@ -266,7 +266,14 @@ class _EncoderDecoderParts(TextParts):
         return count if count > 0 else f"the decoder has room for only {room} tokens"
 
     def _generate_text(self, model: Any, inputs: _Tensors, encoded: Arrays, count: int) -> GeneratedText:
-        """Generate a text with the model from random encoder inputs, and read a second prompt."""
+        """Generate a text with the model from random encoder inputs, and read a second prompt.
+
+        Args:
+            model: The whole model in PyTorch.
+            inputs: Inputs of the encoder.
+            encoded: Outputs of the encoder part, for a decoder inside the model.
+            count: Number of new tokens.
+        """
         from transformers import GenerationMixin
 
         decoder = self.decoder.part

@@ -186,7 +186,15 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_unseen: bool,
         takes_all: bool = False,
     ) -> None:
-        """Record that a line of the user's Python reads a value; assertions and this package are ignored."""
+        """Record that a line of the user's Python reads a value; assertions and this package are ignored.
+
+        Args:
+            frame: Frame of the line, if known.
+            sources: Inputs that the value depends on.
+            value: The value as text, if known.
+            is_unseen: True if torch does not warn when it traces the line.
+            takes_all: True if all values of a tensor are read.
+        """
         file, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
         if Path(file).is_relative_to(_OURS):
             return

@@ -115,7 +115,10 @@ def compare_stable_draws(
 def _explain_failure(
     verification: VerificationInfo, prepared: PreparedPart, draws: Sequence[Draw]
 ) -> VerificationError:
-    """Create the error of a failed comparison, with its likely cause.
+    """Create the error of a failed comparison, with its likely cause; runs PyTorch again on the first sample.
+
+    The causes, in this order: PyTorch differs between two runs, damaged weights, outputs without a signal, padding, a
+    wrong graph.
 
     Args:
         verification: The comparison.
@@ -341,7 +344,7 @@ def _is_rounding(different: OutputComparison, moved: Mapping[str, OutputComparis
 
 
 def _perturbed_outputs(prepared: PreparedPart, draw: Draw, rounding: Rounding) -> dict[str, OutputComparison]:
-    """Output → largest change caused by one unit in the last place of module results.
+    """Run PyTorch with results of modules moved by one unit in the last place; return output → largest change.
 
     ``{}`` if PyTorch is not deterministic without changes: then rounding is not the cause.
     """

@@ -197,7 +197,13 @@ def run_at_varied_sizes(
 
 
 def _accepted_draws(traced: Sizes, dimension: DynamicDimension, run: Callable[[Sizes], Draw]) -> tuple[list[Draw], str]:
-    """Run the model at the smallest and at a larger supported size; also return the reason of a refusal."""
+    """Run the model at the smallest and at a larger supported size; also return the reason of a refusal, or ``""``.
+
+    Args:
+        traced: The traced sizes.
+        dimension: The dimension to vary.
+        run: Runs the model at sizes.
+    """
     refusals: list[str] = []
 
     def answer(size: int) -> Draw | None:
@@ -215,7 +221,15 @@ def _accepted_draws(traced: Sizes, dimension: DynamicDimension, run: Callable[[S
 def _far_draw(
     traced: Draw, dimension: DynamicDimension, draws: Sequence[Draw], run: Callable[[Sizes], Draw], parameters: int
 ) -> Draw | None:
-    """Run the model far beyond the traced size; ``None`` if refused or too slow."""
+    """Run the model far beyond the traced size; ``None`` if refused or too slow.
+
+    Args:
+        traced: The traced sample.
+        dimension: The dimension to vary.
+        draws: Samples at sizes already run.
+        run: Runs the model at sizes.
+        parameters: Number of parameters, which limits the time.
+    """
     example = dimension.example or 1
     limit = min(dimension.max or _FAR_MOST, _most_affordable(traced.sizes, dimension.name, parameters))
     tried = max(example, *(draw.sizes[dimension.name] for draw in draws))
@@ -239,9 +253,16 @@ def bounded_proof(
     run: Callable[[Sizes], Draw],
     parameters: int | None,
 ) -> DynamicProof:
-    """Drop samples outside the bounds, and add one at each upper bound and two below the traced size.
+    """Drop samples outside the bounds, and run one at each upper bound and two below the traced size.
 
     New samples are run only if quick.
+
+    Args:
+        proof: The samples so far.
+        traced: The traced sizes.
+        bounds: Dimension → smallest and largest size.
+        run: Runs the model at sizes.
+        parameters: Number of parameters, which limits the time; `None`: run no new samples.
     """
 
     def inside(draws: Sequence[Draw]) -> list[Draw]:
@@ -296,7 +317,10 @@ def limited_by_tables(
 
 
 def _run_together(traced: Sizes, draws: Sequence[Draw], run: Callable[[Sizes], Draw], parameters: int) -> list[Draw]:
-    """Run a sample with every dimension at its largest size among these samples, if quick."""
+    """Run a sample with every dimension at its largest size among these samples, if quick.
+
+    `[]` if slow, refused, or one of these samples already.
+    """
     if not draws:
         return []
     sizes = {name: max(draw.sizes[name] for draw in draws) for name in traced}
@@ -305,7 +329,12 @@ def _run_together(traced: Sizes, draws: Sequence[Draw], run: Callable[[Sizes], D
 
 
 def _smallest_accepted(dimension: DynamicDimension, output: Callable[[int], Draw | None]) -> Draw | None:
-    """Find the smallest supported size below the traced size; return its sample."""
+    """Find the smallest supported size below the traced size; return its sample, `None` if no smaller size works.
+
+    Args:
+        dimension: The dynamic dimension.
+        output: Size → sample, `None` if the size is not supported.
+    """
     refused = 0
     for size in _smaller_sizes(dimension):
         accepted = output(size)
@@ -452,7 +481,10 @@ def _frozen_axis_error(draw: Draw, written: WrittenGraph, advice: str, reason: s
 
 
 def _module_of_failure(model: ir.Model, reason: str) -> str:
-    """Module of the node named in ONNX Runtime's error; empty if unknown."""
+    """Return module and name of the node in ONNX Runtime's error, as words; the name alone without a tag.
+
+    Empty if the error names no node.
+    """
     from winml.modelkit.ort.plug_ins import failed_node  # loads ONNX Runtime
 
     failed = failed_node(reason)
@@ -504,7 +536,13 @@ def compare_at_varied_sizes(
 
 
 def _largest_that_holds(written: WrittenGraph, failed: Draw, holds: Callable[[Sizes], bool]) -> dict[str, int]:
-    """Find, by bisection, the largest correct size of the only dimension in which ``failed`` differs from the trace."""
+    """Find, by bisection, the largest correct size of the only dimension in which ``failed`` differs from the trace.
+
+    Args:
+        written: The written graph, with the traced and further correct samples.
+        failed: The sample with unequal outputs.
+        holds: Compares the file at sizes; True if equal.
+    """
     traced = written.draw.sizes
     (name,) = (name for name, size in failed.sizes.items() if size != traced[name])
     accepted = [draw.sizes[name] for draw in (written.draw, *written.proof.draws, failed)]
@@ -535,7 +573,7 @@ def _compare_or_explain(file: VerifiedFile, draw: Draw) -> Sequence[OutputCompar
 
 
 def _unoptimized_reason(model_path: Path, draw: Draw) -> str:
-    """Run the unoptimized file and return ONNX Runtime's error, which names nodes of the file."""
+    """Run the unoptimized file and return ONNX Runtime's error, which names nodes of the file; ``""`` if it runs."""
     from winml.modelkit.ort.sessions import Session
 
     try:

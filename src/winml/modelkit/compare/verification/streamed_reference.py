@@ -66,7 +66,13 @@ class _Scratch:
         return values if values.dtype == dtype else self._reserve_memory("cast", stored, dtype).copy_(values)
 
     def _reserve_memory(self, use: str, stored: StoredValues, dtype: torch.dtype) -> torch.Tensor:
-        """Return reused memory for the values of a weight in a dtype, per use."""
+        """Return uninitialized memory for the values of a weight in a dtype; the next call for the same use reuses it.
+
+        Args:
+            use: Purpose of the memory, such as ``stored`` or ``cast``.
+            stored: The weight.
+            dtype: Type of the values.
+        """
         needed = stored.size * dtype.itemsize
         memory = self._memories.get(use)
         if memory is None or len(memory) < needed:
@@ -404,7 +410,11 @@ class _Run(Generic[_Result]):
             self._stop.release()
 
     def _request_weight(self, request: WeightRequest) -> torch.Tensor:
-        """Pause at a request until it is served."""
+        """Pause at a request until it is served, and return the weight.
+
+        Raises:
+            _EndedError: the run ends, its result is not needed.
+        """
         if not self._is_ending:
             self.request = request
             self._stop.release()

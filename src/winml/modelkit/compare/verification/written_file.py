@@ -97,6 +97,13 @@ def _verify_outputs(
 ) -> VerificationInfo:
     """Compare a file at traced, random, varied and resized inputs, and a generated text.
 
+    Args:
+        written: The written graph, with the traced sample.
+        prepared: The part.
+        inputs: Samples of the inputs; learns rules, and receives notes.
+        advice: Hint for an error at other sizes.
+        is_streamed: True to read the weights piece by piece.
+
     Raises:
         VerificationError: the outputs differ, or the comparison has no signal.
     """
@@ -330,6 +337,12 @@ def _add_reference_outputs(
     The weights of a model traced without weights are in memory only here, so that ONNX Runtime finds memory free.
     Streamed weights are read once for all samples. Varied values are then tried only if Python read values, and no text
     is generated, since each token would read all weights again.
+
+    Args:
+        written: The written graph, with the traced sample.
+        prepared: The part.
+        inputs: Samples of the inputs; learns rules, and receives notes.
+        is_streamed: True to read the weights piece by piece.
     """
     proof, values = written.proof, input_values.VariedValues()
     text: GeneratedText | None = None
@@ -356,11 +369,11 @@ def _add_reference_outputs(
         if not is_streamed and not reads_values and not computes_in(written.model, ir.DataType.BFLOAT16):
             values = replace(values, far=input_values.run_at_far_values(weighted, written, inputs))
         if generates_alone(prepared.part):
-            text = _generate_text(weighted, inputs, is_streamed=is_streamed)
+            text = _reference_text(weighted, inputs, is_streamed=is_streamed)
     return written, _select_telling_draw(traced, second, values), values, text
 
 
-def _generate_text(prepared: PreparedPart, inputs: InputDraws, *, is_streamed: bool) -> GeneratedText | None:
+def _reference_text(prepared: PreparedPart, inputs: InputDraws, *, is_streamed: bool) -> GeneratedText | None:
     """Generate a text in PyTorch; ``None`` if impossible, with the reason in the notes of the inputs."""
     text: GeneratedText | str = "the weights are read piece by piece"
     if not is_streamed:
@@ -372,7 +385,15 @@ def _generate_text(prepared: PreparedPart, inputs: InputDraws, *, is_streamed: b
 
 
 def _avoid_nan(file: WrittenFile, inputs: InputDraws, second: Draw) -> Draw:
-    """Return the second sample, with other masks if only the file returns NaN: masks may hide whole rows."""
+    """Return the second sample, with other masks if only the file returns NaN: masks may hide whole rows.
+
+    The masks that work are used for further samples of ``inputs``.
+
+    Args:
+        file: The written file.
+        inputs: Samples of the comparison.
+        second: The sample after the traced one.
+    """
     if holds_nan(second.reference) or not holds_nan(file.run(second)):
         return second
     traced = file.written.draw

@@ -144,7 +144,13 @@ def _mean_precision(thresholds: slice) -> Callable[[Any, Sequence[Boxes]], _Mean
 
 
 def _matches(images: Sequence[Mapping[str, Any]], thresholds: slice, samples: int) -> _ClassMatches:
-    """Merge the detections of one class from all images, in descending order of score."""
+    """Merge the detections of one class from all images, in descending order of score.
+
+    Args:
+        images: Results of pycocotools for the class, by image.
+        thresholds: Range of the thresholds of overlap.
+        samples: Number of all images.
+    """
     objects = np.zeros(samples)
     for image in images:
         objects[image["image_id"]] = len(image["gtIds"])

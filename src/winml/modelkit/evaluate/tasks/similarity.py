@@ -137,7 +137,10 @@ def read_pooling(folder: Path) -> Pooling:
 
 
 def _other_modules(kinds: Sequence[str]) -> str:
-    """Describe modules other than encoder and pooling that change the embedding; its length does not affect cosines."""
+    """Describe modules other than encoder and pooling that change the embedding; ``""`` without any.
+
+    The length of the embedding does not affect cosines.
+    """
     unknown = [kind for kind in kinds if kind not in {"Transformer", "Pooling", "Normalize", "Dropout"}]
     return f"has the module{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}" if unknown else ""
 

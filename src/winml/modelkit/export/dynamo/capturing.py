@@ -180,7 +180,10 @@ def _constraint_reason(error: BaseException) -> str:
 
 
 def _user_line(chain: Sequence[BaseException]) -> str:
-    """Return file name and line of the innermost frame outside the libraries, in brackets: `` (net.py:8)``."""
+    """Return file name and line of the innermost frame outside the libraries, in brackets: `` (net.py:8)``.
+
+    ``""`` if all frames are in libraries.
+    """
     for error in chain:
         frames = traceback.extract_tb(error.__traceback__)
         user_frames = [frame for frame in frames if not _LIBRARIES.intersection(Path(frame.filename).parts)]
@@ -307,7 +310,16 @@ def _export_with_dynamo(
     options: CaptureOptions,
     loops: ExportedLoops,
 ) -> tuple[ir.Model, dict[str, tuple[int, int]]]:
-    """Return the graph torch's dynamo exporter writes, with transformers' repairs applied, and bounds of open sizes."""
+    """Return the graph torch's dynamo exporter writes, with transformers' repairs applied, and bounds of open sizes.
+
+    Args:
+        model: The prepared model.
+        inputs: Input → example.
+        forward: Its flat forward.
+        stacks: Record the modules of operators.
+        options: Options of the capture.
+        loops: Record the loops over values in the forward.
+    """
     with (
         _function_as_forward(model, forward, loops),
         # torch traces in the fake mode of the parameters, which must allow dynamic sizes and contain none yet.
@@ -472,7 +484,7 @@ def _index_axes(forward: FlatForward, axes: Mapping[str, Mapping[int, str]]) -> 
 
 
 def _dynamic_shapes(inputs: Mapping[str, torch.Tensor], axes: Mapping[str, Mapping[int, str]]) -> Any:
-    """Return the dynamic sizes in torch's format; torch itself finds dependencies among them."""
+    """Return the dynamic sizes in torch's format, which finds dependencies among them; `None` if all are fixed."""
     if not axes:
         return None
     return tuple(dict.fromkeys(axes.get(name, {}), torch.export.Dim.DYNAMIC) or None for name in inputs)

@@ -178,7 +178,16 @@ def _export_with_torch(
     options: CaptureOptions,
     loops: TracedLoops,
 ) -> bytes:
-    """Return the file torch's TorchScript exporter writes, with weights as inputs."""
+    """Return the file torch's TorchScript exporter writes, with weights as inputs.
+
+    Args:
+        model: The prepared model.
+        inputs: Input → example.
+        forward: Its flat forward.
+        scopes: Record the modules of operators.
+        options: Options of the capture.
+        loops: Record the loops over values in the forward.
+    """
     buffer = io.BytesIO()
     names = dict(zip(forward.input_names, _names_for_torch(forward), strict=True))
     axes = {names[name]: dict(axis_names) for name, axis_names in options.dynamic_axes.items()}
@@ -269,7 +278,11 @@ def _find_value_reads(caught: Sequence[warnings.WarningMessage]) -> Iterator[Ass
 def _attach_parameters(
     captured: ir.Model, model: nn.Module, input_names: Sequence[str], weights: Mapping[str, ir.TensorProtocol] | None
 ) -> None:
-    """Turn the graph inputs that are parameters into initializers that refer to the model's tensors, in place."""
+    """Turn the graph inputs that are parameters into initializers that refer to the model's tensors, in place.
+
+    Raises:
+        InternalError: a graph input is neither requested nor a tensor of the model.
+    """
     tensors = model.state_dict(keep_vars=True)
     graph = captured.graph
     for value in [value for value in graph.inputs if value.name not in input_names]:
@@ -359,7 +372,10 @@ def _is_user_operator(name: str, opset_version: int) -> bool:
 
 @symbolic_helper.parse_args("v", "i", "i", "v", "v")
 def _diff_symbolic(graph: Any, values: object, times: int, axis: int, before: Any, after: object) -> Any:
-    """``torch.diff``: differences of neighbouring values, ``times`` times; XOR for booleans."""
+    """``torch.diff``: differences of neighbouring values, ``times`` times; XOR for booleans.
+
+    ``before`` and ``after`` are tensors joined to the values at both ends, as ``prepend`` and ``append`` of torch.
+    """
     operands = [operand for operand in (before, values, after) if not symbolic_helper._is_none(operand)]
     differences = graph.op("Concat", *operands, axis_i=axis) if len(operands) > 1 else values
     operator = "Xor" if symbolic_helper._is_bool(values) else "Sub"
@@ -527,7 +543,11 @@ _FLOATS = (JitScalarType.BFLOAT16, JitScalarType.HALF, JitScalarType.FLOAT, JitS
 
 
 def _floor_divide_integers(graph: Any, values: Any, divisor: Any) -> Any:
-    """``a // b`` towards minus infinity; torch's own form rounds towards zero."""
+    """``a // b`` towards minus infinity; torch's own form rounds towards zero.
+
+    Raises:
+        UnsupportedOperatorError: an operand is no integer tensor.
+    """
     kinds = [JitScalarType.from_value(term, JitScalarType.INT64) for term in (values, divisor)]
     if not set(kinds) <= {*_INTEGERS}:
         raise UnsupportedOperatorError("aten::floor_divide", graph.opset, None)

@@ -72,7 +72,10 @@ class NumberReads:
             yield
 
     def _read_number(self, name: str, original: Callable[..., object], values: torch.Tensor) -> Any:
-        """Call a tensor's method that returns a number, and note the line of the user's code that calls it."""
+        """Call a tensor's method that returns a number; in a trace, note the line of user code that fixes the number.
+
+        Not noted: lines of libraries, subscripts, and asserts. The warnings of torch about noted lines are suppressed.
+        """
         frame = inspect.currentframe()
         while frame is not None and (frame.f_code.co_filename in _WRAPPERS):
             frame = frame.f_back
@@ -92,7 +95,14 @@ class NumberReads:
         return number
 
     def _note_line(self, source_line: SourceLine, name: str, values: torch.Tensor, number: object) -> None:
-        """Record a line that reads a number, with the inputs or the dynamic sizes that decide the number."""
+        """Note a line that reads a number, with the inputs or the dynamic sizes that decide the number.
+
+        Args:
+            source_line: The line.
+            name: Method of the tensor that returns the number.
+            values: The tensor.
+            number: The number.
+        """
         value: Any = torch._C._get_value_trace(values)  # type: ignore[attr-defined]  # its stub misses it
         is_of_rows = name in ("__len__", "__iter__")
         inputs, sizes = self._sizes_of(value, 0) if is_of_rows else self._find_origins(value)
@@ -508,7 +518,11 @@ class ModuleScopes:
 
     @contextmanager
     def patched_exporter(self) -> Iterator[None]:
-        """Patch torch's exporter, so that an export inside the block writes these scopes and prints no messages."""
+        """Patch torch's exporter, so that an export inside the block writes these scopes and prints no messages.
+
+        Raises:
+            ExportError: the graph holds a constant without values.
+        """
         trace_graph = torch.jit._get_trace_graph  # type: ignore[attr-defined]
         infer_shapes = torch._C._jit_pass_onnx_graph_shape_type_inference
         was_inlining = torch._C._jit_get_inline_everything_mode()

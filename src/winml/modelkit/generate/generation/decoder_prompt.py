@@ -175,6 +175,12 @@ def read_prompt(folder: Path, **requested: object) -> dict[int, tuple[int, ...]]
 def _find_token(name: object, tokens: Mapping[str, int], key: str, folder: Path) -> int:
     """Return the token of a language or a task; a language is a token, code or English name.
 
+    Args:
+        name: The language or task.
+        tokens: Tokens of the model for these → numbers.
+        key: ``language`` or ``task``.
+        folder: Folder of the model, for messages.
+
     Raises:
         InputError: the model has no such token.
     """

@@ -44,6 +44,11 @@ def processed_scores(logits: Array, before: Sequence[int], settings: GenerationS
     """Return the processed scores, shape [vocabulary]; excluded tokens have -inf.
 
     Each step is transformers' processor of that name, in its order (``generation/logits_process.py``).
+
+    Args:
+        logits: The logits of the last token.
+        before: Earlier tokens of the row, for the repetition penalty.
+        settings: The generation settings.
     """
     scores: Scores = logits.astype(np.float32)
     if settings.repetition_penalty != 1.0:

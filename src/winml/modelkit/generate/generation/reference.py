@@ -95,7 +95,14 @@ def _generate_with_pytorch(model: Any, prompt: PreparedPrompt) -> tuple[list[int
 def _find_first_difference(
     ours: Sequence[int], theirs: Sequence[int], scores: Sequence[torch.Tensor], prompt: PreparedPrompt
 ) -> TokenDifference | None:
-    """Return the first position with different tokens; None if all are equal."""
+    """Return the first position with different tokens; None if all are equal.
+
+    Args:
+        ours: Tokens of the built model.
+        theirs: Tokens of PyTorch.
+        scores: PyTorch's scores of each step.
+        prompt: The prompt, with its tokenizer and settings.
+    """
     pairs: list[tuple[int | None, int | None]] = list(zip_longest(ours, theirs))
     index = next((index for index, (built_token, torch_token) in enumerate(pairs) if built_token != torch_token), None)
     if index is None:

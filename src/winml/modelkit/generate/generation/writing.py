@@ -48,7 +48,7 @@ class _Progress:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Rate of the tokens after the first."""
+        """Rate of the tokens after the first; `None` if there is only one."""
         return len(self.seconds[1:]) / sum(self.seconds[1:]) if sum(self.seconds[1:]) else None
 
 
@@ -151,7 +151,16 @@ def _write_text(
     session_ms: float,
     show: Callable[[str], None],
 ) -> GeneratedText:
-    """Consume the tokens of one text, show each piece, and return the text with its measurements."""
+    """Consume the tokens of one text, show each piece, and return the text with its measurements.
+
+    Args:
+        prompt: The prompt, with its tokenizer and settings.
+        graph: The decoder, for the size of its cache.
+        loop: Name of the loop that yields the tokens.
+        tokens: Generated tokens, yielded as they are computed.
+        session_ms: Time to open the model.
+        show: Called with each piece of text.
+    """
     progress, pieces = _Progress(prompt.settings.max_new_tokens), list[str]()
     for piece in prompt.tokenizer.pieces((progress.add(entry) for entry in tokens), after=prompt.before):
         pieces.append(piece)

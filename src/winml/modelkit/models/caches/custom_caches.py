@@ -105,7 +105,7 @@ def _iterate_leaves(value: object, path: AccessPath) -> Iterator[tuple[AccessPat
 
 
 def _list_children(value: object, path: AccessPath) -> Sequence[tuple[str | int, Any]]:
-    """Return the items of a container, or the attributes of the cache itself."""
+    """Return the items of a container, or the attributes of the cache itself; `()` for tensors and nested objects."""
     if isinstance(value, torch.Tensor):
         return ()
     if isinstance(value, Mapping):

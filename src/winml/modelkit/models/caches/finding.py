@@ -331,6 +331,8 @@ def _find_module_states(
 ) -> CacheLayout | None:
     """Return the cache of a model if its modules keep states and its forward changes the cache argument in place.
 
+    `None` for other models. Runs the model twice.
+
     Raises:
         UsageError: a module keeps a tensor without one state per row, or a layer cannot be expressed.
     """
@@ -381,6 +383,8 @@ def _make_row_state(
 
 def _find_outer_states(model_name: str, argument: str, cache: object, outputs_of: Callable[..., Any]) -> _OuterStates:
     """Return the tensors of a custom cache class outside of layers as states, with their access paths.
+
+    `()` without such tensors.
 
     Args:
         model_name: Class of the model, for messages.

@@ -196,6 +196,11 @@ def fixed_sizes_of(
 
     A graph with a recurrent state reads one token per run unless the user gives a length: a Python loop over tokens has
     as many iterations in a graph as were traced.
+
+    Args:
+        requested: Key → size in the user's request.
+        left_open: Keys that the user requests as dynamic.
+        layout: The layout of the cache.
     """
     sizes = dict(requested)
     notes: tuple[str, ...] = ()

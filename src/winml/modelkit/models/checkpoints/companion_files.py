@@ -32,8 +32,9 @@ _LARGEST_MODULE_FILE = 10_000_000
 def companion_files(folder: Path) -> dict[str, Path]:
     """Return the files of a checkpoint folder that accompany its ONNX file: name, ``/`` between parts → file.
 
-    Included are files at the top, and files of folders that ``modules.json`` names, such as ``1_Pooling/config.json``.
-    Excluded are files with other names, files of more than 200 MB, and hidden files. `{}` for a path that is no folder.
+    Included are files at the top, ``.jinja`` files of the folder of chat templates, and files of folders that
+    ``modules.json`` names, such as ``1_Pooling/config.json``. Excluded are files with other names, files of more than
+    200 MB, and hidden files. `{}` for a path that is no folder.
 
     Raises:
         CheckpointError: a file is a link that leads out of the folder, a pipe, a device or a socket.

@@ -167,7 +167,17 @@ def _decode_float(value: dict[str, object]) -> Any:
 def _decide_model_type(
     content: dict[str, object], name: str, path: Path, *, has_own_code: bool
 ) -> tuple[str, list[str]]:
-    """Return the model type, with a note if the type is derived from the name."""
+    """Return the model type, with a note if the type is derived from the name.
+
+    Args:
+        content: The content of the config.
+        name: The name of the model, as the user gives it.
+        path: The config, for messages.
+        has_own_code: True if classes in the folder may define the type.
+
+    Raises:
+        CheckpointError: transformers does not know the type, or no type is declared or part of the name.
+    """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     declared_type = content.get("model_type")
@@ -225,7 +235,11 @@ def _build_config(path: Path, content: dict[str, object], model_type: str, refer
 
 
 def _build_or_refuse(build: Callable[[], object], subject: str) -> Any:
-    """Call ``build``, and convert the refusal of a config by transformers into a :class:`CheckpointError`."""
+    """Call ``build``, and convert the refusal of a config by transformers into a :class:`CheckpointError`.
+
+    Raises:
+        CheckpointError: transformers refuses the config.
+    """
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     try:
@@ -347,7 +361,11 @@ def _drop_foreign_references(content: Mapping[str, object], path: Path) -> tuple
 
 
 def _clean_record(record: Mapping[str, object], path: Path, report: Callable[[str], object]) -> dict[str, object]:
-    """Return a config, or an inner config, without references to code and files elsewhere; report each of them."""
+    """Return a config, or an inner config, without references to code and files elsewhere; report each of them.
+
+    Raises:
+        CheckpointError: the config of a timm model is outside the folder.
+    """
     cleaned: dict[str, object] = {}
     for key, value in record.items():
         if key in _IMPLEMENTATIONS:

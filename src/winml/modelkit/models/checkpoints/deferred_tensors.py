@@ -136,7 +136,7 @@ class DeferredTensor(UnreadTensor):
 
     @classmethod
     def _record_write(cls, func: object, args: Any, kwargs: Any) -> Any:
-        """Record an operation that writes into a tensor with memory of its own.
+        """Record an operation that writes into a tensor with memory of its own; changes and returns the tensor.
 
         Raises:
             NotDeferrableError: the memory is shared with another tensor, or may be.
@@ -164,7 +164,11 @@ class DeferredTensor(UnreadTensor):
         return self.origin.compute(_realize_deferred)
 
     def by_reference(self, name: str) -> ir.TensorProtocol:
-        """Return the tensor for a graph; its values are read when the graph is written."""
+        """Return the tensor for a graph; its values are read when the graph is written.
+
+        Raises:
+            CheckpointError: the file became shorter.
+        """
         if isinstance(self.origin, (StoredTensor, CodedTensor)):
             return self.origin.named(name)
 

@@ -69,7 +69,11 @@ class HubFile:
             return self._fetch_files()
 
     def _fetch_files(self) -> Path:
-        """Fetch the file, its data and the tokenizer's files; return the path of the file."""
+        """Fetch the file, its data and the tokenizer's files into the cache; return the path of the file.
+
+        Raises:
+            HubError: the repository does not have the file.
+        """
         sizes = _list_sizes(self.repository, self.revision)
         if self.path not in sizes:
             files = [name for name in sorted(sizes) if name.lower().endswith(MODEL_SUFFIX)]

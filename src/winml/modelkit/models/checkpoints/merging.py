@@ -97,6 +97,9 @@ def adapter_merged(model: nn.Module, adapter: Adapter) -> Iterator[None]:
     Args:
         model: The model, with values.
         adapter: The adapter.
+
+    Raises:
+        CheckpointError: the adapter does not fit a weight.
     """
     targets = [_find_weight(model, path) for path in adapter.pairs]
     old_weights = [(module, attribute, getattr(module, attribute)) for module, attribute in targets]
@@ -129,6 +132,13 @@ def _make_branch(
 ) -> LoraBranch:
     """Return a branch beside a quantized weight; its matrices are read when the graph is written.
 
+    Args:
+        adapter: The adapter, for messages.
+        module: The module with the weight.
+        path: Path of the module.
+        pair: Names of the adapter's matrices.
+        tensors: Name → tensor of the adapter.
+
     Raises:
         CheckpointError: the adapter is a DoRA, which no branch can express.
     """
@@ -147,7 +157,14 @@ def _make_branch(
 def _merge_weight(
     module: nn.Module, weight: torch.Tensor, pair: LoraPair, tensors: dict[str, DeferredTensor]
 ) -> torch.Tensor:
-    """Return a weight with an adapter merged, in the element type of the weight."""
+    """Return a weight with an adapter merged, in the element type of the weight.
+
+    Args:
+        module: The module with the weight.
+        weight: The weight; unchanged.
+        pair: Names of the adapter's matrices.
+        tensors: Name → tensor of the adapter.
+    """
     a, b = _to_float(_load_value(tensors[pair.a], weight)), _to_float(_load_value(tensors[pair.b], weight))
     delta = b.reshape(-1, pair.rank) @ a.reshape(pair.rank, -1)
     if pair.is_embedding or _is_transposed(module):
@@ -263,7 +280,11 @@ def _expected_shapes(module: nn.Module, weight: torch.Tensor, rank: int) -> tupl
 
 
 def _check_replacement(adapter: Adapter, model: nn.Module, name: str, tensor: str) -> None:
-    """Refuse a saved parameter that the model does not have, or has in another shape."""
+    """Refuse a saved parameter that the model does not have, or has in another shape.
+
+    Raises:
+        CheckpointError: names the tensor and the parameter.
+    """
     path, _, attribute = name.rpartition(".")
     module_path = _module_path(model, path)
     parameter = None if module_path is None else getattr(model.get_submodule(module_path), attribute, None)
@@ -281,7 +302,11 @@ def _check_replacement(adapter: Adapter, model: nn.Module, name: str, tensor: st
 
 
 def _check_swappable(adapter: Adapter, model: nn.Module) -> None:
-    """Refuse a swappable adapter with a change that only merging can apply."""
+    """Refuse a swappable adapter with a change that only merging can apply.
+
+    Raises:
+        CheckpointError: names the module or the parameter.
+    """
     remedy = f"Merge it: {opt.adapter} {adapter.requested.folder}."
     if adapter.replaced:
         name = next(iter(adapter.replaced))

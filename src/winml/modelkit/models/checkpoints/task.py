@@ -277,6 +277,9 @@ def inference_class(task: str, class_name: str = "", model_type: str = "") -> st
 
     >>> inference_class("fill-mask"), inference_class("feature-extraction")
     ('WinMLModelForMaskedLM', 'WinMLModelForFeatureExtraction')
+
+    Raises:
+        TaskError: the task is unknown.
     """
     task = canonical_task(task)
     autos = dict(zip(TASKS[task], _auto_classes(task), strict=True))
@@ -332,7 +335,13 @@ def _decide_by_request(
 def _decide_by_class(
     model_class: str, task: str | None, model_type: str, architectures: tuple[str, ...]
 ) -> TaskDecision:
-    """Return the decision for a class named by the user, or for an auto class, which has a class per model type."""
+    """Return the decision for a class named by the user, or for an auto class, which has a class per model type.
+
+    A class in no table is accepted, for the requested task or ``feature-extraction``.
+
+    Raises:
+        UsageError: the class belongs to another model type, or does not serve the requested task.
+    """
     by_task = tasks_for(model_type)
     serving = {name: tuple(_matching_classes(model_class, name, model_type)) for name in by_task}
     serving = {name: classes for name, classes in serving.items() if classes}
@@ -380,7 +389,11 @@ def _refuse_foreign_class(model_class: str, model_type: str, by_task: Mapping[st
 def _decide_by_architecture(
     architectures: tuple[str, ...], model_type: str, by_task: Mapping[str, tuple[str, ...]]
 ) -> TaskDecision | None:
-    """Return the decision by the config's ``architectures``; `None` without architectures."""
+    """Return the decision by the config's ``architectures``; `None` without architectures.
+
+    Raises:
+        TaskError: the architectures serve different tasks, or transformers knows none of them.
+    """
     if not architectures:
         return None
     class_tasks = {name: [task for task, classes in by_task.items() if name in classes] for name in architectures}
@@ -415,7 +428,11 @@ def _put_images_first(class_name: str, tasks: Sequence[str]) -> Sequence[str]:
 def _decide_without_table(
     architectures: tuple[str, ...], model_type: str, by_task: Mapping[str, tuple[str, ...]]
 ) -> TaskDecision:
-    """Decide for a class that transformers has but lists under no task."""
+    """Decide for a class that transformers has but lists under no task.
+
+    Raises:
+        TaskError: transformers has none of the classes.
+    """
     import transformers
 
     for name in architectures:
@@ -441,7 +458,11 @@ def _decide_by_card(task: str | None, model_type: str) -> TaskDecision | None:
 
 
 def _decide_by_model_type(model_type: str, by_task: Mapping[str, tuple[str, ...]]) -> TaskDecision:
-    """Return the decision for the base model's task, or for the only task."""
+    """Return the decision for the base model's task, or for the only task.
+
+    Raises:
+        TaskError: there is no base model, and not exactly one task.
+    """
     rule = f"from the model type {model_type!r}: the config states no architecture"
     if "feature-extraction" in by_task:
         return TaskDecision(

@@ -223,7 +223,11 @@ def _dtype_name(name: str) -> str:
 
 
 def _read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
-    """Return the header without its ``__metadata__``, and the byte at which the data starts."""
+    """Return the header without its ``__metadata__``, and the byte at which the data starts.
+
+    Raises:
+        CheckpointError: the file cannot be read, is truncated, or is no safetensors file.
+    """
     try:
         with path.open("rb") as stream:
             size_bytes = os.fstat(stream.fileno()).st_size

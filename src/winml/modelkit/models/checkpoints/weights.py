@@ -182,7 +182,11 @@ def _check_shapes(mismatched: Iterable[tuple[str, Any, Any]], weights: WeightFil
 
 
 def _check_scales(unused: Iterable[str], weights: WeightFiles) -> None:
-    """Refuse weights of a small float type with stored scales that would be ignored."""
+    """Refuse weights of a small float type with stored scales that would be ignored.
+
+    Raises:
+        CheckpointError: names the scales.
+    """
     scale_names = sorted(name for name in unused if "scale" in name.rpartition(".")[2])
     if not scale_names or weights.format != "safetensors":
         return
@@ -198,7 +202,18 @@ def _check_scales(unused: Iterable[str], weights: WeightFiles) -> None:
 def _check_missing(
     names: Iterable[str], model: torch.nn.Module, config: Any, weights: WeightFiles, seed: int
 ) -> list[str]:
-    """Return notes on missing optional weights, and refuse missing required weights."""
+    """Return notes on missing optional weights, and refuse missing required weights.
+
+    Args:
+        names: Names of weights that the files lack.
+        model: The model.
+        config: Its config.
+        weights: The weight files.
+        seed: Seed of the random values of optional weights, for the note.
+
+    Raises:
+        CheckpointError: the files lack a required weight.
+    """
     missing_names = [name for name in sorted(names) if name.rpartition(".")[2] not in _UNUSED_WITHOUT_TRAINING]
     optional = [name for name in missing_names if _OPTIONAL_PART in name.split(".")]
     needed = [name for name in missing_names if name not in optional]

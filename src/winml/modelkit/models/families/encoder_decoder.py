@@ -131,7 +131,15 @@ def _find_inner_decoder(
 def _make_inner_decoder(
     model: torch.nn.Module, base: InputDecision, path: str, call: _Call, request: ModelRequest
 ) -> _InnerDecoder | str:
-    """Return the decoder of a recorded call, or the reason as a clause if the decoder cannot be separated."""
+    """Return the decoder of a recorded call, or the reason as a clause if the decoder cannot be separated.
+
+    Args:
+        model: The whole model.
+        base: Inputs of the whole model.
+        path: Path of the decoder in the model.
+        call: The recorded call of the decoder.
+        request: The request of the user.
+    """
     name = type(model).__name__
     other_tensors = [
         key for key, value in call.arguments.items() if isinstance(value, torch.Tensor) and key not in _STEP_ARGUMENTS
@@ -187,7 +195,15 @@ def _rename_tokens(base: InputDecision) -> InputDecision:
 
 
 def _find_text_tokens(model: Any, path: str, base: InputDecision) -> TextTokens | None:
-    """Return first and last tokens of a text, as ``generate()`` of a model passes them to its decoder."""
+    """Return first and last tokens of a text, as ``generate()`` of a model passes them to its decoder.
+
+    `None` if the model has no ``generate()``, or passes no single first token.
+
+    Args:
+        model: The model.
+        path: Path of its inner decoder.
+        base: Inputs of the whole model.
+    """
     if not callable(getattr(model, "generate", None)):
         return None
     decoder = model.get_submodule(path)
@@ -306,7 +322,7 @@ class _DividedModel:
 
     @property
     def _own_arguments(self) -> Mapping[str, str]:
-        """Inputs for the decoder's own tokens if the length of its cache is fixed: input → argument.
+        """Inputs for the decoder's own tokens if the length of its cache is fixed: input → argument; else `{}`.
 
         A mask hides cache entries without a token yet, and positions cannot be derived from the length of the cache.
         """
@@ -406,7 +422,10 @@ class _RequestSizes:
 
 
 def _encoder_axes(base: InputDecision, layout: EncoderDecoderLayout, sizes: _RequestSizes) -> PartAxes:
-    """Return the axes of the encoder's inputs, and of its cross-attention outputs."""
+    """Return the axes of the encoder's inputs, and of its cross-attention outputs.
+
+    ``base`` has the inputs of the whole model.
+    """
     inputs = tuple(spec for spec in base.inputs if spec.name != DECODER_TOKENS)
     keys = {spec.name: base.meanings.keys.get(spec.name, ()) for spec in inputs}
     decision = replace(base, inputs=inputs, meanings=replace(base.meanings, keys=keys))
@@ -428,6 +447,14 @@ def _decoder_axes(
     """Return the axes of the tokens, the encoder's mask, the decoder's cache, and the cross-attention keys and values.
 
     If the decoder computes the cross-attention keys and values, the encoder's hidden states are an input as well.
+
+    Args:
+        base: Inputs of the whole model.
+        layout: Layout of the caches.
+        encoder: Inputs of the encoder part.
+        sizes: Sizes in the user's request.
+        own_inputs: Further inputs of the decoder over its tokens: positions, a mask.
+        takes_encoder_states: True if the decoder computes the cross-attention keys and values.
     """
     specs = {spec.name: spec for spec in base.inputs}
     start = {key: sizes.fixed.get(key, size) for key, size in _TRACE_SIZES.items()}

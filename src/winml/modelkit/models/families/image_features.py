@@ -234,12 +234,12 @@ class ImageCode:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Names of the layered features as outputs of the vision encoder."""
+        """Names of the layered features as outputs of the vision encoder; `()` without layered features."""
         return () if self.layered is None else self.layered.feature_names
 
     @property
     def layered_names(self) -> tuple[str, ...]:
-        """Names of the layered features as tensors over all tokens."""
+        """Names of the layered features as tensors over all tokens; `()` without layered features."""
         return () if self.layered is None else self.layered.token_names
 
     def features(self, module: torch.nn.Module) -> Callable[..., dict[str, torch.Tensor]]:
@@ -376,7 +376,13 @@ def _probe_features(
 
 
 def _runs_once(owner: object, path: str, media: Mapping[str, InputTensorSpec]) -> bool:
-    """Return True if a module runs once for any number of images; checked with twice as many images."""
+    """Return True if a module runs once for any number of images; runs ``owner`` with twice as many images.
+
+    Args:
+        owner: The module whose forward computes the image features.
+        path: Path of the module in ``owner``.
+        media: Inputs of one image.
+    """
     twice = {
         name: spec.model_copy(
             update={"shape": tuple(int(size) * (1 + (axis == 0)) for axis, size in enumerate(spec.shape))}

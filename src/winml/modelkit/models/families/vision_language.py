@@ -216,6 +216,12 @@ def _divide_model(
 ) -> _DividedModel | str:
     """Return the properties of a model, or the reason as a clause if the model cannot be divided.
 
+    Args:
+        model: The whole model.
+        config: Its config.
+        base: Inputs of the whole model.
+        request: The request of the user.
+
     Raises:
         UsageError: a fixed number of tokens per run would divide the tokens of an image.
     """
@@ -269,7 +275,7 @@ class _DividedModel:
 
     @property
     def decoder_path(self) -> str:
-        """Path of the decoder."""
+        """Path of the decoder; ``""`` if its scores are computed in the whole model."""
         language_model: Any = self.model.get_submodule(self.code.language_model)
         return self.code.language_model if language_model.get_output_embeddings() is not None else ""
 
@@ -285,7 +291,11 @@ class _DividedModel:
         return find_cache(self.decoder, inputs, self.keywords)
 
     def vision_axes(self) -> family.PartAxes:
-        """Return the inputs of the vision encoder."""
+        """Return the inputs of the vision encoder.
+
+        Raises:
+            UsageError: a requested axis has a fixed size.
+        """
         decision = self._select_inputs([spec.name for spec in self.base.inputs if spec.name in self.code.parameters])
         # With several images per row, padding images are dropped: their number depends on values.
         has_one_in_each_row = all(len(spec.shape) <= _IMAGE_RANK for spec in decision.inputs)

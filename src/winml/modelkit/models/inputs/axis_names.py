@@ -154,6 +154,11 @@ class AxisNames:
     def _take_meaning(self, option: str, meaning: str, description: str) -> None:
         """Name the axes with a meaning, such as the batch, unless the axes have a name already.
 
+        Args:
+            option: The option that requests it, for messages.
+            meaning: Key of the meaning.
+            description: The meaning in words, for messages.
+
         Raises:
             UsageError: no input has such an axis, or its size cannot vary.
         """
@@ -173,7 +178,11 @@ class AxisNames:
                 self.set_name(axis, self.name_of_key(key), option)
 
     def _refuse_fixed(self, option: str, axes: Sequence[tuple[str, Axis]]) -> None:
-        """Refuse an option that includes a fixed size, with a hint on the axes that can be dynamic."""
+        """Refuse an option that includes a fixed size, with a hint on the axes that can be dynamic.
+
+        Raises:
+            UsageError: names the axis with the fixed size.
+        """
         fixed = next((key for key, _ in axes if self.axis_keys.bounds_of(key).fixed), None)
         if fixed is None:
             return
@@ -207,6 +216,11 @@ class AxisNames:
 
     def set_name(self, axis: Axis, name: str, origin: str) -> None:
         """Name one axis.
+
+        Args:
+            axis: Input and number of the axis.
+            name: The name.
+            origin: The option that names it, for messages.
 
         Raises:
             UsageError: the axis has another name already, or cannot vary.
@@ -269,7 +283,11 @@ class AxisNames:
 
 
 def _refuse_contradictions(naming: AxisNames) -> None:
-    """Refuse two names for a key, and a name shared by the batch and another key."""
+    """Refuse two names for a key, and a name shared by the batch and another key.
+
+    Raises:
+        UsageError: names the names or the keys.
+    """
     meanings: dict[str, set[str]] = {}
     for axis, name in naming.names.items():
         if key := naming.axis_keys.key_of(axis):
@@ -306,7 +324,7 @@ def name_the_unnamed(naming: AxisNames) -> None:
 
 
 def _find_like_name(naming: AxisNames, axis: Axis) -> str | None:
-    """Return the name of an axis of the same position and, if both have a number, the same size."""
+    """Return the name of an axis of the same position and, if both have a number, the same size; else `None`."""
     shapes = {spec.name: spec.shape for spec in naming.decision.inputs}
 
     def position_and_size(candidate: Axis) -> tuple[int, int, int | str]:
@@ -342,6 +360,9 @@ def bring_along_by_size(naming: AxisNames, accepts: AcceptsShapes | None) -> lis
     Args:
         naming: The names so far.
         accepts: Runs the model on shapes; `None`: no axis is added.
+
+    Raises:
+        UsageError: an axis would have two names, or cannot vary.
     """
     candidates = _find_candidates(naming)
     if accepts is None or not candidates:

@@ -201,7 +201,13 @@ def _draft_dependents(
 def _collect_inputs(
     context: InputContext, media: Sequence[DecidedMedium], dependents: Sequence[InputDraft]
 ) -> _DraftedInputs:
-    """Return all inputs in the order of the signature, with the notes and bounds of all sizes."""
+    """Return all inputs in the order of the signature, with the notes and bounds of all sizes.
+
+    Args:
+        context: The model and the user's request.
+        media: Inputs of images, audio and further media.
+        dependents: Inputs whose sizes depend on the media, such as token ids.
+    """
     drafts = {name: draft for medium in media for name, draft in medium.drafts.items()}
     drafts |= {draft.name: draft for draft in dependents}
     bounds: dict[str, SizeBounds] = {}
@@ -257,7 +263,11 @@ def known_meanings(
 
 
 def forward_parameters(model: torch.nn.Module | type[torch.nn.Module]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of ``forward`` by name, without ``self``."""
+    """Return the parameters of ``forward`` by name, without ``self``.
+
+    Raises:
+        InputError: the forward is not a Python function.
+    """
     try:
         parameters = dict(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):
@@ -476,10 +486,16 @@ def _count_features(
 def _count_placeholders(
     medium: DecidedMedium, context: InputContext, draft_others: _DraftOthers, *, has_places: bool
 ) -> _TrialRun:
-    """Count the features that a whole forward puts in place of placeholder tokens.
+    """Run the forward to count the features that it puts in place of placeholder tokens.
 
     A forward that fails for lack of placeholder tokens has computed the features before: the output of one of the last
-    modules to run. The count is the first with which the forward runs.
+    modules to run. The count is the first with which the forward runs; `None` if it runs with none of them.
+
+    Args:
+        medium: Inputs of the images or the audio.
+        context: The model and the user's request.
+        draft_others: Drafts the other inputs for a count of placeholder tokens.
+        has_places: True if the number of features may be the count.
     """
     other_drafts = draft_others(medium)
     notes = tuple(note for draft in other_drafts for note in draft.notes)
@@ -523,7 +539,13 @@ def _vectors_per_row(features: object, context: InputContext) -> int:
 
 
 def _with_places(medium: DecidedMedium, layout: InputLayout, method: Callable[..., object] | None) -> DecidedMedium:
-    """Return a medium with the consequences of its number of placeholder tokens: fixed sizes, and a note."""
+    """Return a medium with the consequences of its number of placeholder tokens: fixed sizes, and a note.
+
+    Args:
+        medium: Inputs of the images or the audio, with the number.
+        layout: Their layout.
+        method: The method that computes the features, if the model has one.
+    """
     modality, count = medium.modality, medium.place_count
     bounds: dict[str, SizeBounds] = {}
     notes = medium.notes

@@ -98,7 +98,7 @@ def _find_default_names(
     left_open: Mapping[str, specs.OpenSize],
     by_default: Collection[str],
 ) -> dict[str, str]:
-    """Return the names that no option requested: name → key of its size.
+    """Return the names that no option requested: name → key of its size; `{}` without default keys.
 
     Args:
         naming: All names.
@@ -179,7 +179,16 @@ class _RequestedSizes:
 
 
 def _make_size_wish(name: str, naming: axis_names.AxisNames, requested: _RequestedSizes) -> SizeWish:
-    """Return the bounds of a dimension, and its preferred size at tracing."""
+    """Return the bounds of a dimension, and its preferred size at tracing.
+
+    Args:
+        name: Name of the dimension.
+        naming: Names of the axes of the model.
+        requested: Sizes in the user's request.
+
+    Raises:
+        UsageError: the requested sizes contradict each other, or the limits of the model.
+    """
     keys = naming.keys_named(name)
     low, high = _combine_bounds(name, naming, requested)
     example, is_firm = _preferred_size(name, naming, requested)
@@ -193,7 +202,7 @@ def _make_size_wish(name: str, naming: axis_names.AxisNames, requested: _Request
 
 
 def _combine_bounds(name: str, naming: axis_names.AxisNames, requested: _RequestedSizes) -> tuple[int, int | None]:
-    """Return the smallest and the largest size, within the bounds of user and model.
+    """Return the smallest and the largest size, within the bounds of user and model; `None` without a largest.
 
     Raises:
         UsageError: the user's limit exceeds the model's, or only one size remains.

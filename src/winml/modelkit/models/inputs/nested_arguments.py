@@ -104,7 +104,11 @@ class _Flattening:
     constants: dict[str, object]
 
     def flatten(self, value: Any, prefix: str) -> Callable[[Mapping[str, torch.Tensor]], Any]:
-        """Collect the tensors of a value; return a function that builds the value again."""
+        """Collect the tensors of a value; return a function that builds the value again.
+
+        Raises:
+            InputError: a leaf is neither a tensor nor a constant, cannot be built again, or its name is taken.
+        """
         try:
             entries, structure = pytree.tree_flatten_with_path(value)
         except ValueError as error:
@@ -258,7 +262,14 @@ def _group_by_member(paths: Sequence[str], requested_by: str) -> dict[str, list[
 
 
 def _build_tree(paths: Sequence[str], name: str, hint: object, requested_by: str) -> Any:
-    """Return a container of the annotated class, else a list if the keys count from 0, else a dict."""
+    """Return a container of the annotated class, else a list if the keys count from 0, else a dict.
+
+    Args:
+        paths: Dotted names of the tensors in the container; ``""`` alone: the value is a tensor.
+        name: Name of the parameter, for messages.
+        hint: Its annotation.
+        requested_by: Source of the names, for messages.
+    """
     if list(paths) == [""]:
         return torch.empty(0, device="meta")
     hint = _strip_none(hint)
@@ -309,7 +320,7 @@ def _strip_none(hint: object) -> Any:
 
 
 def _member_hint(hint: object, key: str) -> Any:
-    """Return the annotation of a member."""
+    """Return the annotation of a member; `None` if unknown."""
     arguments = [kind for kind in get_args(hint) if kind is not ...]
     origin = get_origin(hint) or hint
     if isinstance(origin, type) and (dataclasses.is_dataclass(origin) or hasattr(origin, "_fields")):

@@ -20,7 +20,11 @@ from winml.modelkit.options import Options, parse_options, read_json
 
 
 def _read_size(value: object) -> int | OpenSize:
-    """Read one size: a number, or a dynamic size (a name, or an object with min, max, example or name)."""
+    """Read one size: a number, or a dynamic size (a name, or an object with min, max, example or name).
+
+    Raises:
+        ValueError: the value is neither, or the number is less than 1; pydantic adds the name of the field.
+    """
     if isinstance(value, OpenSize):
         return value
     if isinstance(value, str):
@@ -102,7 +106,11 @@ def parse_input_specs(text_or_path: str | os.PathLike[str]) -> tuple[InputTensor
 
 
 def _input_entries(value: object, origin: str) -> list[tuple[str, Any]]:
-    """Return (location for messages, entry) of every described input."""
+    """Return (location for messages, entry) of every described input.
+
+    Raises:
+        ConfigError: the value is neither a list nor an object of inputs, or an entry has another name inside.
+    """
     if isinstance(value, list):
         return [(f"{origin}: input {index}", entry) for index, entry in enumerate(value)]
     if not isinstance(value, dict):

@@ -156,7 +156,10 @@ def first_edge(config: object, names: tuple[str, ...]) -> int | None:
 
 
 def edge_pair(value: object) -> tuple[int, int] | None:
-    """Return height and width of a config's size: one number, a pair, or an object with both."""
+    """Return height and width of a config's size: one number, a pair, or an object with both.
+
+    `None` for other values.
+    """
     if isinstance(value, Mapping):
         value = (value.get("height"), value.get("width"))
     elif isinstance(value, int):

@@ -161,7 +161,7 @@ class GrowingDigest(_InThreads):
             self._pieces.append(self._threads.submit(_piece_digest, self._places, start))
 
     def finish(self) -> str:
-        """Return the digest of the whole file.
+        """Complete the pieces and return the digest of the whole file.
 
         Raises:
             OSError: the file cannot be read.

@@ -124,7 +124,7 @@ def library_file(folder: Path, name: str, *, error: type[InputError] = InputErro
 
 
 def check_library_files(folder: Path, *, error: type[InputError] = InputError) -> tuple[Path, ...]:
-    """Check the files of a folder that libraries open by name; return the files.
+    """Check the files of a folder that libraries open by name; return the files. `()` for a path that is no folder.
 
     Raises:
         InputError: a file is a link to another folder, a pipe, a device or a socket; or a config lists a file outside

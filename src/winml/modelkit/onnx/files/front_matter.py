@@ -56,7 +56,10 @@ def front_matter_value(path: Path, key: str, most_bytes: int) -> Any:
 
 
 def _value_text(path: Path, key: str) -> str | None:
-    """Return the lines of the last occurrence of a first-level key; `None` if the file or the key is missing."""
+    """Return the lines of the last occurrence of a first-level key; `None` if the key is missing.
+
+    `None` also for a missing or unreadable file.
+    """
     try:
         refuse_special_file(path)
         with path.open("rb") as file:

@@ -40,7 +40,11 @@ class StoredBytes:
         return len(self.inline) + self.length
 
     def read(self) -> Iterator[bytes]:
-        """Yield the bytes in pieces of ``PIECE_BYTES``, the last one shorter."""
+        """Yield the bytes in pieces of ``PIECE_BYTES``, the last one shorter.
+
+        Raises:
+            InputError: the file is cut off.
+        """
         if not self.length:
             yield self.inline
             return

@@ -227,7 +227,10 @@ def write_error(path: Path, error: OSError) -> WriteError:
 
 
 def _link_aside(target: Path, aside: Path) -> bool:
-    """Create a hard link to a file; False if links are not supported. After a kill, the file is still at its path."""
+    """Create a hard link ``aside`` to a file, in a new folder if needed; False if links are not supported.
+
+    After a kill, the file is still at its path.
+    """
     try:
         aside.parent.mkdir(exist_ok=True)
         os.link(target, aside, follow_symlinks=False)
@@ -373,9 +376,10 @@ class OutputFiles:
     def reserve(self, path: Path, *, gives_way: bool = False) -> Path:
         """Return the temporary path to write the file for ``path`` to; repeated calls return the same path.
 
-        The path has the same file name in a hidden folder. Every other file written into that folder is moved as well,
-        such as the external data of a model. With ``gives_way``, the commit skips the file if another file exists at
-        ``path`` by then, and lists it in ``gave_way``.
+        The path has the same file name in a hidden folder. The first call for a directory settles interrupted writes
+        there, and creates the hidden folder. Every other file written into that folder is moved as well, such as the
+        external data of a model. With ``gives_way``, the commit skips the file if another file exists at ``path`` by
+        then, and lists it in ``gave_way``.
 
         Raises:
             WriteError: the directory cannot be created or written to.
@@ -444,7 +448,13 @@ class OutputFiles:
         return sizes
 
     def _move_file(self, target: Path, temporary_path: Path, undo: contextlib.ExitStack) -> None:
-        """Move a file to its target, and register the undo."""
+        """Move a file to its target, and register the undo; a replaced file is put aside until then.
+
+        Args:
+            target: The target.
+            temporary_path: The written file.
+            undo: Receives the undo.
+        """
         is_there = os.path.lexists(target)
         if is_there and target in self._reserved:
             folder = self._folders[target.parent].path

@@ -94,7 +94,7 @@ def read_referring(path: Path, *, initializers_only: bool = False) -> onnx.Model
     """
 
     def refer(role: str, field: str, byte_range: slice) -> bytes | None:
-        """Replace values by a reference to their byte range in the file."""
+        """Replace values by a reference to their byte range in the file; `None`: the values remain."""
         if role != "initializer":
             return b"" if initializers_only else None
         if field != "raw_data":
@@ -273,6 +273,9 @@ def _replace_values(
         replace: Returns the replacement of values.
         role: Name of the field that contains the message.
         depth: Number of enclosing messages.
+
+    Raises:
+        WireError: the bytes are no such message.
     """
     start, end = byte_range.start, byte_range.stop
     if depth > _DEEPEST:

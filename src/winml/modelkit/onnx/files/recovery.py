@@ -254,7 +254,7 @@ def _output_name(name: object) -> str:
 
 
 def _parse_state(value: Any) -> State:
-    """Parse the state of a file from a journal."""
+    """Parse the state of a file from a journal; `None`: no file."""
     return None if value is None else (int(value[0]), int(value[1]))
 
 

@@ -168,7 +168,14 @@ def _attribute_has_halves(data: mmap.mmap | bytes, start: int, end: int) -> bool
 
 
 def _find_varint(data: mmap.mmap | bytes, start: int, end: int, requested: int) -> int | None:
-    """Return the value of a varint field; ``None`` if the message does not have the field."""
+    """Return the value of a varint field; ``None`` if the message does not have the field.
+
+    Args:
+        data: The file.
+        start: First byte of the message.
+        end: End of the message.
+        requested: Number of the field.
+    """
     fields = walk_fields(data, start, end)
     return next(
         (

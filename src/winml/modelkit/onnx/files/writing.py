@@ -133,6 +133,9 @@ def written_bytes(model: ir.Model, path: Path, *, external: bool | None = None) 
         model: The model; not changed.
         path: The file to write.
         external: As of :func:`write_model`.
+
+    Raises:
+        WriteError: an attribute of a node is in another file.
     """
     with _untyped_initializers(model):
         framing = _frame_model(model, path)
@@ -352,7 +355,11 @@ class _ModelFraming:
         self.size_bytes = len(self._model) + len(_MODEL_GRAPH + varint(self._graph_bytes)) + self._graph_bytes
 
     def write(self, path: Path) -> None:
-        """Write the whole model; hash a large model while writing, for later descriptions of the file."""
+        """Write the whole model; hash a large model while writing, for later descriptions of the file.
+
+        Raises:
+            InternalError: the file has another size than announced.
+        """
         with WrittenFileHash(path) if self.size_bytes >= REMEMBERED_BYTES else contextlib.nullcontext() as file_hash:
             with path.open("wb") as file:
                 file.write(self._model + _MODEL_GRAPH + varint(self._graph_bytes) + self._graph)
@@ -556,8 +563,13 @@ class _Rewriting:
         self._locations = locations
 
     def pieces(self, start: int, end: int, message: Any, *, in_function: bool = False) -> list[_Span]:
-        """Return the pieces of a message between two positions, with new metadata; takes the metadata of the next
-        nodes.
+        """Return the pieces of a message between two positions, with new metadata.
+
+        Takes the metadata of the next nodes from ``nodes`` and ``function_nodes``.
+
+        Raises:
+            InternalError: the file has more nodes than metadata.
+            WireError: the bytes are no message.
         """
         if message is onnx.StringStringEntryProto.DESCRIPTOR:
             return [self._rename_entry(start, end)]
@@ -595,7 +607,11 @@ class _Rewriting:
         return bytes(entry.SerializeToString())
 
     def _new_metadata(self, message: object, in_function: bool) -> bytes | None:
-        """Return the new metadata of a message in wire format; `None` for unchanged metadata."""
+        """Return the new metadata of a message in wire format; `None` for unchanged metadata.
+
+        Raises:
+            InternalError: the file has more nodes than metadata.
+        """
         if message is onnx.ModelProto.DESCRIPTOR:
             return _serialize_metadata(onnx.ModelProto(), self._model)
         if message is not onnx.NodeProto.DESCRIPTOR:
@@ -655,7 +671,14 @@ def place_numbered(
 
 
 def _write_pieces(model: onnx.ModelProto, folder: Path, target: Path, piece_bytes: int) -> list[Path]:
-    """Copy the bytes of each tensor to numbered data files, and update the tensors' references."""
+    """Copy the bytes of each tensor to numbered data files beside the target, and update the tensors' references.
+
+    Args:
+        model: The model; its tensors are updated.
+        folder: Folder of its present data files.
+        target: The ONNX file; its name numbers the pieces.
+        piece_bytes: Largest size of a piece, unless one tensor is larger.
+    """
     pieces: list[Path] = []
     new_locations: dict[tuple[str, int, int], tuple[str, int]] = {}
     size = 0

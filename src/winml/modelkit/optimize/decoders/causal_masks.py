@@ -132,7 +132,13 @@ def _holds_for_samples(
 
 
 def _draw_sample(probe: Probe, interface: DecoderInterface, sizes: tuple[int, int, int]) -> _Sample | None:
-    """Draw a mask with hidden tokens in every row, and inputs of a subgraph; `None` if a size is unknown."""
+    """Draw a mask with hidden tokens in every row, and inputs of a subgraph; `None` if a size is unknown.
+
+    Args:
+        probe: The subgraph.
+        interface: Inputs of the decoder.
+        sizes: Rows, new tokens and cached tokens.
+    """
     rows, tokens, past = sizes
     generator = np.random.default_rng(_SEED + sum(sizes))
     mask = np.ones((rows, past + tokens), np.int64)

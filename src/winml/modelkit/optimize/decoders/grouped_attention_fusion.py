@@ -392,7 +392,10 @@ class _Fusion:
 
 
 def _join_heads(builder: NodeBuilder, value: ir.Value, heads: int, size: int, role: str) -> ir.Value:
-    """Return batch × sequence × heads · size for batch × heads × sequence × size."""
+    """Add nodes that turn batch × heads × sequence × size into batch × sequence × heads · size; return their output.
+
+    If ``value`` was split from such a tensor by these operators alone, that tensor is returned, without new nodes.
+    """
     split = transpose_input(value, TO_HEADS)
     if split is None:
         split = builder.add("Transpose", [value], f"{role}_tokens", value.dtype, perm=TO_HEADS)

@@ -349,6 +349,14 @@ class DecoderGraph:
 
         With an empty cache the first run may be filled up with padding before its tokens. Later runs are full: tokens
         that are read singly come first.
+
+        Args:
+            count: Number of new tokens.
+            past: Number of tokens in the cache.
+            padded: Number of first tokens up to the last hidden one of any row.
+
+        Raises:
+            UsageError: after cached tokens, the new ones are no multiple of the tokens that the graph reads per run.
         """
         longest = self if self._prompt is None or count < 2 else self._prompt
         step = longest.length or max(count, 1)

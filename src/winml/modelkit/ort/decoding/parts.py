@@ -113,7 +113,11 @@ class Encoder:
         return length if isinstance(length, int) else None
 
     def _pad_inputs(self, inputs: Arrays) -> Arrays:
-        """Pad inputs with zeros to the graph's fixed length, if a mask hides the padding."""
+        """Pad inputs with zeros to the graph's fixed length, if a mask hides the padding.
+
+        Raises:
+            UsageError: no mask hides the padding.
+        """
         length = self._length
         content = next((spec.name for spec in self.inputs if spec.name != MASK and spec.name in inputs), None)
         if length is None or content is None:
@@ -244,7 +248,7 @@ class TokenEmbedder:
         self._no_features = {name: _empty_value(by_name[name]) for name in self._seen.values()}
 
     def encode_images(self, inputs: Arrays) -> dict[str, Array]:
-        """Encode images for :meth:`embed`.
+        """Encode images for :meth:`embed`; `{}` for no images.
 
         Args:
             inputs: Inputs of the vision encoder, by name.

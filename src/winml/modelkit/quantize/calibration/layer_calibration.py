@@ -265,7 +265,9 @@ class _Walk:
             return 0, {}
 
     def _restore_layers(self, record: Mapping[str, Any]) -> tuple[int, dict[WeightKey, SolvedWeight]]:
-        """Restore finished layers from a record; return their number and the solved weights.
+        """Restore the state of the walk from a record; return the number of finished layers and the solved weights.
+
+        The state is the records of weights, the digests of the stored arrays, and the names of the input scales.
 
         Raises:
             ValueError: an array is damaged.

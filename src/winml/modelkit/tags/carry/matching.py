@@ -114,7 +114,14 @@ def _data_inputs(matching: _Matching, node: ir.Node) -> Iterator[ir.Value]:
 def _values_read(
     matching: _Matching, node: ir.Node, before: Mapping[ir.Node, ir.Node], depth: int = _LONGEST
 ) -> Iterator[str]:
-    """Yield the names of the original values that a node reads, directly or through new nodes."""
+    """Yield the names of the original values that a node reads, directly or through new nodes.
+
+    Args:
+        matching: The matching.
+        node: The node.
+        before: Node → the same node in the original graph.
+        depth: Largest number of new nodes in between.
+    """
     for value in node.inputs:
         if value is None or value.is_initializer():
             continue
@@ -131,9 +138,15 @@ def _values_read(
 
 
 def _find_work_between(matching: _Matching, name: str, further: set[str]) -> tuple[list[ir.Node], str]:
-    """Return the computing original nodes from a value up to a value in ``further``, and the latter's name.
+    """Return the computing original nodes on the way back from a value to one in ``further``, and the latter's name.
 
-    ``([], "")`` if no path of single inputs leads to ``further``.
+    A replaced value may be represented by a value in ``further`` from the same operator. ``([], "")`` if no path of
+    single inputs leads to ``further``.
+
+    Args:
+        matching: The matching; unchanged.
+        name: Name of the value to start from.
+        further: Names of the values at which the search ends.
     """
     makers = matching.names.makers
     path: list[ir.Node] = []
@@ -182,7 +195,16 @@ def _is_new_with_factor(node: ir.Node, survivor: ir.Node | None) -> bool:
 def _find_changed_nodes(
     matching: _Matching, node: ir.Node, name: str, before: Mapping[ir.Node, ir.Node]
 ) -> list[ir.Node]:
-    """Return the nodes from the producer of this input of ``node`` up to the first node with new weights."""
+    """Return the nodes from the producer of an input of ``node`` up to the first node with new weights.
+
+    ``[]`` without such a node.
+
+    Args:
+        matching: The matching.
+        node: The node.
+        name: Name of the input.
+        before: Node → the same node in the original graph.
+    """
     for value in node.inputs:
         if value is None or value.name != name:
             continue
@@ -468,7 +490,13 @@ def _find_survivor(matching: _Matching, node: ir.Node) -> ir.Node | None:
 
 
 def _is_reordered(original: ir.Node, maker: ir.Node, node: ir.Node) -> bool:
-    """Return True if ``node`` produces the value of ``maker`` only since a removed reordering lay in between."""
+    """Return True if ``node`` produces the value of ``maker`` only since a removed reordering lay in between.
+
+    Args:
+        original: Original node that ``node`` stands for.
+        maker: Original producer of the value that ``node`` produces.
+        node: Node of the new graph.
+    """
     if node.op_type in _REORDERINGS:
         return False
     while maker is not original:
@@ -525,6 +553,12 @@ def _find_fused_originals(matching: _Matching, node: ir.Node, maker: ir.Node, pr
     """Return the original nodes from ``maker`` back to the one with the operator of ``node``; else ``maker`` alone.
 
     A convolution that absorbed its activation produces the activation's output and keeps its own operator.
+
+    Args:
+        matching: The matching.
+        node: The fused node.
+        maker: Original node to start from.
+        present: Names of the values that still exist.
     """
     fused = [maker]
     while fused[-1].op_type != node.op_type:
@@ -652,7 +686,10 @@ def _find_needed_region(matching: _Matching, node: ir.Node) -> Replaced:
 
 
 def _find_original_in_name(names: GraphNames, name: str) -> ir.Node | None:
-    """Return the original node with the longest prefix of ``name`` as its name: ``<original>/MatMulAddFusion``."""
+    """Return the original node with the longest prefix of ``name`` as its name: ``<original>/MatMulAddFusion``.
+
+    `None` without such a node.
+    """
     name = name.removeprefix(_FUSED_PREFIX)
     if name in names.by_name:
         return names.by_name[name]

@@ -153,7 +153,10 @@ class Positions:
         return position
 
     def root(self) -> Position:
-        """Return the position of the root; if several models are composed, of the first root."""
+        """Return the position of the root; if several models are composed, of the first root.
+
+        A root that no node has is added to the modules.
+        """
         for tag, module in self._modules.items():
             if module == "" and address.depth(tag) == 1:
                 return self.find_by_tag(tag)
@@ -176,8 +179,9 @@ class Positions:
         return self.merge_foreign(position if position.tag else self.root(), distinct)
 
     def merge_foreign(self, position: Position, sources: Iterable[Position]) -> Position:
-        """Return a position with the foreign metadata of several positions; different values of a key are joined by
-        ``;``.
+        """Return a position with the foreign metadata of several positions; a new position is added.
+
+        Different values of a key are joined by ``;``.
         """
         values: dict[str, dict[str, None]] = {}
         for source in sorted(sources, key=lambda source: source.index):
@@ -293,7 +297,7 @@ class OriginalModel:
         return tuple((key, text) for key, text in metadata.items() if is_foreign(key))
 
     def _untagged_position(self, metadata: Mapping[str, str]) -> Position:
-        """Return the position of a node of a model without tags, from the module named by other exporters."""
+        """Add and return the position of a node of a model without tags, from the module named by other exporters."""
         dialect = tuple((key, text) for key, text in metadata.items() if _names_module(key))
         levels = next((_parse_levels(key, metadata[key]) for key in _LEVEL_KEYS if metadata.get(key)), [])
         tag = _UNTAGGED + "".join(f"/{level.replace(address.SEPARATOR, '_') or '-'}" for level in levels)

@@ -118,7 +118,11 @@ def _refuse_group_size(
 
 
 def _read_packed(stored: StoredTensors, module: str, config: Mapping[str, Any]) -> CodedTensor:
-    """Return a weight of integers packed along the input channels, and zero points along the output channels."""
+    """Return a weight of integers packed along the input channels, and zero points along the output channels.
+
+    Raises:
+        CheckpointError: the tensors of the weight do not fit together, or differ from the config.
+    """
     names = {part: f"{module}.weight_{part}" for part in ("packed", "scale", "zero_point", "shape", "g_idx")}
     rows, width = stored.entry(names["packed"], ("int32",), 2).shape
     stored.refuse_other(names["shape"], ("int64", "int32"), (2,), names["packed"])
@@ -161,7 +165,17 @@ def _read_packed(stored: StoredTensors, module: str, config: Mapping[str, Any]) 
 def _read_int8(
     stored: StoredTensors, module: str, block: tuple[int, int] | None, config: Mapping[str, Any]
 ) -> CodedTensor:
-    """Return a weight of signed 8-bit integers."""
+    """Return a weight of signed 8-bit integers.
+
+    Args:
+        stored: The stored tensors.
+        module: Path of the module with the weight.
+        block: Rows and columns with a common scale, if the config declares blocks.
+        config: Declarations of the config.
+
+    Raises:
+        CheckpointError: the scales do not fit the weight, or a tensor differs from the config.
+    """
     names = {part: f"{module}.weight{part}" for part in ("", "_scale", "_zero_point")}
     rows, depth = stored.entry(names[""], ("int8",), 2).shape
     _check_declarations(stored, {"codes": names[""], "zero_point": names["_zero_point"]}, config, None)

@@ -115,7 +115,10 @@ Others (``auto_round``, ``auto_round:gptqmodel``) store other zero points in ten
 
 
 def quantization_of(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the quantization record in the content of a ``config.json``, or in the config of its text model."""
+    """Return the quantization record in the content of a ``config.json``, or in the config of its text model.
+
+    `None` for a float checkpoint.
+    """
     text = content.get("text_config")
     for record in (content, text if isinstance(text, Mapping) else {}):
         for key in _CONFIG_KEYS:

@@ -89,7 +89,11 @@ def _temporary_folder() -> Path:
 
 
 def _derive_config(path: Path, header: GgufHeader) -> dict[str, Any]:
-    """Return the config of the float model, as transformers derives it from the header."""
+    """Return the config of the float model, as transformers derives it from the header.
+
+    Raises:
+        CheckpointError: the file is one of several, its architecture is not supported, or its header is damaged.
+    """
     architecture = header.metadata.get("general.architecture")
     if (count := header.metadata.get("split.count", 1)) not in (0, 1):
         raise CheckpointError(
@@ -370,7 +374,18 @@ def _float_weight(
     reorder: Callable[[Array], Array],
     name: str,
 ) -> CodedWeight:
-    """Return a weight without an exact integer representation, as float values for the nearest precision."""
+    """Return a weight without an exact integer representation, as float values for the nearest precision.
+
+    Args:
+        stored: The stored tensors, for messages.
+        tensor: The tensor in the file.
+        read_raw: Reads its bytes.
+        reorder: Restores the order of rows that transformers expects.
+        name: Name of the weight in the model.
+
+    Raises:
+        CheckpointError: the package gguf does not dequantize the type.
+    """
     kind, (rows, depth) = tensor.type_name, tensor.shape
     row_bytes = tensor.size_bytes // rows
     try:

@@ -70,7 +70,11 @@ class _Cursor:
         return self._position
 
     def skip(self, count: int, label: str) -> int:
-        """Advance, and return the start of the skipped bytes."""
+        """Advance, and return the start of the skipped bytes.
+
+        Raises:
+            CheckpointError: the file ends before.
+        """
         start = self._position
         if count > len(self._content) - start:
             raise self.error(f"{label} takes {count} bytes, but the file ends {len(self._content) - start} bytes later")
@@ -90,14 +94,22 @@ class _Cursor:
             raise self.error(f"{label} is not UTF-8 text") from None
 
     def read_count(self, label: str, least_bytes: int) -> int:
-        """Return a number of entries for which the rest of the file has room."""
+        """Return a number of entries for which the rest of the file has room.
+
+        Raises:
+            CheckpointError: the rest of the file is shorter.
+        """
         number: int = self.read_number("Q", label)
         if number * least_bytes > len(self._content) - self._position:
             raise self.error(f"{label} is {number}, for which a file of {len(self._content)} bytes has no room")
         return number
 
     def read_value(self, label: str) -> Any:
-        """Return a value of the metadata; ``None`` for an array."""
+        """Return a value of the metadata; ``None`` for an array, which is skipped.
+
+        Raises:
+            CheckpointError: the type is unknown, or the file ends before.
+        """
         kind = self.read_number("I", f"the type of {label}")
         if kind in _SCALARS:
             return self.read_number(_SCALARS[kind], label)
@@ -180,7 +192,11 @@ def _parse_header(cursor: _Cursor, sizes: Mapping[int, tuple[str, int, int]], fi
 
 
 def _read_entry(cursor: _Cursor, sizes: Mapping[int, tuple[str, int, int]]) -> tuple[str, tuple[int, ...], int, int]:
-    """Return name, shape, number of the type and offset of the next tensor."""
+    """Return name, shape, number of the type and offset of the next tensor.
+
+    Raises:
+        CheckpointError: the rank or the type is unknown, or the file ends before.
+    """
     name = cursor.read_text("the name of a tensor")
     axes = cursor.read_number("I", f"the rank of tensor {name!r}")
     if axes > _MOST_AXES:

@@ -108,7 +108,14 @@ def _return_order(order: Array) -> Array:
 def reorder_codes(
     read: Callable[[], CodedParts], order: Array | None, bits: int, depth: int
 ) -> Callable[[], CodedParts]:
-    """Return a reader that permutes the input channels in the codes of each row."""
+    """Return a reader that permutes the input channels in the codes of each row.
+
+    Args:
+        read: Reader of the codes, scales and zero points.
+        order: New order of the channels; `None`: ``read`` is returned.
+        bits: Bits of a code.
+        depth: Number of channels.
+    """
     if order is None:
         return read
 
@@ -195,6 +202,14 @@ def _check_declared_sizes(
     stored: StoredTensors, module: str, config: Mapping[str, Any], bits: int, group_size: int, depth: int
 ) -> None:
     """Refuse bits or groups of a module that differ from the config: tensors and config belong to two checkpoints.
+
+    Args:
+        stored: The stored tensors, for messages.
+        module: Path of the module.
+        config: Declarations of the config.
+        bits: Bits of a code, by the tensors.
+        group_size: Input channels with a common scale, by the tensors.
+        depth: Number of input channels.
 
     Raises:
         CheckpointError: names both values.

@@ -140,7 +140,11 @@ class StoredTensors:
         return replace(weight, read=partial(self._read_finite, weight), members=members)
 
     def _read_finite(self, weight: CodedWeight) -> CodedParts:
-        """Read a weight; refuse scales and zero points that are NaN or infinite."""
+        """Read a weight; refuse scales and zero points that are NaN or infinite.
+
+        Raises:
+            CheckpointError: a scale or zero point is NaN or infinite; names the tensor.
+        """
         parts = weight.read()
         for numbers, label in ((parts.scales, "scales"), (parts.zero_points, "zero points")):
             if numbers is not None and numbers.dtype.kind == "f" and not np.isfinite(numbers).all():

@@ -65,14 +65,21 @@ class Image(Modality):
     place_keys = ("height", "width")
 
     def media_parameters(self, context: InputContext) -> list[str]:
-        """Return pixels or patches, with the companions that are required and not merely allowed."""
+        """Return pixels or patches, with the companions that are required and not merely allowed.
+
+        `[]` without both, or for patches without a grid.
+        """
         names = super().media_parameters(context)
         if not context.takes("spatial_shapes"):
             names = [name for name in names if name != _PATCH_MASK]
         return [] if names[:1] == [_PATCHES] and "grid_thw" not in names else names
 
     def layouts(self, context: InputContext, names: Sequence[str], *, has_places: bool) -> Iterator[InputLayout]:
-        """Yield rows of patches if a grid describes them, else planes, tiles, and patches without a grid."""
+        """Yield rows of patches if a grid describes them, else planes, tiles, and patches without a grid.
+
+        Raises:
+            UsageError: the user requests a size that the model does not take.
+        """
         carrier, *companions = names
         if {*companions} & {*_GRIDS, *_POSITIONS, *_EDGES}:
             yield from _patch_layouts(context, carrier, companions)

@@ -177,6 +177,12 @@ def _text_room_error(
 ) -> UsageError:
     """Return the error for a row without room for text.
 
+    Args:
+        context: The model and the user's request.
+        size: Length of a row.
+        place_count: Number of placeholder tokens in a row.
+        shrinkable_keys: Sizes whose reduction makes room.
+
     Raises:
         UsageError: the user requested the length of the row.
     """
@@ -204,6 +210,15 @@ def _choose_within_positions(context: InputContext, key: str, default: int, decl
 
     A module that computes its position table extends the table for a longer row; the traced length then bounds the
     graph.
+
+    Args:
+        context: The model and the user's request.
+        key: Key of the length.
+        default: Length without a request.
+        declared: Number of positions in the config; `None`: unbounded.
+
+    Raises:
+        UsageError: the user requested more positions than the model learned.
     """
     if declared is None:
         return context.sizes.choose(key, default)

@@ -171,6 +171,6 @@ def _text_token_range(config: object, vocabulary: int) -> tuple[int, int]:
 
 
 def _end_token(config: object, vocabulary: int) -> int | None:
-    """Return the end-of-sequence token if the config names exactly one inside the vocabulary."""
+    """Return the end-of-sequence token if the config names exactly one inside the vocabulary; else `None`."""
     token = getattr(config, "eos_token_id", None)
     return token if isinstance(token, int) and 0 <= token < vocabulary else None
