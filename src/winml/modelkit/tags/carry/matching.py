@@ -3,6 +3,9 @@
 Works on one graph with its subgraphs, or on one function. Decides for every node its position in the hierarchy, the
 rule that found the position, and the original nodes that the node replaced. Writes nothing; ``carrying`` writes the
 tags. Why several anchors are tried, in this order: docs/decisions/0007-carry-by-anchors.md.
+
+Original nodes and values are in the graph that the tool read; nodes and values *after the tool* are in the graph that
+it wrote. An original node or value without a counterpart after the tool is *gone*.
 """
 
 from __future__ import annotations
@@ -29,12 +32,12 @@ from winml.modelkit.tags.carry.original_graph import (
 )
 
 _REORDERINGS = frozenset({"Identity", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast"})
-"""Operators that only reorder or convert values; no other node takes over the work of a removed one."""
+"""Operators that only reorder or convert values; if a tool removes one, no other node absorbs its work."""
 _LAYOUT_CHANGES = frozenset({"ReorderInput", "ReorderOutput"})
 """Operators of ONNX Runtime that change the layout of a value and compute nothing."""
 _LONGEST = 4
-"""Maximum number of operators between two values for a node to read one in place of the other. Chosen: scale, shift
-and two reorderings.
+"""Maximum length of a path that is searched from a value back to an earlier one, in operators. Chosen: scale, shift and
+two reorderings.
 """
 _LARGEST_REGION = 32
 """Maximum number of original nodes searched for the values they read. Chosen: more than a fused layer replaces."""
@@ -45,9 +48,10 @@ def _find_absorbed_work(
 ) -> dict[ir.Node, list[ir.Node]]:
     """Return node after the tool → original nodes whose work the node absorbed.
 
-    A tool may fold a product with constants into the weights of a layer before or after it. The layer, or a reader of
-    the layer, then reads an earlier original value. The nodes in between now belong to the layer. If no weights
-    changed, the removed nodes were no-ops.
+    A tool may fold a product with constants into the weights of the layer before or after the product. The reader of
+    the product (the layer after it, or any reader if the layer is before it) then reads a value from further back in
+    the original graph. The nodes in between now belong to the layer. If no weights changed, the removed nodes were
+    no-ops.
 
     Args:
         matching: Both graphs, and the matches found so far.
@@ -55,12 +59,13 @@ def _find_absorbed_work(
             outputs.
     """
     absorbed: dict[ir.Node, list[ir.Node]] = {}
-    before = {after: original for original, after in matching.claimed.items()}
+    original_of = {after: original for original, after in matching.claimed.items()}
     for node, (survivor, makers) in matched_nodes.items():
         if survivor is not None and _has_equal_inputs(node, survivor):
             continue
         boundary = _find_boundary_values(matching, makers, is_same=survivor is not None)
-        read_values = set(_values_read(matching, node, before))
+        read_values = set(_values_read(matching, node, original_of))
+        # Values that only the original nodes read, and values that only this node reads, from further back.
         nearer, further = boundary - read_values, read_values - boundary
         if not nearer or not further:
             continue
@@ -68,8 +73,8 @@ def _find_absorbed_work(
             work, source = _find_work_between(matching, name, further)
             if not work:
                 continue
-            # The layer before absorbs the work, as tools do it, unless that layer is unchanged.
-            takers = [] if name in matching.makers else _find_changed_nodes(matching, node, source, before)
+            # If the layer before has new weights, the tool folded the work into it, otherwise into this node.
+            takers = [] if name in matching.makers else _find_changed_nodes(matching, node, source, original_of)
             if not takers and (_has_other_weights(matching, node, survivor) or _is_new_with_factor(node, survivor)):
                 takers = [node]
             for taker in (node for node in takers if node.op_type not in _LAYOUT_CHANGES):
@@ -86,7 +91,13 @@ def _has_equal_inputs(node: ir.Node, survivor: ir.Node) -> bool:
 
 
 def _find_boundary_values(matching: _Matching, makers: Iterable[ir.Node], *, is_same: bool) -> set[str]:
-    """Return the names of the values read by original nodes; unless ``is_same``, gone producers are searched, too."""
+    """Return the names of the values that a region of original nodes reads from the outside.
+
+    Args:
+        matching: Both graphs, and the matches found so far.
+        makers: Original nodes of the region.
+        is_same: The region is one node that still exists; otherwise, gone producers belong to the region, too.
+    """
     names: set[str] = set()
     pending, visited = list(makers), set(makers)
     while pending and len(visited) <= _LARGEST_REGION:
@@ -112,14 +123,14 @@ def _data_inputs(matching: _Matching, node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _values_read(
-    matching: _Matching, node: ir.Node, before: Mapping[ir.Node, ir.Node], depth: int = _LONGEST
+    matching: _Matching, node: ir.Node, original_of: Mapping[ir.Node, ir.Node], depth: int = _LONGEST
 ) -> Iterator[str]:
     """Yield the names of the original values that a node reads, directly or through new nodes.
 
     Args:
         matching: The matching.
         node: The node.
-        before: Node → the same node in the original graph.
+        original_of: Node → the same node in the original graph.
         depth: Largest number of new nodes in between.
     """
     for value in node.inputs:
@@ -130,18 +141,18 @@ def _values_read(
             yield matching.provided_values[maker]
         elif maker is None or value.name in matching.names.makers:
             yield value.name or ""
-        elif maker in before:
+        elif maker in original_of:
             # The same node, whose value has another name.
-            yield from (output.name or "" for output in before[maker].outputs)
+            yield from (output.name or "" for output in original_of[maker].outputs)
         elif depth:
-            yield from _values_read(matching, maker, before, depth - 1)
+            yield from _values_read(matching, maker, original_of, depth - 1)
 
 
 def _find_work_between(matching: _Matching, name: str, further: set[str]) -> tuple[list[ir.Node], str]:
-    """Return the computing original nodes on the way back from a value to one in ``further``, and the latter's name.
+    """Return the original nodes that compute a value from one of the values ``further``, and the name of that one.
 
-    A replaced value may be represented by a value in ``further`` from the same operator. ``([], "")`` if no path of
-    single inputs leads to ``further``.
+    Reorderings are left out. If the path reaches a gone value, a value in ``further`` from an equal operator counts as
+    the same. ``([], "")`` if no path of single inputs leads to ``further``.
 
     Args:
         matching: The matching; unchanged.
@@ -193,9 +204,9 @@ def _is_new_with_factor(node: ir.Node, survivor: ir.Node | None) -> bool:
 
 
 def _find_changed_nodes(
-    matching: _Matching, node: ir.Node, name: str, before: Mapping[ir.Node, ir.Node]
+    matching: _Matching, node: ir.Node, name: str, original_of: Mapping[ir.Node, ir.Node]
 ) -> list[ir.Node]:
-    """Return the nodes from the producer of an input of ``node`` up to the first node with new weights.
+    """Return the nodes from the producer of an input of ``node`` back to the nearest node with new weights.
 
     ``[]`` without such a node.
 
@@ -203,7 +214,7 @@ def _find_changed_nodes(
         matching: The matching.
         node: The node.
         name: Name of the input.
-        before: Node → the same node in the original graph.
+        original_of: Node → the same node in the original graph.
     """
     for value in node.inputs:
         if value is None or value.name != name:
@@ -212,9 +223,9 @@ def _find_changed_nodes(
         maker = value.producer()
         while maker is not None and len(path) < _LONGEST:
             path.append(maker)
-            if _has_other_weights(matching, maker, before.get(maker)):
+            if _has_other_weights(matching, maker, original_of.get(maker)):
                 return path
-            if maker in before:
+            if maker in original_of:
                 break
             sources = [source for source in maker.inputs if source is not None and not source.is_initializer()]
             maker = sources[0].producer() if len(sources) == 1 else None
@@ -234,7 +245,8 @@ Way = Literal["kept", "name", "output", "fused", "replaced", "neighbours", "root
 """
 
 _UNRELATED_SUFFIX = re.compile(r"(_token)?_?\d")
-"""Suffix that derives another node's name from a name: ``MatMul`` → ``MatMul_1``, ``Cast`` → ORT's ``Cast_token_3``."""
+"""Suffix of an unrelated node's name: ``MatMul_1`` does not come from ``MatMul``, nor ``Cast_token_3`` (ORT's)
+from ``Cast``."""
 _FUSED_PREFIX = "fused "
 """Prefix of ONNX Runtime on the name of the node into which an activation is fused."""
 _LAYOUT_SUFFIX = re.compile(r"(_bn|_mul)?_nchwc$")
@@ -253,7 +265,7 @@ class Match(NamedTuple):
     way: Way
     position: Position
     survivor: ir.Node | None = None
-    """The original node, if the node is unchanged."""
+    """The original node that this node still is; its inputs may have changed."""
     replaced: Replaced = NOTHING
     """The original nodes that the node replaced."""
     upstream: Replaced = NOTHING
@@ -293,9 +305,9 @@ class _Matching:
         self.claimed: dict[ir.Node, ir.Node] = {}
         """Original node → the same node after the tool."""
         self.absorbed_readers: dict[ir.Node, list[ir.Node]] = {}
-        """New node in another layout → original nodes after its value that it also computes, in order."""
+        """New node in another layout → original nodes behind the value in its name that it also computes, in order."""
         self.copied_positions: dict[ir.Node, Position] = {}
-        """New node with a value of the original → position named by the tag on the node."""
+        """New node that produces an original value → position of the tag on the node, which a tool may have copied."""
         self.relaid_makers: set[ir.Node] = set()
         """Original nodes replaced by new nodes in another layout."""
 
@@ -324,15 +336,15 @@ class _Matching:
 
     @cached_property
     def _named_values(self) -> set[str]:
-        """Names of inputs and produced values after the tool, and of values in another layout without absorbed
-        operators.
+        """Names of inputs and produced values after the tool, and of the values in the names of nodes in another
+        layout.
         """
         names = {value.name for value in self.graph.inputs if value.name} | self.makers.keys()
         return names | set(self.relaid_values.values())
 
     @cached_property
     def provided_values(self) -> dict[ir.Node, str]:
-        """New node → name of the original value provided in another layout, including absorbed operators."""
+        """New node → name of the original value that the node provides in another layout, after absorbed operators."""
         provided = dict(self.relaid_values)
         for node in self.relaid_values:
             absorbed = self._find_absorbed_readers(node, provided)
@@ -342,7 +354,7 @@ class _Matching:
         return provided
 
     def _find_absorbed_readers(self, node: ir.Node, provided: Mapping[ir.Node, str]) -> list[ir.Node]:
-        """Return the original nodes after the named value of a node that the node also computes.
+        """Return the original nodes behind the value in a node's name that the node also computes.
 
         A convolution in blocked layout may add another input and apply the activation named by an attribute.
         """
@@ -376,7 +388,7 @@ class _Matching:
         return successor is None or any(value is node.outputs[0] for value in successor.inputs)
 
     def gone_maker(self, value: ir.Value | None, present: Container[str] | None = None) -> ir.Node | None:
-        """Return the producer of a value if neither exists any more and the producer is not static; otherwise None.
+        """Return the producer of a value if both are gone and the producer depends on model inputs; otherwise None.
 
         Args:
             value: A value of the original.
@@ -393,11 +405,11 @@ class _Matching:
         return self.replaced_by(maker) if maker is not None else NOTHING
 
     def replaced_by(self, node: ir.Node) -> Replaced:
-        """Return the original nodes replaced by a node that produces the outputs of ``node``.
+        """Return the original nodes that are replaced by a new producer of the outputs of ``node``.
 
-        The result contains ``node`` and all gone producers of needed values. The walk stops at existing values and
-        nodes, and at nodes independent of model inputs: a tool may precompute constants and shapes, so they do not
-        indicate a module.
+        The result contains the original ``node`` and all gone producers of needed values. The walk stops at existing
+        values and nodes, and at nodes independent of model inputs: a tool may precompute constants and shapes, so they
+        do not indicate a module.
         """
         regions = self.original.regions
         pending, started = [node], set[ir.Node]()
@@ -490,7 +502,7 @@ def _find_survivor(matching: _Matching, node: ir.Node) -> ir.Node | None:
 
 
 def _is_reordered(original: ir.Node, maker: ir.Node, node: ir.Node) -> bool:
-    """Return True if ``node`` produces the value of ``maker`` only since a removed reordering lay in between.
+    """Return True if ``node`` produces the value of ``maker`` only because a reordering in between was removed.
 
     Args:
         original: Original node that ``node`` stands for.
@@ -619,9 +631,7 @@ def _is_new(matching: _Matching, node: ir.Node) -> bool:
 
 
 def _find_region(matching: _Matching, maker: ir.Node, node: ir.Node) -> Replaced:
-    """Return the original nodes replaced by the producer ``node`` of an original value; ``maker`` produced the value
-    before.
-    """
+    """Return the original nodes replaced by ``node``, which produces the value that ``maker`` produced originally."""
     if matching.claimed.get(maker, node) is not node or maker in matching.relaid_makers:
         # The maker still exists, under its name or in another layout; this node only converts its value back.
         return Replaced(matching.original.positions_among([maker]), 1)
@@ -686,7 +696,7 @@ def _find_needed_region(matching: _Matching, node: ir.Node) -> Replaced:
 
 
 def _find_original_in_name(names: GraphNames, name: str) -> ir.Node | None:
-    """Return the original node with the longest prefix of ``name`` as its name: ``<original>/MatMulAddFusion``.
+    """Return the original node whose name is the longest prefix of ``name``, such as ``<original>/MatMulAddFusion``.
 
     `None` without such a node.
     """
