@@ -20,7 +20,8 @@ Sizes = Mapping[str, int]
 Shape = tuple[int | str, ...]
 
 MOST_QUESTIONS = 24
-"""Chosen: bisection finds the offset of a stride below 2**16 in 16 questions, and the rest finds the stride."""
+"""Maximum number of calls of ``ask``. Chosen: 16 find the offset of a stride below 2**16 by bisection; the others find
+the stride."""
 _LARGEST_RATIO = 2
 """Largest size to ask for, as a multiple of the traced size. Chosen: reveals strides and still fits into memory."""
 _SAMPLE_COUNT = 64
@@ -43,7 +44,7 @@ Ask = Callable[[Sizes], Observation | None]
 
 @dataclass(frozen=True)
 class _Division:
-    """``(symbol + offset) // divisor`` with every offset from ``low`` to ``high``."""
+    """Set of expressions ``(symbol + offset) // divisor``, one for each offset from ``low`` to ``high``."""
 
     symbol: str
     divisor: int
@@ -66,8 +67,8 @@ def explain_output_shapes(observations: Sequence[Observation], ask: Ask | None =
     """Return the shape of every output: numbers, names of input dimensions, and simple expressions of them.
 
     Args:
-        observations: At least one. Every dimension should have two sizes or more, each with the others as in the first
-            observation, and one observation should change all of them.
+        observations: At least one. For each dimension, one more should differ from the first in the size of this
+            dimension only, and one more in the sizes of all dimensions.
         ask: Called if several expressions fit, at most ``MOST_QUESTIONS`` times.
     """
     observed = _Observations(list(observations), ask)
@@ -217,13 +218,13 @@ def _fitting_divisions(points: Sequence[tuple[Sizes, int]]) -> list[_Division]:
 
 
 def _distinguishing_sizes(candidates: Sequence[_Division], traced: Sizes) -> list[tuple[str, int]]:
-    """Return sizes at which the candidates disagree, the most decisive first, and further ones in case of refusal."""
+    """Return several (dimension, size) that tell the candidates apart, the best first; the model may refuse some."""
     candidate = candidates[0]
     if len(candidates) == 1:
-        # At the middle offset, the numerator is a multiple of the divisor.
+        # Bisection: from the middle offset on, the result at these sizes is one larger than below it.
         middle = (candidate.low + candidate.high + 1) // 2
-        nearest_multiple = -(-(traced[candidate.symbol] + middle) // candidate.divisor)
-        return [(candidate.symbol, candidate.divisor * (nearest_multiple + extra) - middle) for extra in (0, 1, 2)]
+        quotient = -(-(traced[candidate.symbol] + middle) // candidate.divisor)
+        return [(candidate.symbol, candidate.divisor * (quotient + extra) - middle) for extra in (0, 1, 2)]
     symbols = sorted({division.symbol for division in candidates})
     predictions = [(_prediction_count(candidates, traced, symbol, size), symbol, size) for symbol in symbols
             for size in _sample_sizes(traced[symbol])]  # fmt: skip
@@ -292,8 +293,8 @@ def _find_simple_shapes(
         run: Sizes → outputs; `None` if the model refuses them.
     """
     traced = {dimension.name: dimension.example or 1 for dimension in dimensions}
-    varied = {bound.name: 2 * traced[bound.name] + position for position, bound in enumerate(dimensions)}
-    if any(bound.max is not None and varied[bound.name] > bound.max for bound in dimensions):
+    varied = {dimension.name: 2 * traced[dimension.name] + position for position, dimension in enumerate(dimensions)}
+    if any(dimension.max is not None and varied[dimension.name] > dimension.max for dimension in dimensions):
         return None
     first_run, second_run = Observation(traced, _output_shapes(outputs)), _observe_at(varied, run)
     if second_run is None or {name: len(shape) for name, shape in first_run.shapes.items()} != {
@@ -322,8 +323,8 @@ def _observe_sizes(
 ) -> list[Observation]:
     """Run the model at other sizes; return the output shapes of each run.
 
-    The runs are at the traced sizes, with each dimension at another size, and with all at other sizes. Refused sizes
-    are left out.
+    The observations are, in this order: all dimensions at their traced sizes; for each dimension, only this one at
+    another size; all dimensions at other sizes. Refused sizes are left out.
 
     Args:
         outputs: Outputs at the traced sizes.

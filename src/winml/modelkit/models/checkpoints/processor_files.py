@@ -103,7 +103,7 @@ def _parse_size(value: object) -> tuple[int, int] | None:
 
 
 _NO_LIMIT = 10**9
-"""Tokenizers write 1e30 for "no limit"."""
+"""Numbers from here on mean "no limit"; tokenizers write 1e30."""
 
 
 def _positive_int(value: object) -> int | None:

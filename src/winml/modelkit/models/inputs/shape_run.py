@@ -29,8 +29,8 @@ _CPU = torch.device("cpu")
 def run_on_shapes(call: Callable[..., Any], inputs: Mapping[str, InputTensorSpec]) -> Any | None:
     """Call model code with inputs of these specifications, and return its result; `None` if the code fails.
 
-    Integer tensors hold their first values, followed by the smallest valid value. A missing value is equal to no other
-    value; every other predicate on a missing value is true.
+    Integer tensors hold their first values, followed by the smallest valid value. A value that is not computed equals
+    no other value; every other predicate on such a value is true.
 
     Args:
         call: Bound to a model; its parameters may be on the ``meta`` device, and none is written or read.
@@ -110,7 +110,7 @@ class _ComputeShapesOnly(TorchDispatchMode):
 _aten = torch.ops.aten
 _EQUALITIES = (_aten.eq.Scalar, _aten.eq.Tensor)
 _MASK_SELECTIONS = (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default)
-"""Operators that select by a boolean mask; the result or the written part has as many entries as the mask is true."""
+"""Operators that select by a boolean mask; the result or the written part has an entry per true value of the mask."""
 
 
 def _fill_truth_values(truth: bool) -> Callable[[Any], Any]:

@@ -31,11 +31,12 @@ class ShapeKey:
     description: str
     """One sentence, for the reference."""
     opened_by: Literal["", "batch", "sequence", "image_size"] = ""
-    """Option that makes the size dynamic: ``--dynamic-batch``, ``--dynamic-seq-len`` or ``--dynamic-image-size``."""
+    """Option that makes the size dynamic: ``batch`` is ``--dynamic-batch``, ``sequence`` is ``--dynamic-seq-len``, and
+    ``image_size`` is ``--dynamic-image-size``; empty: none of them."""
     trace_step: int = 1
-    """Distance of candidate sizes for tracing."""
+    """Difference between successive candidate sizes for tracing."""
     trace_size: int | None = None
-    """Size at tracing if only the name is known."""
+    """Size for tracing where the size has a name and no number."""
 
 
 BATCH_KEY = ShapeKey("batch_size", "Rows of every input.", opened_by="batch", trace_size=2)
@@ -50,11 +51,11 @@ class Modality:
     description: str = ""
     """Name of the content in reports (``an image``)."""
     carriers: tuple[str, ...] = ()
-    """Parameters that hold the content; the first one in the forward's signature is used."""
+    """Parameters that hold the content, the preferred one first; the first one that the forward takes is used."""
     companions: tuple[str, ...] = ()
     """Parameters that describe the content."""
     sub_config_name: str = ""
-    """Sub-config; if it is None, the model lacks the modality."""
+    """Attribute of the config that holds the modality's config; if its value is None, the model lacks the modality."""
     feature_method: str = ""
     """Name of the method that computes the features which replace placeholder tokens."""
     place_token_names: tuple[str, ...] = ()
@@ -68,7 +69,7 @@ class Modality:
     place_keys: tuple[str, ...] = ()
     """Keys of the sizes that determine the number of placeholder tokens."""
     rows_key: str = BATCH_KEY.name
-    """Key of its rows in models that count rows per modality."""
+    """Key of the number of rows of the modality, in models whose modalities have separate numbers of rows."""
 
     def media_parameters(self, context: InputContext) -> list[str]:
         """Return the carrier and the companions that are inputs, the carrier first; `[]` without such content."""
@@ -91,7 +92,7 @@ class Modality:
             has_places: Whether the text has placeholder tokens for the content.
 
         Raises:
-            UsageError: the model does not take a size.
+            UsageError: the model does not support a requested size.
         """
         raise NotImplementedError(f"{type(self).__name__} has carriers and no layouts")
 
@@ -131,7 +132,7 @@ class DecidedMedium:
     drafts: Mapping[str, InputDraft]
     """Parameter → its draft."""
     token: int | None = None
-    """The placeholder token; `None`: any token."""
+    """The placeholder token; `None` if the model has none: any token may be in its place."""
     place_count: int = 0
     """Number of placeholder tokens in each row of text; 0 if the model needs none, or if unknown."""
     sizes: tuple[InputSize, ...] = ()
@@ -154,7 +155,7 @@ def text_config(context: InputContext) -> object:
 
 
 def text_sequence(context: InputContext, place_count: int, shrinkable_keys: Sequence[str]) -> InputSize:
-    """Return the tokens per row of text.
+    """Return the number of tokens per row of text, placeholder tokens included.
 
     Args:
         context: The model.
@@ -162,7 +163,8 @@ def text_sequence(context: InputContext, place_count: int, shrinkable_keys: Sequ
         shrinkable_keys: Keys of ``--shape-config`` that reduce this number, for the message.
 
     Raises:
-        UsageError: the user's or the model's length leaves no token for text.
+        UsageError: the requested length, or the longest one that the model takes, has no room for text beside the
+            placeholder tokens.
     """
     limit = first_int(text_config(context), _POSITION_LIMITS)
     default = min(TOKENS, context.processor.max_tokens or TOKENS)
@@ -206,7 +208,7 @@ def decoder_sequence(context: InputContext) -> InputSize:
 
 
 def _choose_within_positions(context: InputContext, key: str, default: int, declared: int | None) -> InputSize:
-    """Choose a sequence length, strictly bounded by learned positions and nominally by declared ones.
+    """Choose a sequence length; more than the learned positions is an error, more than the declared ones a note.
 
     A module that computes its position table extends the table for a longer row; the traced length then bounds the
     graph.
@@ -236,7 +238,7 @@ def _choose_within_positions(context: InputContext, key: str, default: int, decl
 
 
 def _table_positions(context: InputContext, declared: int, attribute: str) -> int | None:
-    """Return the number of usable positions of a row if a table holds them; `None` otherwise.
+    """Return the number of positions that the tables of the model offer a row; `None` without such a table.
 
     Some tables have rows that no position uses: rows up to the padding index, or the first ``offset`` rows.
 
@@ -249,13 +251,13 @@ def _table_positions(context: InputContext, declared: int, attribute: str) -> in
     import torch
 
     usable = []
-    for name, table in context.structure.named_modules():
-        weight, padding = getattr(table, attribute, None), getattr(table, "padding_idx", None)
-        if not isinstance(weight, torch.Tensor) or weight.dim() != 2 or not is_position_name(name):
+    for name, module in context.structure.named_modules():
+        table, padding = getattr(module, attribute, None), getattr(module, "padding_idx", None)
+        if not isinstance(table, torch.Tensor) or table.dim() != 2 or not is_position_name(name):
             continue
-        offset = int(getattr(table, "offset", 0))
-        if len(weight) - offset == declared:
-            usable.append(min(declared, len(weight) - (offset if padding is None else padding + 1)))
+        offset = int(getattr(module, "offset", 0))
+        if len(table) - offset == declared:
+            usable.append(min(declared, len(table) - (offset if padding is None else padding + 1)))
     return min(usable, default=None)
 
 

@@ -58,7 +58,7 @@ class Text(Modality):
         """Return the parameters with tokens or properties of tokens."""
         has_masks = any(modality.has_place_masks for modality in media)
         masks = {KINDS_PARAMETER, *(modality.place_mask for modality in media if modality.has_place_masks)}
-        is_not_default = {
+        is_input = {
             "input_ids": True,
             "bbox": True,
             # In a vision model the mask is over patches, and no processor makes it.
@@ -67,7 +67,7 @@ class Text(Modality):
             "decoder_input_ids": context.gives_decoder_input("decoder_input_ids"),
             **dict.fromkeys(masks, has_masks),
         }
-        return [name for name in context.parameters if is_not_default.get(name)]
+        return [name for name in context.parameters if is_input.get(name)]
 
     def draft_dependent(self, name: str, context: InputContext, media: Sequence[DecidedMedium]) -> InputDraft | None:
         """Return the draft of one text parameter."""
@@ -133,7 +133,7 @@ def _marks_places(context: InputContext, media: Sequence[Modality]) -> bool:
 
 
 def _vocabulary_size(context: InputContext) -> int:
-    """Return the number of tokens of the text input."""
+    """Return the number of tokens in the vocabulary of the text input."""
     configs = (text_config(context), context.config)
     config_size = next((size for config in configs if (size := first_int(config, _VOCABULARY_SIZES))), None)
     return config_size or _count_embeddings(context)
