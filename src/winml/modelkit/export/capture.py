@@ -23,7 +23,7 @@ class CaptureOptions:
     """Options of the capture of a prepared module; the same record for both exporters."""
 
     opset_version: int = DEFAULT_OPSETS["torchscript"]
-    """Default opset of the graph. The dynamo exporter writes 18 at least."""
+    """Opset of the default domain of the graph. The dynamo exporter raises it to at least 18."""
     dynamic_axes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     """Input → axis → name of each dynamic size; all other sizes become fixed."""
     keep_stack_traces: bool = False
@@ -149,7 +149,7 @@ def name_by_module(graph: ir.Graph, scopes: Mapping[ir.Node, Scope], tree: Modul
 
 
 def name_open_sizes(graph: ir.Graph, dynamic_axes: Mapping[str, Mapping[int, str]]) -> None:
-    """Name the dynamic sizes of the inputs, and remove all other shapes, in place.
+    """Name the dynamic sizes of the inputs, and remove the shapes of all computed values, in place.
 
     Exporters use internal names for sizes they cannot compute (``Add_123_dim_0``, ``s77``), and may state some dynamic
     sizes as fixed. Shape inference derives the inner shapes from the inputs again.

@@ -67,7 +67,8 @@ _COMPLEX = re.compile(r"complex-valued|complex64|complex128")
 _DATA_DEPENDENT = re.compile(r"data-dependent|DataDependent|unbacked symint|GuardOnDataDependent", re.IGNORECASE)
 _T = TypeVar("_T")
 _LEAST_TRACED, _LARGEST_SIZE = 2, 2**20
-"""Specified: the smallest size that torch traces. Chosen: sizes beyond a million are limits of integers of 32 bits."""
+"""Specified: the smallest dynamic size that torch traces. Chosen: an upper bound beyond a million comes from 32-bit
+integers, not from the forward."""
 _LIBRARIES = frozenset({"torch", "winml", "onnxscript", "onnx_ir"})
 """Packages whose source lines are not reported, because the user cannot change them."""
 _SIZE_HINT = "Fix the size (omit the dynamic option), or read sizes from x.shape only in the forward."
@@ -110,7 +111,7 @@ def export_error(
             module=module,
         )
     if fixed_axes := _fixed_axes(error, axes):
-        places = " and ".join(f"{name} (axis {axis} of {spec})" for name, spec, axis in fixed_axes)
+        places = " and ".join(f"{dimension} (axis {axis} of {name})" for dimension, name, axis in fixed_axes)
         frozen = ExportError(
             f"{places} cannot be dynamic with the dynamo exporter{scope}: {_constraint_reason(error)}",
             hint=_SIZE_HINT,
@@ -166,7 +167,7 @@ def _operator_name(node: torch.fx.Node | None) -> str | None:
 
 
 def _fixed_axes(error: BaseException, axes: Mapping[tuple[str, int], tuple[str, str]]) -> list[tuple[str, str, int]]:
-    """Return the dimensions in torch's message about constraints, each with an input and an axis it is the size of."""
+    """Return (dimension, input, axis) for each size in torch's message about constraints."""
     axis_keys = dict.fromkeys((match[1] or match[2], int(match[3])) for match in _FIXED_AXIS.finditer(str(error)))
     return [(*axes[key], key[1]) for key in axis_keys if key in axes]
 
@@ -195,7 +196,7 @@ def _user_line(chain: Sequence[BaseException]) -> str:
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """Environment variable with the path of torch's cache folder; torch sets the variable if unset."""
 _NAME_START = "torchinductor_"
-"""Start of the name that torch chooses; the user's follows."""
+"""Start of the name that torch chooses for the folder; the name of the user follows."""
 
 
 @contextmanager
@@ -310,7 +311,7 @@ def _export_with_dynamo(
     options: CaptureOptions,
     loops: ExportedLoops,
 ) -> tuple[ir.Model, dict[str, tuple[int, int]]]:
-    """Return the graph torch's dynamo exporter writes, with transformers' repairs applied, and bounds of open sizes.
+    """Return the graph of torch's dynamo exporter, with our repairs for transformers, and the bounds of dynamic sizes.
 
     Args:
         model: The prepared model.
@@ -334,7 +335,7 @@ def _export_with_dynamo(
         with complex_as_pairs():
             program = torch.export.export(
                 model,
-                # Not cloned here but in the forward: torch would return an input that is written to as one more output.
+                # Cloned in the forward, not here: torch would make an input that the model writes to one more output.
                 tuple(inputs.values()),
                 dynamic_shapes=_dynamic_shapes(inputs, options.dynamic_axes),
                 strict=False,
@@ -359,7 +360,7 @@ def _export_with_dynamo(
 def _find_size_bounds(
     program: torch.export.ExportedProgram, forward: FlatForward, axes: Mapping[str, Mapping[int, str]]
 ) -> dict[str, tuple[int, int]]:
-    """Return the ranges of dynamic sizes for which torch made the graph, if they exclude sizes.
+    """Return the ranges of dynamic sizes for which torch made the graph; unlimited ranges are left out.
 
     Beyond the range the forward branches differently or fails. A range from 2 on is unlimited: torch never traces a
     size of 0 or 1. The outputs for these sizes are compared later.
@@ -484,7 +485,7 @@ def _index_axes(forward: FlatForward, axes: Mapping[str, Mapping[int, str]]) -> 
 
 
 def _dynamic_shapes(inputs: Mapping[str, torch.Tensor], axes: Mapping[str, Mapping[int, str]]) -> Any:
-    """Return the dynamic sizes in torch's format, which finds dependencies among them; `None` if all are fixed."""
+    """Return the dynamic sizes in torch's format; torch finds dependencies among them. `None` if all are fixed."""
     if not axes:
         return None
     return tuple(dict.fromkeys(axes.get(name, {}), torch.export.Dim.DYNAMIC) or None for name in inputs)
@@ -550,7 +551,7 @@ class ModuleStacks:
             # torch passes proxies of modules that are shared.
             is_stand_in = isinstance(module, _AttrProxy)
             base: nn.Module = module.get_base() if is_stand_in else module
-            # torch wraps the root and leaves the wrapper out of the path itself.
+            # The root has an empty path, and torch's wrapper of the root none: torch names both.
             return self._first_paths.get(base) or path_of_module(tracer, module)
 
         return attribute_replaced(_ModuleStackTracer, "path_of_module", first_path)
