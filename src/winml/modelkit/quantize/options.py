@@ -221,7 +221,7 @@ class QuantizeOptions(QuantizeFields, Options):
         return tuple(dict.fromkeys(mode for _, mode in self.requested_modes()))
 
     def remedies(self) -> list[str]:
-        """Unused options of the modes that reduce the error.
+        """Suggestions of unused options that reduce the error of the modes in use.
 
         Raises:
             UsageError: a precision does not support the mode.
@@ -250,7 +250,7 @@ class QuantizeOptions(QuantizeFields, Options):
 
     @property
     def solving_algorithms(self) -> tuple[str, ...]:
-        """Algorithms that solve blocks of weights on samples."""
+        """Requested algorithms that compute the quantized weights from samples."""
         return tuple(name for name in self._requested_algorithms if name in DATA_ALGORITHMS)
 
     @property
@@ -260,7 +260,7 @@ class QuantizeOptions(QuantizeFields, Options):
 
     @property
     def solves_weights(self) -> bool:
-        """True if blocks of weights are solved on samples.
+        """True if the quantized weights are computed from samples.
 
         Raises:
             UsageError: a precision does not support the mode.
@@ -326,24 +326,24 @@ class QuantizeOptions(QuantizeFields, Options):
                 f"{opt.asymmetric}: integer kernels take one zero point per weight, and qdq uses one scale per channel",
                 hint=f"Add {opt.per_tensor}, or omit it.",
             )
-        searched = next((name for name in self._requested_algorithms if name in ("hqq", "k_quant")), None)
-        if self.symmetric and searched and "dynamic" not in modes and "qdq" not in modes:
+        asymmetric_algorithm = next((name for name in self._requested_algorithms if name in ("hqq", "k_quant")), None)
+        if self.symmetric and asymmetric_algorithm and "dynamic" not in modes and "qdq" not in modes:
             raise UsageError(
-                f"{opt.symmetric}: {opt.algorithm} {searched} uses a zero point for every block",
+                f"{opt.symmetric}: {opt.algorithm} {asymmetric_algorithm} uses a zero point for every block",
                 hint=f"Use {opt.algorithm} rtn, or omit {opt.symmetric}.",
             )
-        is_four = any(precision.weight_bits == 4 for precision, mode in requested if mode == "weight-only")
-        if "hqq" in self._requested_algorithms and not is_four:
+        has_four_bits = any(precision.weight_bits == 4 for precision, mode in requested if mode == "weight-only")
+        if "hqq" in self._requested_algorithms and not has_four_bits:
             raise UsageError(
                 f"{opt.algorithm} hqq: ONNX Runtime supports it for 4-bit weights only",
                 hint=f"Use {opt.algorithm} k_quant, or {opt.precision} int4.",
             )
 
     def _refuse_beside_budget(self) -> None:
-        """Refuse options that contradict a limit, and limits without data or quality.
+        """Refuse options that contradict a limit, and limits that lack calibration data or a quality limit.
 
         Raises:
-            UsageError: names the option.
+            UsageError: there is such an option or limit, which the message names.
         """
         budget = self.bit_budget
         if budget is None:
@@ -387,7 +387,7 @@ class QuantizeOptions(QuantizeFields, Options):
         """Refuse activation bits that the provider does not support.
 
         Raises:
-            UsageError: names the fitting precisions.
+            UsageError: bits are unsupported; the message names the fitting precisions.
         """
         supported = placement_for(self.ep).activation_bits
         for precision, mode in requested:
@@ -407,7 +407,7 @@ class QuantizeOptions(QuantizeFields, Options):
         """Refuse calibration options if no mode needs calibration: dynamic ranges are computed in each run.
 
         Raises:
-            UsageError: names the option.
+            UsageError: there is such an option, which the message names.
         """
         if self.needs_ranges or "dynamic" not in modes:
             return
@@ -426,9 +426,9 @@ class QuantizeOptions(QuantizeFields, Options):
         """Refuse options that no requested mode reads.
 
         Raises:
-            UsageError: names the option and the modes that read it.
+            UsageError: there is such an option; the message names it and the modes that read it.
         """
-        # In other modes, the samples are those of the comparison.
+        # samples is always read: in modes without calibration, it is the number of samples of the comparison.
         for name in dict.fromkeys(
             name for rules in precisions.MODES.values() for name in sorted(rules.options) if name != "samples"
         ):
@@ -462,7 +462,7 @@ class QuantizeOptions(QuantizeFields, Options):
         if self.mode is not None or self._calibrated_mode is not None or self.bit_budget is not None:
             return False
         if len(self.base.modes) == 1:
-            return False  # a requested mode would have to be that of the base precision
+            return False  # the mode of the options applies to the base precision, which has only one
         return any(len(precisions.PRECISIONS[name].modes) > 1 for name in (self.base.name, *self.per_module.values()))
 
     @property
@@ -474,7 +474,7 @@ class QuantizeOptions(QuantizeFields, Options):
         return "qdq" if self._stated_range_options() else None
 
     def quantized_operators(self) -> frozenset[str]:
-        """Return the operators with a weight that a mode in use changes; if the graph decides the mode, any mode."""
+        """Return the operators whose weights a mode in use changes; any possible mode if the graph decides it."""
         modes = set(self.modes())
         if self.has_open_mode:
             modes.update(*(precisions.PRECISIONS[name].modes for name in (self.base.name, *self.per_module.values())))

@@ -66,7 +66,7 @@ class PreparedGraph:
         return self.sessions.open(self.model, threads=threads, name=name)
 
     def weights_of(self, nodes: Collection[str]) -> dict[str, ir.TensorProtocol]:
-        """Name → weight of the nodes."""
+        """Name of a weight → the weight, for the nodes of these names."""
         values = {constant_weight(node) for node in self.model.graph if node.name in nodes}
         return {
             value.name or "": value.const_value
@@ -82,7 +82,7 @@ class PreparedGraph:
         """Refuse a graph whose nodes have no modules.
 
         Raises:
-            UsageError: names the source.
+            UsageError: no node has a module; the message names the source.
         """
         if not self.modules.modules:
             raise UsageError(
@@ -100,12 +100,12 @@ class ResolvedOptions(NamedTuple):
 
 
 def resolve_mode(options: QuantizeOptions, read: Callable[[], ir.Model], root: str) -> ResolvedOptions:
-    """Return the options with a mode by the operators that have the weights, unless one is requested.
+    """Return the options with the mode that fits the operators of the weights, unless a mode is requested.
 
     Args:
         options: Options of the quantization.
         read: Reads and normalizes the graph; the returned model may be modified.
-        root: Name of the root if only node names state modules.
+        root: Name of the root module if modules are known by the names of nodes only.
 
     Raises:
         UsageError: a selector names no module.
@@ -121,11 +121,14 @@ def resolve_mode(options: QuantizeOptions, read: Callable[[], ir.Model], root: s
 
 
 def read_prepared(source: Path, options: QuantizeOptions) -> PreparedGraph:
-    """Read a file as :func:`~winml.modelkit.transform.graph_file.transform_file` does; weights are mapped.
+    """Read a file as :func:`~winml.modelkit.transform.graph_file.transform_file` does, and prepare the graph.
+
+    Weights are mapped into memory.
 
     Raises:
         InputError: the file is no valid ONNX model, or its data is missing.
         NormalizeError, OptimizeError: the graph or its opset could not be converted.
+        UsageError: a selector has no effect, and the model is not one of several parts.
     """
     model, notes = read_plain(source)
     prepared = prepare(model, options, source.stem)
@@ -138,7 +141,7 @@ def prepare(model: ir.Model, options: QuantizeOptions, root: str) -> PreparedGra
     Args:
         model: The normalized model; consumed.
         options: Options of the quantization.
-        root: Name of the root if only node names state modules.
+        root: Name of the root module if modules are known by the names of nodes only.
 
     Raises:
         OptimizeError: the opset could not be converted.
