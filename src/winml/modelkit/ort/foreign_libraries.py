@@ -1,7 +1,7 @@
 """Access of libraries such as transformers to foreign folders: checked files, no network, no foreign code.
 
-Only ``models/checkpoints/hub.py`` accesses the Hub, before; only ``models/checkpoints/config.py`` runs code of a
-checkpoint, with the user's permission.
+Only ``models/checkpoints/hub.py`` accesses the Hub, before the libraries read a folder; only
+``models/checkpoints/config.py`` runs code of a checkpoint, with the user's permission.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def quiet_libraries() -> Iterator[None]:
 
 @contextmanager
 def local_libraries() -> Iterator[None]:
-    """Keep the libraries to local files, and from writing to the terminal."""
+    """Restrict the libraries to local files, and keep them from writing to the terminal."""
     with local_files_only(), quiet_libraries():
         yield
 

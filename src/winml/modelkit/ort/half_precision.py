@@ -6,10 +6,10 @@ between nodes that stay float32::
     x32 → MatMul → y32                      x32 → Cast → x16 → MatMul → y16 → Cast → y32
     weight32 → MatMul                       weight16 → MatMul
 
-The installed ONNX Runtime lists the types of each operator; without a kernel of the provider, it computes such an
-operator in float32. Positions stay float32 up to the sine or the index that is computed from them.
-``onnxruntime.transformers.float16`` is not used: it needs the values of the weights, and if two nodes that stay float32
-read one value, it writes two nodes with one output.
+The schemas of the installed ONNX Runtime list the types of each operator. Without a float16 kernel of the provider,
+ONNX Runtime computes an operator in float32. Positions stay float32 up to the sine or the index that is computed from
+them. ``onnxruntime.transformers.float16`` is not used: it needs the values of the weights, and if two nodes that stay
+float32 read one value, it writes two nodes with one output.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _HALF_STEP = float(np.finfo(np.float16).smallest_subnormal)
 class NarrowTensor(ir.LazyTensor):
     """A float32 tensor as float16 or bfloat16, read lazily when written.
 
-    A finite value beyond the range of float16 becomes the end of the range, and a value that would round to zero the
-    smallest subnormal, so that masks stay finite and no divisor is zero. Infinity, which masks contain, stays; a weight
-    with NaN may be refused while it is written.
+    A finite value beyond the range of float16 becomes the end of the range, so that masks stay finite. A value that
+    would round to zero becomes the smallest subnormal, so that no divisor is zero. Infinity, which masks contain,
+    stays; a weight with NaN may be refused while it is written.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class _Halving:
             self._redirect_readers(value, _FLOAT, outside)
 
     def _rename_and_cast(self, value: ir.Value, dtype: ir.DataType, readers: list[ir.Node]) -> None:
-        """Insert a Cast that takes over the name of a graph output, for the graph and some readers; renames ``value``.
+        """Insert a Cast after a graph output, in place; its result becomes the graph output and takes over the name.
 
         Args:
             value: The graph output.
@@ -232,7 +232,7 @@ def _replace_uses(value: ir.Value, other: ir.Value, readers: Iterable[ir.Node]) 
 
 
 def has_fixed_type(value: ir.Value) -> bool:
-    """Return True for inputs and outputs of the graph, whose type does not change."""
+    """Return True for inputs and outputs of the graph; they are not converted like other values."""
     return value.is_graph_input() or value.is_graph_output()
 
 
@@ -256,8 +256,8 @@ _WIDE_OPERATORS = frozenset({
 """Operators that stay float32. Chosen: the square of 256 exceeds float16, norms square activations, and angles and
 counts beyond 2048 are not exact."""
 _CARRYING = frozenset({"Add", "Sub", "Mul", "Div"})
-"""Operators that stay float32 between wide operators, such as the sum with epsilon before a square root, and after the
-conversion of positions, whose differences float16 would lose."""
+"""Operators that stay float32 if all their inputs come from nodes that do, such as the sum of a square and epsilon, or
+the difference of two converted positions, which float16 would lose."""
 _EXACT_OPERATORS = frozenset({"Cos", "Sin"})
 """Operators that stay float32 together with the nodes that compute their operand. Measured: with positions up to 2047
 in float16, the cosine of rotary embeddings is wrong by up to 0.32."""
@@ -275,7 +275,7 @@ _TYPED_BY_ATTRIBUTE = frozenset({
 })  # fmt: skip
 """Operators whose types are set by an attribute, or that contain a graph. They stay float32."""
 _CASTS = ("Cast", "CastLike")
-"""Operators that stay float32 unless they produce float32: a conversion to indices needs exact values."""
+"""Conversions. Their input stays float32 if the result has another type: indices need exact values."""
 _INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
 _HALF_NAME = "tensor(float16)"
 
@@ -305,7 +305,7 @@ def _half_precision_nodes(model: ir.Model, names: Collection[str]) -> frozenset[
 
 
 def _crashes_in_half(node: ir.Node) -> bool:
-    """Return True for a Transpose before a MatMul that moves the first axis back.
+    """Return True for a Transpose before a MatMul, if it only moves the first axis to a later position.
 
     Measured: in float16, ONNX Runtime 1.31 fuses the two into a FusedMatMul with ``transBatchA`` and crashes.
     """
@@ -369,8 +369,8 @@ def _converts_integers(node: ir.Node) -> bool:
 def _is_all_wide(node: ir.Node, wide: set[ir.Node]) -> bool:
     """Return True if all inputs of a node come from wide nodes, and float16 holds its constants.
 
-    The lowest float32, used in masks, becomes the lowest float16 in a float16 node, but minus infinity after a float32
-    node.
+    The lowest float32, used in masks, becomes the lowest float16 as a constant of a float16 node. As the result of a
+    float32 node, a Cast to float16 turns the value into minus infinity.
     """
     constants = [value.const_value for value in node.inputs if value is not None and value.is_initializer()]
     if any(tensor is None or _is_beyond_half(tensor) for tensor in constants):
