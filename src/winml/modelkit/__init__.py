@@ -155,7 +155,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     if name.startswith(_INFERENCE_PREFIX):
-        # Names come from the task table, which is defined there alone.
+        # The names come from the table of tasks, and are not repeated in _HOMES.
         classes = importlib.import_module(f"{__name__}.generate.auto_model").INFERENCE_CLASSES
         if name in classes:
             return classes[name]

@@ -37,7 +37,7 @@ _FIELDS = tuple(
     for field in fields_of(QuantizeFields)
     if field.name != "ep"
 )
-"""Options of the quantize stage; the config applies to an unstated one. The execution provider is that of the build."""
+"""Options of the quantize stage; an unstated one leaves the value of the config. ``ep`` is an option of the build."""
 
 
 @click.command(name="build", cls=WinMLCommand)
@@ -107,7 +107,7 @@ def _read_request(options: Mapping[str, Any]) -> BuildRequest:
     model = configured["model"]
     if not model:
         raise UsageError("no model is specified", hint="Specify one, or a config whose loader section names a model.")
-    # Before the sizes are parsed: inputs of an ONNX file are not the keys of a checkpoint.
+    # Refused before the sizes are parsed: their keys are those of checkpoints, not inputs of an ONNX file.
     for option in ("shape_config", "batch_size"):
         if is_onnx_path(model) and options[option]:
             refuse_sizes(model, option, str(options[option]))

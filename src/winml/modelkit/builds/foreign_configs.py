@@ -35,13 +35,14 @@ _QUANT_NAMES: Mapping[str, Mapping[str, str]] = {
     "rtn": {"rtn_block_size": "block_size", "rtn_symmetric": "symmetric"},
     "fp16": {},
 }  # fmt: skip
-"""Quantization mode of winml-cli → its keys that apply in the mode, with the names of ours."""
+"""Quantization mode of winml-cli → its keys that apply in the mode → our keys."""
 _PLACE = {"device", "ep"}
 _QUANT_CHOICES = {
     "nodes_to_exclude": "Exclude modules: exclude, a list of selectors.",
     "op_types_to_quantize": "Remove it; include and exclude choose modules.",
     "fp16_op_block_list": "Exclude modules: exclude, a list of selectors.",
 }
+"""Key of winml-cli that chooses nodes → hint if it is refused."""
 _BITS = re.compile(r"^u?int(\d+)$")
 
 
@@ -90,13 +91,13 @@ def _is_of_winml_cli(config: Mapping[str, Any]) -> bool:
         section = config.get(name)
         return set(section) if isinstance(section, dict) else set()
 
-    specs = [spec for spec in _tensor_specs(config.get("export"), "output_tensors") if "shape" not in spec]
+    outputs = [spec for spec in _tensor_specs(config.get("export"), "output_tensors") if "shape" not in spec]
     foreign_keys = keys("export") & _EXPORT_KEYS or keys("loader") & _LOADER_KEYS
     quant = config["quant"] if isinstance(config.get("quant"), dict) else {}
     # Build configs have an algorithm rtn, too.
     is_quant = str(quant.get("mode")) in _QUANT_MODES or str(quant.get("algorithm")) in _QUANT_MODES - {"rtn"}
-    has_later_keys = keys("quant") & _QUANT_KEYS or is_quant or "execution_provider" in keys("compile")
-    return bool(foreign_keys or has_later_keys or specs or "skip_optimize" in config)
+    has_keys_of_later_stages = keys("quant") & _QUANT_KEYS or is_quant or "execution_provider" in keys("compile")
+    return bool(foreign_keys or has_keys_of_later_stages or outputs or "skip_optimize" in config)
 
 
 def _tensor_specs(section: object, key: str) -> list[dict[str, object]]:

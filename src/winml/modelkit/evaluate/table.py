@@ -29,9 +29,9 @@ def _evaluation_figures(result: Evaluation) -> Iterator[doc.Figure]:
     main, better = result.metrics[0], "higher" if result.metrics[0].is_higher_better else "lower"
     yield doc.Figure(main.name, number_words(main.value), f"{better} is better")
     if main.baseline is not None and result.baseline is not None:
-        ends = _interval_words(main.difference_interval, signed=True)
+        interval = _interval_words(main.difference_interval, signed=True)
         text = f"{main.name} of the model minus {number_words(main.baseline)} of {result.baseline.name}"
-        meaning = f"{text}; 95 % interval {ends}" if ends else text
+        meaning = f"{text}; 95 % interval {interval}" if interval else text
         yield doc.Figure("difference", _signed_words(main.value - main.baseline) or "not defined", meaning)
     if result.agreement is not None:
         yield doc.Figure("agreement", percent_words(result.agreement), f"of the samples: {result.agreement_words}")
@@ -48,7 +48,7 @@ def _evaluation_figures(result: Evaluation) -> Iterator[doc.Figure]:
 
 
 def _metric_chart(result: Evaluation) -> doc.Dots:
-    """Chart of each metric with its interval, or of its difference to the baseline, so that metrics share a scale."""
+    """Chart each metric with its interval; beside a baseline, the difference to it, so that metrics share a scale."""
     missed = {limit.metric for limit in result.limits if not limit.is_met}
     compares = result.baseline is not None
     dots = []

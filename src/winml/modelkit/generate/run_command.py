@@ -23,7 +23,7 @@ from winml.modelkit.generate.task_inputs import RUN_TASKS
 
 
 class _RunCommand(WinMLCommand):
-    """The verb, which takes the inputs of tasks by name."""
+    """The command ``run``, whose error names ``--input`` if the input of a task is written as an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line; for a task input written as an option, the error names ``--input``."""

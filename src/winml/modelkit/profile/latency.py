@@ -96,7 +96,8 @@ def measure_alternating(
     """Measure two run functions in alternating blocks, so that other load on the machine slows both equally.
 
     Successive pairs of blocks alternate the order of the two. A block begins with a pause and an uncounted run, in
-    which caches fill and threads of the other function go to sleep. A pair counts by the medians of its blocks.
+    which caches fill and threads of the other function go to sleep. The two blocks of a pair are compared by their
+    medians.
 
     Args:
         model: Run of the model.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SUMMARY = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
 _DISTORTED = ("mean", "std")
-"""Measures that a few interrupted runs distort; they are not shown."""
+"""Measures that a few interrupted runs distort; they are left out if runs were interrupted."""
 LATENCIES = tuple(doc.Column(name, "latency") for name in SUMMARY)
 
 
@@ -113,7 +113,7 @@ def ratio_words(ratio: Ratio, model: str, baseline: str) -> str:
 
 
 def generation_perf_document(result: GenerationPerf) -> doc.Document:
-    """Build the document of each measured length."""
+    """Build the document of a decoder: its session, and a line for each measured length of prompt or cache."""
     return doc.Document(
         [
             doc.Fields(

@@ -27,24 +27,25 @@ class Result:
     """A result that describes itself, by the document of its command.
 
     Class keywords: ``document`` is ``module:function`` of the function that makes the document of a result; ``rows`` is
-    the key of the record with the rows of its data frame, one for each module, metric or candidate.
+    the path of keys, joined by dots, to the entries of the record that become rows of the data frame: its modules,
+    metrics or candidates.
     """
 
     _document_function: ClassVar[str] = ""
     _rows: ClassVar[str] = ""
 
     def __init_subclass__(cls, *, document: str = "", rows: str = "", **keywords: Any) -> None:
-        """Store the keywords; the text of a result replaces that of its dataclass."""
+        """Store the keywords, and define ``__repr__`` in the subclass, so that ``dataclass`` generates none."""
         super().__init_subclass__(**keywords)
         cls._document_function = document or cls._document_function
         cls._rows = rows or cls._rows
-        cls.__repr__ = Result.__repr__  # type: ignore[method-assign]  # a dataclass keeps a method of its own
+        cls.__repr__ = Result.__repr__  # type: ignore[method-assign]  # dataclass would replace an inherited one
 
     def document(self) -> Document:
         """Return the document of the result, as its command prints it."""
         module, _, name = self._document_function.partition(":")
-        made: Document = getattr(importlib.import_module(f"winml.modelkit.{module}"), name)(self)
-        return made
+        document: Document = getattr(importlib.import_module(f"winml.modelkit.{module}"), name)(self)
+        return document
 
     def text(self) -> str:
         """Return the text that the command prints."""
@@ -72,11 +73,11 @@ class Result:
         return f'<iframe srcdoc="{page}" style="{style}"></iframe>'
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a data frame with one row for each module, metric, candidate or part; else one row.
+        """Return a data frame: one row for each module, metric, candidate or part, or one row for the whole result.
 
         Raises:
             InputError: pandas is not installed.
-            UsageError: the result has no rows.
+            UsageError: the rows of this result were not recorded in this run.
         """
         try:
             import pandas as pd
