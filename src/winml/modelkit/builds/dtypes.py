@@ -26,7 +26,7 @@ def dtypes_of(config: WinMLBuildConfig) -> dict[str, Dtype]:
     return {name: known[name] for name in config.dtypes}
 
 
-def made_dtypes(config: WinMLBuildConfig) -> tuple[str, ...]:
+def quantized_dtypes(config: WinMLBuildConfig) -> tuple[str, ...]:
     """Return the names of the dtypes that the quantize stage makes, sources of others before these."""
     requested = dtypes_of(config)
     return tuple(dict.fromkeys(name for dtype, entry in requested.items() for name in (entry.of, dtype) if name))
@@ -63,7 +63,7 @@ def requested_quantizations(config: WinMLBuildConfig) -> tuple[QuantizeOptions, 
     """Return the options of all quantizations of a build; ``()`` if nothing is quantized."""
     if not config.dtypes:
         return tuple(filter(None, [requested_quantization(config)]))
-    return tuple(filter(None, (dtype_quantization(config, name) for name in made_dtypes(config))))
+    return tuple(filter(None, (dtype_quantization(config, name) for name in quantized_dtypes(config))))
 
 
 def planned_optimization(config: WinMLBuildConfig) -> OptimizeOptions | None:
@@ -114,7 +114,7 @@ def refuse_dtypes(config: WinMLBuildConfig) -> None:
             f"{request} cannot be combined with a compilation for {config.compile.ep}",
             hint=f"Remove {opt.ep} (compile.ep in a config): {config.layout} compiles the files itself.",
         )
-    for name in made_dtypes(config):
+    for name in quantized_dtypes(config):
         _refuse_unread_options(config, name)
 
 

@@ -26,7 +26,7 @@ from winml.modelkit.builds.dtypes import (
     dtype_file,
     dtype_quantization,
     dtypes_of,
-    made_dtypes,
+    quantized_dtypes,
     planned_optimization,
     requested_quantizations,
 )
@@ -430,7 +430,7 @@ def _run_dtypes(task: StageTask) -> tuple[StageOutcome, ...]:
     config, known = task.plan.config, find_layout(task.plan.config.layout).dtypes
     models: dict[str, Path] = {}
     summaries, notes, normalizations = [], list[str](), 0
-    for name in made_dtypes(config):
+    for name in quantized_dtypes(config):
         source = models.get(known[name].of, task.source)
         models[name] = dtype_file(task.output, name, config)
         outcome = _run_dtype(replace(task, source=source, output=models[name]), name)
@@ -664,7 +664,7 @@ def stage_files(stage: Stage, path: Path, config: WinMLBuildConfig | None) -> li
     """Return the models that a stage writes for a part: ``path``, and the quantize stage one for each further dtype."""
     if config is None or not config.dtypes or not stage.takes_bits:
         return [path]
-    return [dtype_file(path, dtype, config) for dtype in made_dtypes(config)]
+    return [dtype_file(path, dtype, config) for dtype in quantized_dtypes(config)]
 
 
 def adapter_names(plan: BuildPlan) -> tuple[str, ...]:

@@ -235,8 +235,8 @@ def _meant_option(word: str, parameters: Mapping[str, click.Parameter]) -> tuple
     )
 
 
-def _is_flag(option: click.Option | None) -> bool:
-    return option is not None and (option.is_flag or option.count)
+def _is_flag(parameter: click.Option | None) -> bool:
+    return parameter is not None and (parameter.is_flag or parameter.count)
 
 
 def _open_options(command: click.Command, arguments: Sequence[str]) -> Iterator[str]:

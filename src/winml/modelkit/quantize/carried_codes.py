@@ -323,8 +323,8 @@ class _CodesPacking(Packing):
         use = WeightUse.of(operand.value, node)
         is_table_only = readers == {"Gather"}
         # Row lookups support whole zero points only.
-        is_taken = not (tensor.weight.has_float_zero_points and "Gather" in readers)
-        if is_taken and _is_representable(tensor.weight, operand):
+        is_supported = not (tensor.weight.has_float_zero_points and "Gather" in readers)
+        if is_supported and _is_representable(tensor.weight, operand):
             return _CarriedWeight(tensor.weight, matrix, use, self._desk, is_table_only=is_table_only)
         fmt = BlockFormat(8, _NEAREST_BLOCK_SIZE, is_symmetric=True, algorithm="rtn")
         weight = NearestWeight(matrix, fmt, use, self._desk, is_table_only=is_table_only)

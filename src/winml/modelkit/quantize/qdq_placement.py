@@ -97,14 +97,14 @@ def place_quantized_values(graph: ir.Graph, chosen: frozenset[str], allowed: fro
 
 
 def _order_values(
-    graph: ir.Graph, made: Mapping[ir.Value, QuantizedValue], readers: Mapping[ir.Value, set[str]]
+    graph: ir.Graph, computed: Mapping[ir.Value, QuantizedValue], readers: Mapping[ir.Value, set[str]]
 ) -> tuple[QuantizedValue, ...]:
     """Values produced by integer kernels and values read quantized, in graph order."""
     order = dict.fromkeys([*graph.inputs, *(value for node in graph for value in node.outputs)])
     return tuple(
-        made[value] if value in made else QuantizedValue(value.name or "", frozenset(readers[value]))
+        computed[value] if value in computed else QuantizedValue(value.name or "", frozenset(readers[value]))
         for value in order
-        if value in made or value in readers
+        if value in computed or value in readers
     )
 
 

@@ -32,7 +32,7 @@ _DECIDING = ("placed", "placement", "right", "variations", "forms")
 """Between two forms, the race of forms within the limit decides, even if both take part in the race of variations."""
 _GAINS = {"latency": "faster", "throughput": "faster", "size": "smaller"}
 """Target → comparative of a better candidate."""
-_DISPLAYED_NAMES = 3
+_MAX_NAMES = 3
 """Maximum number of candidates in a reason. Chosen: they fit on a line."""
 _OF_WRONG = -1.0
 """SQNR of a candidate with incomparable outputs, for the Pareto front."""
@@ -140,7 +140,7 @@ class Answer:
         if not measured and all(row.status != "failed" and row.status != "wrong" for row in rows):
             return Verdict.undecided(question, "only the plain file was measured", f"other candidates ({opt.only})")
         if unclear := [row.candidate.name for row in measured if self._may_be_faster(row)]:
-            reason = f"the times do not tell {first_words(unclear, _DISPLAYED_NAMES)} from the plain file"
+            reason = f"the times do not tell {first_words(unclear, _MAX_NAMES)} from the plain file"
             return Verdict.undecided(question, reason, "an idle machine")
         if out_of_time:
             tried = f"{count_noun(len(measured), 'candidate')} measured, none {gain}"

@@ -247,12 +247,14 @@ def keyword_options(
     return {"input_data": None, **defaults, **values, "model": os.fspath(model)}
 
 
-def stated_keywords(request: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords that are fields of a request."""
-    names = {field.name for field in fields_of(request)}
-    paths = {field.name for field in fields_of(request) if Path in (field.annotation, *get_args(field.annotation))}
+def stated_keywords(request_class: type, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords that are fields of a class of requests."""
+    names = {field.name for field in fields_of(request_class)}
+    paths = {
+        field.name for field in fields_of(request_class) if Path in (field.annotation, *get_args(field.annotation))
+    }
     return {
         name: Path(value) if name in paths and value is not None else value
-        for name, value in given.items()
+        for name, value in keywords.items()
         if name in names
     }

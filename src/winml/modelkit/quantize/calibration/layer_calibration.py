@@ -571,7 +571,7 @@ class _LayerSolver:
     ) -> Iterator[_Candidate]:
         """Yield the blocks of a group by each applicable algorithm, with their output errors."""
         formats = [weight.block_format for weight in group]
-        wanted = _CANDIDATES if requested == "auto" else (requested,)
+        algorithms = _CANDIDATES if requested == "auto" else (requested,)
         judged = sums.judged
 
         def candidate(
@@ -603,21 +603,21 @@ class _LayerSolver:
         if requested in ("rtn", "hqq"):
             yield candidate(requested, rounded(None, formats), formats, None)
             return
-        if "rtn" in wanted:
+        if "rtn" in algorithms:
             yield candidate("rtn", rounded(None, formats), formats, None)
-        if "k_quant" in wanted and not any(fmt.is_symmetric for fmt in formats):
+        if "k_quant" in algorithms and not any(fmt.is_symmetric for fmt in formats):
             searched = [replace(fmt, algorithm="k_quant") for fmt in formats]
             yield candidate("k_quant", rounded(None, searched), searched, None)
-        if "gptq" in wanted:
+        if "gptq" in algorithms:
             yield candidate("gptq", solved(None), formats, None)
-        if "awq" not in wanted:
+        if "awq" not in algorithms:
             return
         # A weight with several inputs, or with row lookups, has no input to divide.
         may_scale = shares_input and not any(_has_lookups(weight) for weight in group)
         scale = awq_scale(matrices, sums.fitted, formats) if may_scale else None
-        if scale is not None or "rtn" not in wanted:
+        if scale is not None or "rtn" not in algorithms:
             yield candidate("awq" if scale is not None else "rtn", rounded(scale, formats), formats, scale)
-        if scale is not None and "awq+gptq" in wanted:
+        if scale is not None and "awq+gptq" in algorithms:
             yield candidate("awq+gptq", solved(scale), formats, scale)
 
 

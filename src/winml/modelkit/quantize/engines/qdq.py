@@ -287,17 +287,17 @@ class _Rewriting:
             f"{value.name}_zero_point", zero_point
         )
 
-    def _quantize_value(self, value: ir.Value, spec: QuantizedValue) -> None:
+    def _quantize_value(self, value: ir.Value, placed: QuantizedValue) -> None:
         """Insert QuantizeLinear and DequantizeLinear after a value and redirect its readers."""
-        value, uses = _find_read_version(value, spec.readers)
+        value, uses = _find_read_version(value, placed.readers)
         maker = value.producer()
         tag = read_tag(maker) if maker is not None else _common_tag([use.node for use in uses], self._modules)
-        scale, zero_point = self._scales[spec.name]
-        quantize = self._make_node("QuantizeLinear", [value, scale, zero_point], spec.name, tag, "activation")
+        scale, zero_point = self._scales[placed.name]
+        quantize = self._make_node("QuantizeLinear", [value, scale, zero_point], placed.name, tag, "activation")
         dequantize = self._make_node(
-            "DequantizeLinear", [quantize.outputs[0], scale, zero_point], spec.name, tag, "activation"
+            "DequantizeLinear", [quantize.outputs[0], scale, zero_point], placed.name, tag, "activation"
         )
-        self._redirect_readers(value, dequantize, uses, takes_name=spec.readers is None and value.is_graph_output())
+        self._redirect_readers(value, dequantize, uses, takes_name=placed.readers is None and value.is_graph_output())
         if maker is not None:
             self._graph.insert_after(maker, [quantize, dequantize])
         else:
