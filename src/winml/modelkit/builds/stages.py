@@ -26,8 +26,8 @@ from winml.modelkit.builds.dtypes import (
     dtype_file,
     dtype_quantization,
     dtypes_of,
-    quantized_dtypes,
     planned_optimization,
+    quantized_dtypes,
     requested_quantizations,
 )
 from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
