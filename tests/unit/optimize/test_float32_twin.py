@@ -15,6 +15,7 @@ from graphs import operators, parse
 from winml.modelkit import HTPExporter
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.optimize.float32_twin import Float32Twin
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
 from winml.modelkit.ort.sessions import Session
@@ -115,3 +116,52 @@ def test_nodes_that_computed_in_float32_still_do() -> None:
     expected, answer = _run(before), _run(model)
     np.testing.assert_allclose(answer["z"], expected["z"], rtol=1e-6)
     np.testing.assert_allclose(answer["y"], expected["y"], rtol=1e-3)
+
+
+_FLOAT16 = np.finfo(np.float16)
+_CASES = {
+    "residual in float32": """m (float16[2, 8] x, float[2, 8] r) => (float16[2, 8] y)
+        <float[2, 8] s, float[2, 8] p, float[2, 1] a, float[2, 8] n, float two = {2}, float e = {0.1}, float one = {1},
+         float[8] w = {1, 1, 1, 1, 1, 1, 1, 1}> {
+        wide = Cast <to = 1> (x)
+        s = Add (wide, r)
+        p = Pow (s, two)
+        m = ReduceMean <axes = [-1], keepdims = 1> (p)
+        a = Add (m, e) q = Sqrt (a) i = Div (one, q) n = Mul (s, i) o = Mul (w, n)
+        y = Cast <to = 10> (o)
+    }""",
+    "predicates": """m (float16[2, 8] x, float[2, 8] r) => (float16[2, 8] y, bool[2, 8] z, int64[2, 1] k) {
+        h = Sigmoid (x) y = Mul (x, h)
+        z = IsInf (r)
+        k = ArgMax <axis = 1> (r)
+    }""",
+}
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_values_beyond_float16_stay_float32(name: str) -> None:
+    """What computed in float32 still does, however large its values are."""
+    before = parse(_CASES[name])
+    result = optimize(parse(_CASES[name]), FULL).model
+    x = np.linspace(-3, 3, 16, dtype=np.float16).reshape(2, 8)
+    feeds: dict[str, Any] = {"x": x, "r": np.linspace(1e5, 2e5, 16, dtype=np.float32).reshape(2, 8)}
+    sessions = [Session(ir.to_proto(model).SerializeToString(), optimize=False) for model in (before, result)]
+    expected, answer = (session.run(feeds) for session in sessions)
+    assert _interface(result) == _interface(before)
+    for key, value in expected.items():
+        np.testing.assert_allclose(answer[key], value, rtol=float(_FLOAT16.eps) * 2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["""m (float16[2] x, bool f) => (float16[2] y) {
+        y = If (f) <then_branch = t () => (float16[2] u) { u = Relu (x) },
+                    else_branch = e () => (float16[2] v) { v = Neg (x) }>
+     }""",
+     "m (float16[2, 2] x) => (float16[2, 2] y) { h = EyeLike <dtype = 10> (x) y = Mul (h, x) }",
+     "m (float16[2] x) => (float16[2] y, float16[2] x) { y = Neg (x) }"],
+    ids=["subgraph", "attribute", "input_as_output"],
+)  # fmt: skip
+def test_graph_that_cannot_be_converted_back_is_not_widened(text: str) -> None:
+    """Such a graph is optimized as it is."""
+    assert Float32Twin.of(parse(text)) is None

@@ -5,6 +5,8 @@ ONNX Runtime's CPU provider has few bfloat16 kernels, so such a file cannot be r
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import onnx_ir as ir
 
@@ -13,7 +15,7 @@ from winml.modelkit.onnx.weights import read_once
 from winml.modelkit.tags.tagging import all_nodes
 
 _FLOAT = ir.DataType.FLOAT
-_DTYPE_ATTRIBUTES = ("dtype", "output_dtype", "stash_type", "to")
+DTYPE_ATTRIBUTES = ("dtype", "output_dtype", "stash_type", "to")
 """Specified by ONNX: attributes whose integer is an element type."""
 
 
@@ -45,7 +47,7 @@ def widen_floats(model: ir.Model, dtype: ir.DataType) -> bool:
         return False
     for node in all_nodes(model):
         for name, attribute in list(node.attributes.items()):
-            if name in _DTYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT and attribute.value == dtype:
+            if name in DTYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT and attribute.value == dtype:
                 node.attributes[name] = ir.AttrInt64(name, int(_FLOAT))
             elif attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype == dtype:
                 widened = ir.tensor(_widen_values(attribute.value), name=attribute.value.name)
@@ -63,6 +65,8 @@ def _widen_value(value: ir.Value, dtype: ir.DataType) -> None:
     if tensor is not None and tensor.dtype == dtype:
         value.const_value = WidenedTensor(tensor, value.name or "")
     if value.dtype == dtype:
+        # A clone shares the type with its original.
+        value.type = copy.copy(value.type)
         value.dtype = _FLOAT
 
 

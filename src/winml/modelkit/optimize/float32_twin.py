@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.onnx.operators import is_operator
-from winml.modelkit.onnx.widening import WidenedTensor, computes_in, widen_floats
+from winml.modelkit.onnx.widening import DTYPE_ATTRIBUTES, WidenedTensor, computes_in, widen_floats
 
 _FLOAT, _HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
 _GELU_CONSTANTS = (math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715)
@@ -22,35 +22,97 @@ _GELU_CONSTANTS = (math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), 0.04471
 
 @dataclass(frozen=True)
 class Float32Twin:
-    """A float16 graph that was widened to float32, with what is needed to convert it back."""
+    """A float16 graph in float32, with what is needed to convert it back."""
 
+    widened: ir.Model
+    """Copy of the graph in float32."""
     interface: frozenset[str]
     """Names of the inputs and outputs that were float16."""
-    float32_nodes: frozenset[str]
+    half_nodes: frozenset[str]
+    """Names of the nodes that computed in float16."""
+    wide_nodes: frozenset[str]
     """Names of the nodes that computed in float32."""
+    wide_values: frozenset[str]
+    """Names of the values that were float32, without constants and values that were only read as float16."""
 
     @classmethod
-    def widen(cls, model: ir.Model) -> Float32Twin | None:
-        """Widen a graph that computes in float16, in place; `None` for any other graph."""
+    def of(cls, model: ir.Model) -> Float32Twin | None:
+        """Widen a copy of a graph that computes in float16; `None` for a graph that cannot be converted back.
+
+        Such graphs have functions, subgraphs, dtypes in attributes, or constants as outputs.
+        """
         graph = model.graph
-        if not computes_in(model, _HALF) or any(value.producer() is None for value in graph.outputs):
+        if not computes_in(model, _HALF) or model.functions or any(map(_is_without_producer, graph.outputs)):
             return None
-        interface = (*graph.inputs, *graph.outputs)
-        twin = cls(
-            frozenset(value.name or "" for value in interface if value.dtype == _HALF),
-            frozenset(node.name or "" for node in graph if any(value.dtype == _FLOAT for value in node.outputs)),
+        if any(map(_has_half_attribute, graph)):
+            return None
+        values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
+        widened = model.clone()
+        widen_floats(widened, _HALF)
+        _remove_identical_casts(widened.graph)
+        _restore_gelu_constants(widened.graph)
+        return cls(
+            widened,
+            frozenset(_name(value) for value in (*graph.inputs, *graph.outputs) if value.dtype == _HALF),
+            frozenset(node.name or "" for node in graph if not _computes_in_float32(node)),
+            frozenset(node.name or "" for node in graph if _computes_in_float32(node)),
+            frozenset(_name(value) for value in values if value.dtype == _FLOAT and not _is_read_as_half(value)),
         )
-        widen_floats(model, _HALF)
-        _remove_identical_casts(graph)
-        _restore_gelu_constants(graph)
-        return twin
 
     def restore(self, model: ir.Model) -> None:
-        """Convert the graph back to float16, in place; nodes that computed in float32 still do."""
+        """Convert the graph back to float16, in place.
+
+        Nodes that computed in float32 still do, and new nodes do if they read or create a value that was float32.
+        """
         from winml.modelkit.ort.half_precision import convert_to_half
 
-        names = {node.name or "" for node in model.graph} - self.float32_nodes
-        convert_to_half(model, names, interface=self.interface)
+        wide_values = set(self.wide_values)
+        names = set()
+        for node in model.graph:
+            name = node.name or ""
+            values = [_name(value) for value in (*node.inputs, *node.outputs) if value is not None]
+            is_wide = not wide_values.isdisjoint(values)
+            if name in self.half_nodes or (name not in self.wide_nodes and not is_wide):
+                names.add(name)
+            elif name not in self.wide_nodes:
+                wide_values.update(_name(value) for value in node.outputs)
+        convert_to_half(model, names, interface=self.interface, unconditional=self.half_nodes)
+
+
+def _name(value: ir.Value) -> str:
+    return value.name or ""
+
+
+def _is_without_producer(value: ir.Value) -> bool:
+    """Return True for an output that is an input, an initializer or a constant."""
+    producer = value.producer()
+    return producer is None or producer.op_type == "Constant"
+
+
+def _has_half_attribute(node: ir.Node) -> bool:
+    """Return True for a node with a subgraph, or with float16 in an attribute other than that of a Cast."""
+    if is_operator(node, "Cast"):
+        return False
+    return any(
+        attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+        or (name in DTYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT and attribute.value == _HALF)
+        for name, attribute in node.attributes.items()
+    )
+
+
+def _computes_in_float32(node: ir.Node) -> bool:
+    """Return True if a node reads or creates a float32 value."""
+    return any(value is not None and value.dtype == _FLOAT for value in (*node.inputs, *node.outputs))
+
+
+def _is_read_as_half(value: ir.Value) -> bool:
+    """Return True if every reader of a value is a Cast to float16."""
+    users = list(value.consumers())
+    return (
+        bool(users)
+        and not value.is_graph_output()
+        and all(is_operator(user, "Cast") and user.outputs[0].dtype == _HALF for user in users)
+    )
 
 
 def _remove_identical_casts(graph: ir.Graph) -> None:
@@ -68,7 +130,7 @@ def _restore_gelu_constants(graph: ir.Graph) -> None:
     """Replace widened constants that are a rounded constant of GELU by that constant, in place."""
     for value in graph.initializers.values():
         tensor = value.const_value
-        if tensor is None or tensor.size != 1 or not isinstance(tensor, WidenedTensor):
+        if tensor is None or tensor.size != 1 or not isinstance(tensor, WidenedTensor) or value.is_graph_input():
             continue
         for constant in _GELU_CONSTANTS:
             if np.float16(constant) == tensor.numpy().item():

@@ -257,34 +257,21 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
     coverage_before, fingerprint_before = measure_coverage(model), fingerprint(model)
     scopes = _ModuleScopes(model)
     notes: list[str] = []
-    fired: dict[str, int] = {}
-    fired_in: dict[str, dict[str, int]] = {}
     interface = _interface_words(model)
     if options.opset is not None:
         model, engine_notes = convert_opset(model, options.opset)
         notes += engine_notes
-    twin = Float32Twin.widen(model) if any(entry.makes for entry in enabled) else None
-    for engine in _ENGINES:
-        capabilities = [entry for entry in enabled if entry.engine == engine]
-        if not capabilities:
-            continue
-        before = GraphCensus.of(model)
-        rewrite: Rewrite = partial(_rewrite_with_passes, capabilities=capabilities)
-        if engine == "onnxruntime":
-            contrib = [entry for entry in capabilities if options.uses_contrib(entry)]
-            rewrite = partial(rewrite_with_onnxruntime, capabilities=capabilities, contrib=contrib)
-        if selected is None:
-            model, engine_notes = rewrite(model)
-        else:
-            # Nodes made by the previous engine replace selected nodes.
-            engine_notes = rewrite_selected(model, {*selected, *(before.names - scopes.names)}, rewrite)
-        notes += engine_notes
-        after = GraphCensus.of(model)
-        counts = {entry.name: after.fired(entry, before) for entry in capabilities}
-        fired |= {name: count for name, count in counts.items() if count is not None}
-        fired_in |= {entry.name: after.fired_in(entry, before) for entry in capabilities}
+    twin = Float32Twin.of(model) if any(entry.makes for entry in enabled) else None
+    done = _run_engines(
+        model if twin is None else twin.widened,
+        enabled=enabled,
+        options=options,
+        selected=selected,
+        known_names=scopes.names,
+    )
     if twin is not None:
-        twin.restore(model)
+        twin.restore(done.model)
+    model, notes = done.model, [*notes, *done.notes]
     # Last: carrying tags reads in names which node was fused into which.
     _name_new_nodes(model, scopes)
     order_nodes(model)
@@ -300,9 +287,59 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
         changed=fingerprint(model) != fingerprint_before,
         notes=tuple(dict.fromkeys((*notes, *_provider_notes(model, options)))),
         coverage=coverage,
-        fired=fired,
-        fired_in=fired_in,
+        fired=done.fired,
+        fired_in=done.fired_in,
     )
+
+
+@dataclass
+class _EngineResult:
+    """Result of the engines."""
+
+    model: ir.Model
+    notes: list[str] = field(default_factory=list)
+    fired: dict[str, int] = field(default_factory=dict)
+    fired_in: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+def _run_engines(
+    model: ir.Model,
+    *,
+    enabled: Sequence[Capability],
+    options: OptimizeOptions,
+    selected: Collection[str] | None,
+    known_names: Collection[str | None],
+) -> _EngineResult:
+    """Run the engines in their order; the model is consumed.
+
+    Args:
+        model: The model.
+        enabled: The enabled capabilities.
+        options: Options of the optimization.
+        selected: Names of the nodes that may be changed; None: all.
+        known_names: Names of the nodes before the optimization.
+    """
+    done = _EngineResult(model)
+    for engine in _ENGINES:
+        capabilities = [entry for entry in enabled if entry.engine == engine]
+        if not capabilities:
+            continue
+        before = GraphCensus.of(done.model)
+        rewrite: Rewrite = partial(_rewrite_with_passes, capabilities=capabilities)
+        if engine == "onnxruntime":
+            contrib = [entry for entry in capabilities if options.uses_contrib(entry)]
+            rewrite = partial(rewrite_with_onnxruntime, capabilities=capabilities, contrib=contrib)
+        if selected is None:
+            done.model, engine_notes = rewrite(done.model)
+        else:
+            # Nodes made by the previous engine replace selected nodes.
+            engine_notes = rewrite_selected(done.model, {*selected, *before.names.difference(known_names)}, rewrite)
+        done.notes += engine_notes
+        after = GraphCensus.of(done.model)
+        counts = {entry.name: after.fired(entry, before) for entry in capabilities}
+        done.fired |= {name: count for name, count in counts.items() if count is not None}
+        done.fired_in |= {entry.name: after.fired_in(entry, before) for entry in capabilities}
+    return done
 
 
 def _provider_notes(model: ir.Model, options: OptimizeOptions) -> tuple[str, ...]:

@@ -96,6 +96,7 @@ def convert_to_half(
     names: Collection[str],
     *,
     interface: Collection[str] = (),
+    unconditional: Collection[str] = (),
     refuse_nan: Callable[[ir.Value, ir.Node], Callable[[Array], None]] | None = None,
 ) -> None:
     """Convert nodes of the main graph to float16, in place; nodes that float16 does not suit stay float32.
@@ -106,10 +107,11 @@ def convert_to_half(
         model: The graph; it computes in float32.
         names: Names of the nodes.
         interface: Names of the inputs and outputs of the graph that become float16; the others keep their type.
+        unconditional: Names of nodes that become float16 even if float32 suits their operator better.
         refuse_nan: (weight, a node that reads it) → function that raises an error for values with NaN. Without it, NaN
             is converted.
     """
-    _Halving(model, names, interface, refuse_nan).run()
+    _Halving(model, names, unconditional, interface, refuse_nan).run()
 
 
 class _Halving:
@@ -119,11 +121,12 @@ class _Halving:
         self,
         model: ir.Model,
         names: Collection[str],
+        unconditional: Collection[str],
         interface: Collection[str],
         refuse_nan: Callable[[ir.Value, ir.Node], Callable[[Array], None]] | None,
     ) -> None:
         self._graph = model.graph
-        self._halves = _half_precision_nodes(model, names)
+        self._halves = _half_precision_nodes(model, names, unconditional)
         self._interface = interface
         self._refuse_nan = refuse_nan
         self._first = next(iter(model.graph), None)
@@ -280,7 +283,9 @@ _INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
 _HALF_NAME = "tensor(float16)"
 
 
-def _half_precision_nodes(model: ir.Model, names: Collection[str]) -> frozenset[ir.Node]:
+def _half_precision_nodes(
+    model: ir.Model, names: Collection[str], unconditional: Collection[str]
+) -> frozenset[ir.Node]:
     """Select the nodes of the main graph, among the named nodes, that support float16 and compute safely in it.
 
     Missing value types are inferred from the operators, in place: onnx does not know the operators of other domains.
@@ -291,9 +296,10 @@ def _half_precision_nodes(model: ir.Model, names: Collection[str]) -> frozenset[
     for node in model.graph:
         if node.name not in names or node.op_identifier() in model.functions:
             continue
-        if node in wide or _crashes_in_half(node):
+        is_unconditional = node.name in unconditional
+        if (node in wide and not is_unconditional) or _crashes_in_half(node):
             continue
-        if (
+        if not is_unconditional and (
             node.op_type in _WIDE_OPERATORS
             or _converts_integers(node)
             or (node.op_type in _CARRYING and _is_all_wide(node, wide))
