@@ -65,7 +65,8 @@ def _next_command(request: CompareRequest, result: ModelComparison) -> str:
     """Return the command that acts on a comparison; empty if no error is left, or no command changes it.
 
     Without modules, the command compares them. If winml quantized the candidate, the command quantizes the reference
-    again, with the first diverging module in float, or else the quantized module of the largest own error.
+    again, with the first diverging module in float, or else the quantized module of the largest own error. No command
+    repeats a calibration on data, whose path a file does not record.
     """
     fidelity = result.worst.fidelity
     is_rounding = not fidelity.problem and fidelity.sqnr_db >= _ROUNDING_DB
@@ -86,11 +87,13 @@ def _next_command(request: CompareRequest, result: ModelComparison) -> str:
     first, errors = result.first_divergence, result.arising_errors()
     tags = [first.identity.tag] if first is not None else sorted(errors, key=lambda tag: -errors[tag])
     worst = next((tag for tag in tags if tag in quantized), None)
-    if requested is None or worst is None:
+    needs_data = requested is not None and (requested.split is not None or requested.columns)
+    if requested is None or worst is None or needs_data or (first is None and fidelity.prediction_agreement == 1):
         return ""
     from winml.modelkit.quantize.declared_options import QuantizeFields
 
-    options = requested.model_copy(update={"exclude": (*requested.exclude, escape(worst))})
+    exclude = (*requested.exclude, escape(worst))
+    options = requested.model_copy(update={"exclude": exclude, "samples": None, "dataset": request.dataset})
     output = candidate.with_name(f"{candidate.stem}_mixed.onnx")
     command = ["winml", "quantize", "-m", str(reference), "-o", str(output), *command_words(options, QuantizeFields)]
     return shlex.join(command)

@@ -248,11 +248,21 @@ def keyword_options(
 
 
 def stated_keywords(request_class: type, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords that are fields of a class of requests."""
-    names = {field.name for field in fields_of(request_class)}
-    paths = {
-        field.name for field in fields_of(request_class) if Path in (field.annotation, *get_args(field.annotation))
-    }
+    """Return the keywords that are fields of a class of requests.
+
+    Raises:
+        UsageError: a number is below the minimum of its field.
+    """
+    fields = fields_of(request_class)
+    for field in fields:
+        value = keywords.get(field.name)
+        if isinstance(value, (int, float)) and field.minimum is not None and value < field.minimum:
+            raise UsageError(
+                f"{spell(field.name)} {value} is too small: expected at least {field.minimum}",
+                hint="Pass a larger one.",
+            )
+    names = {field.name for field in fields}
+    paths = {field.name for field in fields if Path in (field.annotation, *get_args(field.annotation))}
     return {
         name: Path(value) if name in paths and value is not None else value
         for name, value in keywords.items()
