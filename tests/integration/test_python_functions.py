@@ -95,6 +95,13 @@ def test_profile_measures_what_the_options_state(exported: Path) -> None:
         winml.profile_model(exported, sizes={"batch_size": 3}, batch_size=2)
 
 
+@pytest.mark.parametrize("iterations", [0, -5])
+def test_number_below_the_minimum_of_its_option_is_refused(exported: Path, iterations: int) -> None:
+    """Keywords have the minima of the command's options."""
+    with pytest.raises(winml.UsageError, match="iterations"):
+        winml.profile_model(exported, iterations=iterations)
+
+
 def test_run_returns_the_answer(exported: Path, tmp_path: Path) -> None:
     """Texts are positional or named, tensors by name; PyTorch is the reference on request."""
     answer = winml.run_model(exported, "A dog runs.", top=1, reference=True)
