@@ -90,7 +90,7 @@ def test_16_bit_activations_have_a_note_on_speed(workplace: Workplace) -> None:
     ("arguments", "code", "words"),
     [
         (("--mode", "qdq", "--calibration-data", "gone.npz"), 2, "--calibration-data gone.npz"),
-        (("--calibration-data", "samples"), 2, "--calibration-data samples"),
+        (("--mode", "dynamic", "--calibration-data", "samples"), 2, "--calibration-data samples"),
         (("--mode", "qdq", "--asymmetric"), 2, "zero point"),
         (("--mode", "qdq", "--calibration-data", "samples", "--samples", "9"), 2, "2 samples, but --samples"),
     ],
@@ -156,7 +156,7 @@ def test_smoothed_model_is_quantized_by_both_ways(workplace: Workplace) -> None:
         record = _quantized(workplace, f"{mode}.onnx", "--mode", mode, "--smooth-quant", "0.5")
         assert 100.0 == record["coverage"]["percent"]
         assert any("SmoothQuant" in note for note in record["notes"])
-    refused = ("quantize", "-m", "model.onnx", "-o", "x.onnx", "--calibration-data", "samples")
+    refused = ("quantize", "-m", "model.onnx", "-o", "x.onnx", "--mode", "dynamic", "--calibration-data", "samples")
     outcome = workplace.winml(*refused)
     assert (2, True) == (outcome.code, "--smooth-quant" in outcome.err)
     assert 2 == workplace.winml("quantize", "-m", "model.onnx", "-o", "x.onnx", "--smooth-quant", "1.5").code

@@ -678,7 +678,7 @@ def test_reader_of_dtypes_of_an_encoder_decoder_writes_what_pytorch_writes(tmp_p
         assert expected == read_with("transformers.js", program, folder, PROMPT, str(NEW_TOKENS))
 
 
-def test_data_of_dtypes_are_counted_by_file(with_data: Path, tmp_path: Path) -> None:
+def test_data_of_dtypes_are_counted_by_file(data_layout: Path, tmp_path: Path) -> None:
     """A browser fetches the data of a file that has data, and of no other."""
     source = data_layout.parent / "model.onnx"
     folder = laid_out(source, tmp_path / "folder", "transformers.js", "--dtypes", "q8,fp32", "--no-verify")

@@ -22,7 +22,7 @@ from winml.modelkit import (
     quantize_onnx,
 )
 from winml.modelkit.errors import UsageError
-from winml.modelkit.extract.extraction import ExtractOptions, extract_modules
+from winml.modelkit.extract.extraction import ExtractOptions, extract_from_file
 from winml.modelkit.extract.records import ExtractResult
 from winml.modelkit.metadata_keys import MODULES_KEY, TAG_KEY
 from winml.modelkit.ort.opened_model import RunOptions
@@ -75,7 +75,7 @@ def layers(path: Path) -> dict[str, list[str]]:
 
 def extracted(path: Path, selector: str, folder: Path) -> ExtractResult:
     """Extract modules of a file."""
-    return extract_modules(path, selector, folder, ExtractOptions(RunOptions(str(path))))
+    return extract_from_file(path, selector, folder, ExtractOptions(RunOptions(str(path))))
 
 
 @pytest.mark.parametrize(

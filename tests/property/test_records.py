@@ -25,6 +25,7 @@ from winml.modelkit.onnx.specs import DynamicDimension
 from winml.modelkit.records import Record, record_keys
 from winml.modelkit.tags.torch_modules import CallTrace
 from winml.modelkit.tags.tree import ModuleTree
+from winml.modelkit.verdicts import Verdict
 
 ENTRY = "entry"
 """Metadata key of a field."""
@@ -90,6 +91,10 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
 
 @functools.cache
 def _instances(kind: Any) -> st.SearchStrategy[Any]:
+    if kind is Verdict:  # what would decide it belongs to an undecided verdict alone
+        words = st.text(max_size=4)
+        decided = st.builds(Verdict.of, words, st.booleans(), words)
+        return decided | st.builds(Verdict.undecided, words, words, st.text(min_size=1, max_size=4))
     hints = typing.get_type_hints(kind, localns=dict(CLASSES))
     return st.builds(kind, **{item.name: _values(hints[item.name]) for item in dataclasses.fields(kind) if item.init})
 

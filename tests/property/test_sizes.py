@@ -41,10 +41,10 @@ def test_sizes_compute_as_numbers(left: Size, right: Size, sizes: dict[str, int]
 def test_quotient_times_divisor_is_the_size(left: Size, right: Size) -> None:
     """A product divided by its factor is the other factor; a quotient exists only without a remainder."""
     if right.terms:
-        assert (left * right).divided_by(right) == left
-    quotient = left.divided_by(right)
+        assert (left * right).divide_exactly(right) == left
+    quotient = left.divide_exactly(right)
     assert quotient is None or quotient * right == left
-    assert left.divided_by(ONE) == left
+    assert left.divide_exactly(ONE) == left
 
 
 STEPS = {

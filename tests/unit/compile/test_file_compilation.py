@@ -99,7 +99,7 @@ def test_unnamed_unknown_and_absent_providers_are_refused(perceptron: Path, tmp_
     """The message names the provider and a remedy; nothing is written."""
     absent = next(name for name, item in EXECUTION_PROVIDERS.items() if item.compiles and not item.plug_in)
     for options, words in (
-        ({}, "no execution provider to compile for"),
+        ({}, "no execution provider is specified"),
         ({"ep": "qmn"}, "ep qmn: no such execution provider"),
         ({"ep": absent}, "is not part of the installed ONNX Runtime"),
         ({"ep": "cpu", "device": "npu"}, "device npu: CPUExecutionProvider runs on cpu"),
@@ -166,7 +166,7 @@ def test_lack_of_memory_in_qnn_names_the_option_that_names_the_processor() -> No
 
 def test_flags_beside_options_are_refused(perceptron: Path, tmp_path: Path) -> None:
     """No option is dropped silently."""
-    with pytest.raises(UsageError, match="compile_onnx: embed "):
+    with pytest.raises(UsageError, match="compile_model: embed "):
         compile_onnx(perceptron, tmp_path / "out.onnx", options=CompileOptions(ep="cpu"), embed=True)
 
 

@@ -56,7 +56,7 @@ def test_limit_inside_the_interval_is_undecided(limit: Limit, answer: str, is_me
     [
         (Limit("max_drop", "accuracy", 0.01, 0.0, (-0.06, 0.06), 50), "about 300 samples"),  # no sample differs
         (Limit("max_drop", "accuracy", 0.03, 0.02, (-0.02, 0.06), 50), "about 800 samples"),  # a fourth of the width
-        (Limit("max_drop", "f1", 0.0, 0.0, (-0.06, 0.06), 50), "a limit other than the measured value"),
+        (Limit("max_drop", "f1", 0.0, 0.0, (-0.06, 0.06), 50), "a limit outside of the interval"),
     ],
 )
 def test_undecided_limit_states_the_samples_that_decide_it(limit: Limit, needs: str) -> None:

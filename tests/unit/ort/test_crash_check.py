@@ -93,11 +93,10 @@ def test_optimizer_that_crashes_is_refused(crashing_file: Path, tmp_path: Path) 
     assert (tmp_path / "rewritten.onnx").is_file()
 
 
-def test_file_that_crashes_is_not_optimized(crashing_file: Path, tmp_path: Path) -> None:
-    """The file runs node by node, as in comparisons, but no program could open the result."""
-    with pytest.raises(StageError, match=str(crashing_file)):
-        optimize_onnx(crashing_file, tmp_path / "optimized.onnx", level="basic")
-    assert not (tmp_path / "optimized.onnx").exists()
+def test_file_that_crashes_is_optimized_to_a_file_that_opens(crashing_file: Path, tmp_path: Path) -> None:
+    """The transposition that ONNX Runtime cannot fuse in float16 is computed in float32."""
+    optimize_onnx(crashing_file, tmp_path / "optimized.onnx", level="basic")
+    Session(tmp_path / "optimized.onnx")
 
 
 def test_result_that_crashes_is_refused(crashing_file: Path, tmp_path: Path) -> None:

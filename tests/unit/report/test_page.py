@@ -44,6 +44,7 @@ from winml.modelkit.tune.records import (
     Winner,
 )
 from winml.modelkit.tune.table import tuning_document
+from winml.modelkit.verdicts import Verdict
 
 NAMES = ("<script>document.title='run'</script>", "<img src=x onerror=alert(1)>", "</script><b>", '"quoted" & \u2028')
 LONG = "encoder.layer.11.attention.intermediate.dense_projection_of_everything_in_one_word_without_a_break"
@@ -259,8 +260,20 @@ def _tuning() -> Document:
     limits = {"min_sqnr_db": 20.0, "max_drop": {}, "dataset": None}
     return tuning_document(
         TuneResult(
-            "model.onnx", "0", "1", "latency", limits, machine, {"x": (1, 8)}, 1, 5, winner, tuple(candidates), 0
-        )
+            "model.onnx",
+            "0",
+            "1",
+            "latency",
+            limits,
+            machine,
+            {"x": (1, 8)},
+            1,
+            5,
+            Verdict.of("int8 is faster than the plain file", True, "0.52 of the time"),
+            winner,
+            tuple(candidates),
+            0,
+        )  # fmt: skip
     )
 
 

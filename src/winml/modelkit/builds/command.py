@@ -69,7 +69,6 @@ def command(context: click.Context, /, **options: Any) -> None:
       winml build model.onnx -o built --level extended --ep dml
       winml build ./checkpoint -o built --ep qnn --ep-options soc_model=60
       winml build ./checkpoint -o built --precision int8 --exclude BertLayer.0
-      winml build ./checkpoint --use-cache --format json
     """
     request = _read_request(options)
     with library_output_to_stderr():

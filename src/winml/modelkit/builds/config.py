@@ -79,9 +79,7 @@ def check_load_keywords(load: Mapping[str, object], function: str) -> None:
 
 
 class OptimSection(OptimizeOptions):
-    """Options of the optimize stage. A capability that is null is enabled by the level. A build without a level and
-    without capabilities uses the level `full`.
-    """
+    """Options of the optimize stage. A null capability is enabled by the level; without both, the level is ``full``."""
 
     section: ClassVar[str] = "optim"
 
@@ -280,13 +278,13 @@ def requested_quantization(config: WinMLBuildConfig) -> QuantizeOptions | None:
     return None if config.quant is None or idle_quantization(config.quant) else quantize_options(config.quant)
 
 
-DEFAULT_LEVEL: Final = "full"
+_DEFAULT_LEVEL: Final = "full"
 """Optimization level of builds. Chosen: the fastest on the CPU; capabilities that the provider lacks stay off."""
 
 
 def with_default_level(section: OptimSection) -> OptimSection:
     """Return a section with the default level, unless it states a level or a capability."""
-    return section if section.states_optimization else section.model_copy(update={"level": DEFAULT_LEVEL})
+    return section if section.states_optimization else section.model_copy(update={"level": _DEFAULT_LEVEL})
 
 
 def idle_quantization(section: QuantSection) -> str:

@@ -208,8 +208,11 @@ def _make_plan(request: BuildRequest) -> BuildPlan:
     from winml.modelkit.models.request import resolve_source
     from winml.modelkit.ort.execution_providers import refuse_dynamic
 
+    config = _apply_options(request)
+    if request.output is not None:
+        refuse_input_as_output(request.output, (), ())  # a file, before the checkpoint is searched
     plan = plan_build(
-        _apply_options(request),
+        config,
         request.model,
         switched_off=request.sections_off,
         skip_pre_normalization=request.skip_pre_normalization,

@@ -145,10 +145,13 @@ class Limit(Record):
     def _needed_words(self, ends: Interval) -> str:
         """Estimate the number of samples that decide: the interval narrows with their square root, at most to 3/n."""
         margin = abs(self.value - self.limit)
-        if margin <= SLACK:
-            return "a limit other than the measured value"
+        if not SLACK < margin < math.inf:
+            return "a limit outside of the interval"
+        if not all(map(math.isfinite, ends)):
+            return "samples with finite scores"
         reach = abs(self.value - ends[0 if self.value > self.limit else 1])
-        count = max(needed_samples(margin), math.ceil(self.samples * (reach / margin) ** 2))
+        share = min(reach / margin, 1e6)  # of more samples than there are, the estimate says nothing
+        count = max(needed_samples(margin), math.ceil(self.samples * share**2))
         if math.isclose(reach, least_difference(max(self.samples, 1))):
             count = needed_samples(margin)
         step = 10 ** max(len(str(count)) - 2, 0)

@@ -269,9 +269,12 @@ class Session:
 
     @property
     def takes_states_in_place(self) -> bool:
-        """True if :class:`InPlaceRun` may be used: all values are in the memory of the CPU."""
+        """True if :class:`InPlaceRun` may be used: all values are in the memory of the CPU, and no adapter is active.
+
+        ONNX Runtime does not pass the values of an adapter to a run with bound values.
+        """
         providers: list[str] = self._session.get_providers()
-        return providers == list(CPU)
+        return providers == list(CPU) and self._adapter is None
 
     def prepare(self, feeds: Arrays, *, io_binding: bool = True) -> PreparedRun:
         """Prepare a repeatable run on fixed values.

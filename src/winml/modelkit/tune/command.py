@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="tune", cls=WinMLCommand)
-@model_option("Hub id, checkpoint, Python factory, ONNX file or build folder.")
+@model_option("Hub id, checkpoint, factory, ONNX file or build folder.")
 @request_options(TuneRequest)
 @checkpoint_options
 @result_options()

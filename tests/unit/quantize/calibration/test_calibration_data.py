@@ -156,9 +156,11 @@ def test_non_finite_data_names_the_module(model: Path, folder: Path) -> None:
 
 
 def test_options_of_the_calibration_need_a_mode_that_calibrates(model: Path, folder: Path) -> None:
-    """Dynamic ranges have no use for data."""
+    """Dynamic ranges have no use for data; without a mode, the data select the mode that calibrates."""
     with pytest.raises(UsageError, match="to dynamic"):
-        quantize_onnx(model, model.with_name("out.onnx"), precision="int8", calibration_data=str(folder))
+        quantize_onnx(
+            model, model.with_name("out.onnx"), precision="int8", mode="dynamic", calibration_data=str(folder)
+        )
     there = model.with_name("there.onnx")
     there.write_bytes(b"")
     with pytest.raises(OutputExistsError):
