@@ -23,7 +23,7 @@ def _restored_logging() -> Iterator[None]:
     logging.disable(disabled)
 
 
-@pytest.mark.usefixtures("_restored_logging")
+@pytest.mark.usefixtures("_restored_logging", "libraries_may_warn")
 @pytest.mark.parametrize("name", _NAMES)
 def test_notebook_reproduces_its_committed_outputs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs are compared cell by cell, without the numbers of measuring cells; ``scripts/notebook_outputs.py`` writes

@@ -273,7 +273,7 @@ def _tuning() -> Document:
             winner,
             tuple(candidates),
             0,
-        )  # fmt: skip
+        )
     )
 
 
