@@ -85,6 +85,10 @@ class Options(_Checked):
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
 
+    def stated_options(self) -> dict[str, Any]:
+        """Return the options that were specified, by name; defaults are omitted, values are not converted to JSON."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
     def spelled(self, name: str) -> str:
         """Return the name of an option for errors: the key of the config section, or as :func:`spell`."""
         if self.section:

@@ -66,6 +66,11 @@ class Verdict(Record):
         return self.answer == "undecided"
 
     @property
+    def limit_words(self) -> str:
+        """The answer to the question whether a limit is met: met, not met or undecided."""
+        return {"yes": "met", "no": "not met"}.get(self.answer, self.answer)
+
+    @property
     def words(self) -> str:
         """The answer with its reason; for an undecided question, also the missing measurement."""
         needs = f"; {self.decided_by} would decide" if self.decided_by else ""

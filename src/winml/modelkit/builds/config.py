@@ -318,7 +318,7 @@ def with_precision(section: QuantSection | None, precision: str) -> QuantSection
     Raises:
         ConfigError: the precision is unknown.
     """
-    values = {} if section is None else {name: getattr(section, name) for name in section.model_fields_set}
+    values = {} if section is None else section.stated_options()
     return QuantSection(**{**values, "precision": precision})
 
 

@@ -197,8 +197,8 @@ def with_export_config(config: WinMLBuildConfig, place: str | None) -> WinMLBuil
     if place is None:
         return config
     alone = read_export_config(place)
-    changes = {name: getattr(alone, name) for name in alone.model_fields_set}
-    return config.model_copy(update={"export": export_section(config).model_copy(update=changes)})
+    export = export_section(config).model_copy(update=alone.stated_options())
+    return config.model_copy(update={"export": export})
 
 
 def export_section(config: WinMLBuildConfig) -> WinMLExportConfig:

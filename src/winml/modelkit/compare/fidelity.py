@@ -27,8 +27,6 @@ QualitySource = Literal["processor", "dataset", "random", "file"]
 """Origin of samples: the tokenizer or processor of the model, a dataset, random values, or arrays of the user."""
 LOWER, UPPER = 5, 95
 """Percentiles over the samples that bound the interval of an SQNR."""
-_SCORES = "logits"
-"""Specified by transformers: name of outputs whose largest value along the last axis is the prediction."""
 _SCORE_RANKS = (2, 3)
 """Numbers of dimensions of scores: samples, positions if any, classes. Scores of pixels have their classes first."""
 _STATE_PREFIXES = ("present", "past_key_values")
@@ -221,7 +219,7 @@ class FidelityInfo(Record):
 
 def judged_outputs(outputs: Sequence[OutputFidelity]) -> Sequence[OutputFidelity]:
     """Outputs that limits apply to: without KV cache states of a decoder, unless a state cannot be compared."""
-    if not any(_SCORES in output.name for output in outputs):
+    if not any(PREDICTIONS in output.name for output in outputs):
         return outputs
     return [output for output in outputs if output.problem or not output.is_state]
 
@@ -324,7 +322,7 @@ class FidelitySum:
         self._ratios: list[float] = []
         self._noises: list[float] = []
         self._are_single = True
-        self._has_scores = _SCORES in name
+        self._has_scores = PREDICTIONS in name
         self._agreeing: list[float] = []
 
     def add(self, expected: Array, actual: Array) -> None:

@@ -112,10 +112,9 @@ class Limit(Record):
     def words(self) -> str:
         """The limit, its verdict, and the measured value in one sentence."""
         verdict = self.verdict
-        answer = {"yes": "met", "no": "not met"}.get(verdict.answer, verdict.answer)
         needs = f"; {verdict.decided_by} would decide" if verdict.is_undecided else ""
         missed = "; these samples miss it" if verdict.is_undecided and not self.is_met else ""
-        return f"{answer}: {self.question}, it is {verdict.reason}{missed}{needs}"
+        return f"{verdict.limit_words}: {self.question}, it is {verdict.reason}{missed}{needs}"
 
     @property
     def question(self) -> str:

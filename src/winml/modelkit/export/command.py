@@ -174,7 +174,7 @@ def _read_request(options: Mapping[str, Any]) -> ExportRequest:
     origin = "export.{}"
     alone = read_export_config(options["export_config"]) if options["export_config"] else None
     if alone is not None:
-        config = config.model_copy(update={name: getattr(alone, name) for name in alone.model_fields_set})
+        config = config.model_copy(update=alone.stated_options())
     config = _requests.configured_export(config, options)
     if alone is not None:
         origin = "{} in --export-config"

@@ -260,7 +260,7 @@ def export_model(
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.export.exporting import HTPExporter, export_pytorch
 
-    base = {} if config is None else {name: getattr(config, name) for name in config.model_fields_set}
+    base = {} if config is None else config.stated_options()
     stated = {name: options.pop(name) for name in [*options] if name in WinMLExportConfig.model_fields}
     merged = WinMLExportConfig(**{**base, **stated})
     files: dict[str, Any] = {"overwrite": overwrite, "with_report": with_report, "functions": functions}

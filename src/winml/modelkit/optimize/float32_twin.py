@@ -7,6 +7,7 @@ float16 kernels, so no fusion matches. The graph is widened, optimized, and conv
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,10 +29,8 @@ class Float32Twin:
     """Copy of the graph in float32."""
     interface: frozenset[str]
     """Names of the inputs and outputs that were float16."""
-    half_nodes: frozenset[str]
-    """Names of the nodes that computed in float16."""
-    wide_nodes: frozenset[str]
-    """Names of the nodes that computed in float32."""
+    nodes: Mapping[str, bool]
+    """Name of each node → True if it computed in float16, False if in float32."""
     wide_values: frozenset[str]
     """Names of the values that were float32, without constants and values that were only read as float16."""
 
@@ -54,8 +53,7 @@ class Float32Twin:
         return cls(
             widened,
             frozenset(_name(value) for value in (*graph.inputs, *graph.outputs) if value.dtype == _HALF),
-            frozenset(node.name or "" for node in graph if not _computes_in_float32(node)),
-            frozenset(node.name or "" for node in graph if _computes_in_float32(node)),
+            {node.name or "": not _computes_in_float32(node) for node in graph},
             frozenset(_name(value) for value in values if value.dtype == _FLOAT and not _is_read_as_half(value)),
         )
 
@@ -72,11 +70,12 @@ class Float32Twin:
             name = node.name or ""
             values = [_name(value) for value in (*node.inputs, *node.outputs) if value is not None]
             is_wide = not wide_values.isdisjoint(values)
-            if name in self.half_nodes or (name not in self.wide_nodes and not is_wide):
+            if self.nodes.get(name, not is_wide):
                 names.add(name)
-            elif name not in self.wide_nodes:
+            elif name not in self.nodes:
                 wide_values.update(_name(value) for value in node.outputs)
-        convert_to_half(model, names, interface=self.interface, unconditional=self.half_nodes)
+        half_nodes = {name for name, is_half in self.nodes.items() if is_half}
+        convert_to_half(model, names, interface=self.interface, unconditional=half_nodes)
 
 
 def _name(value: ir.Value) -> str:

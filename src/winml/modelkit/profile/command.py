@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ from winml.modelkit.profile.verb import PerfRequest, PerfSubject, perf_request, 
 
 if TYPE_CHECKING:
     from winml.modelkit.profile.module_records import ModulePerfResult, ProfiledDecoder, ProfiledModules
-    from winml.modelkit.report.document import Document
     from winml.modelkit.verbs.answers import AnswerPlan
 
 
@@ -83,7 +81,7 @@ def command(**options: Any) -> None:
     else:
         files = [plan.subject.models[part].path for part in results]
         following = _next_step(files[0], options) if len(files) == 1 else {}
-        _show_parts(results, plan, options, lambda result: _with_rows(perf_document(result), following))
+        _show_parts(results, plan, options, lambda result: perf_document(result).with_rows(following.items()))
 
 
 def _read_request(options: Mapping[str, Any]) -> PerfRequest:
@@ -136,11 +134,6 @@ def _show_parts(
 
 _MOST_BYTES = 256_000_000
 """Maximum size of a file whose fusible nodes are counted. Chosen: it takes a second or two."""
-
-
-def _with_rows(document: Document, rows: Mapping[str, str]) -> Document:
-    """Add rows to the summary of a document."""
-    return replace(document, summary=replace(document.summary, rows=[*document.summary.rows, *rows.items()]))
 
 
 def _next_step(path: Path | None, options: Mapping[str, Any], *, counts_nodes: bool = False) -> dict[str, str]:
@@ -207,8 +200,8 @@ def _show_by_module(
         measured.as_record(depth=request.depth),
         plan.files,
         options,
-        lambda: _with_rows(
-            profile_document(measured, depth=request.depth, top=request.top, by_class=by_class), following
+        lambda: profile_document(measured, depth=request.depth, top=request.top, by_class=by_class).with_rows(
+            following.items()
         ),
         report=lambda page: _streams.page_text(profile_document(measured), page, plan.files),
         node_data=lambda _path: profile_node_data(measured),

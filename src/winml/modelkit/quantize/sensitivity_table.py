@@ -89,10 +89,9 @@ def _sensitivity_figures(result: sensitivity_records.QuantizationSensitivity) ->
         yield doc.Figure("size", size_words(small), meaning)
     listed = result.exclude_list
     if listed is not None:
-        value = {"yes": "met", "no": "not met"}.get(listed.verdict.answer, listed.verdict.answer)
         meaning = f"{listed.target.words}, with {len(listed.excluded)} modules in float"
         tone: doc.Tone = "" if listed.verdict.is_undecided else "good" if listed.is_met else "bad"
-        yield doc.Figure("target", value, meaning, tone)
+        yield doc.Figure("target", listed.verdict.limit_words, meaning, tone)
 
 
 def _innermost(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> list[sensitivity_records.ModuleSensitivity]:

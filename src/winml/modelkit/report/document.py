@@ -437,15 +437,17 @@ class Document:
             return [Fields([*first.rows, *self.summary.rows]), *blocks[:-1]]
         return [self.summary, *self.blocks]
 
+    def with_rows(self, rows: Iterable[Field]) -> Document:
+        """Return the document with additional rows at the end of the summary."""
+        return replace(self, summary=replace(self.summary, rows=[*self.summary.rows, *rows]))
+
     def with_next(self, command: str) -> Document:
         """Return the document with the command that acts on the result in the summary; empty: none."""
-        rows = [*self.summary.rows, ("next", command)] if command else self.summary.rows
-        return replace(self, summary=Fields(rows))
+        return self.with_rows([("next", command)] if command else [])
 
     def with_files(self, paths: Iterable[Path]) -> Document:
         """Return the document with the paths of additionally written files in the summary."""
-        rows = [*self.summary.rows, *(("wrote", str(path)) for path in paths)]
-        return replace(self, summary=Fields(rows))
+        return self.with_rows(("wrote", str(path)) for path in paths)
 
 
 def visible(blocks: Iterable[Block], detail: Detail) -> Iterator[Block]:
