@@ -5,7 +5,8 @@ the marker ``reader`` and its name are run. A folder is kept until the versions 
 Programs of the system are installed by apt-get if that is available. A program that cannot be installed is listed with
 the reason and its tests are left out. Exit code 1: a test failed, or a program was installed and has no test.
 
-    python scripts/readers.py [NAME …]    # default: all programs
+    python scripts/readers.py [NAME …]              # default: all programs
+    python scripts/readers.py --install [NAME …]    # without the tests; needs Python with pip, and no package
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 INSTALLED = REPOSITORY / "build" / "readers"
@@ -246,6 +249,8 @@ def _run_tests(rows: list[Row]) -> int:
     options = [f"--reader={row.reader.name}" for row in installed]
     # One more than cores: some tests wait for the network or for a page.
     workers = (os.cpu_count() or 1) + 1
+    import pytest
+
     return int(pytest.main([f"-n{workers}", *options, *files], [OutcomesPlugin(installed)]))
 
 
@@ -253,7 +258,9 @@ def main() -> int:
     """Install the readers, run their tests and print the table."""
     parser = argparse.ArgumentParser(description="Run the tests that need a program which opens what winml writes.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="Reader to install and test. Default: all.")
-    names = parser.parse_args().names
+    parser.add_argument("--install", action="store_true", help="Install, and run no test.")
+    arguments = parser.parse_args()
+    names: list[str] = arguments.names
     if unknown := sorted({*names} - {reader.name for reader in READERS}):
         parser.error(f"{', '.join(unknown)}: no such reader; there are {', '.join(item.name for item in READERS)}")
     os.chdir(REPOSITORY)
@@ -261,6 +268,8 @@ def main() -> int:
     install_programs(row.reader for row in rows)
     with ThreadPoolExecutor(_INSTALLATIONS) as pool:
         list(pool.map(_install, rows))
+    if arguments.install:
+        return 0
     code = _run_tests(rows)
     print(f"\n{'reader':<21} {'setup s':>7} {'tests s':>7}  opened", *(row.as_text() for row in rows), sep="\n")
     if untested := [row.reader.name for row in rows if not row.reason and not row.outcomes]:
