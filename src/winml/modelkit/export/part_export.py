@@ -588,6 +588,7 @@ def _make_exported_part(
         opset_produced=model.opset_imports[""],
         dimensions=tagged_graph.dimensions,
         checked_sizes=checked_sizes,
+        openable_sizes=part.openable_sizes,
         done=handed_graph.summaries if handed_graph is not None else (),
         fidelity=fidelity,
         assumed=assumed,
