@@ -56,7 +56,7 @@ class WinMLError(Exception):
         hint: Next step for the user, or an empty string.
         step: Failed step of the flow (``step 4 of 8, ONNX export``), or an empty string.
         frozen: Names of dynamic dimensions that the graph or the model does not support, if this is the failure.
-        is_after_export: True if a stage of a build after the export failed.
+        is_after_export: True if the optimization, quantization or compilation of an exported graph failed.
     """
 
     exit_code: ClassVar[int] = 1

@@ -171,7 +171,7 @@ class _Build(StageWalk):
             if not any(part.current_files for part in self.parts):
                 folder.forget()  # no stage is finished: the folder is left as before the build
             elif isinstance(error, WinMLError):
-                error.is_after_export = not stage.makes_graph
+                error.is_after_export |= not stage.makes_graph
                 unfinished = self._make_manifest("unfinished", {})
                 reason = message_words(error.message)
                 folder.save(unfinished.model_copy(update={"failed": stage.name, "reason": reason}))

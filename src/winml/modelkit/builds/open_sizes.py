@@ -110,7 +110,7 @@ def make_most_open(
             choices = _remaining_choices(choices, error)
             if not choices:  # the error with fixed sizes shows a fault of the model
                 raise
-            if not isinstance(error, errors.UsageError):
+            if error.frozen or not isinstance(error, errors.UsageError):
                 notes.append(_fallback_note(choice, choices[0], error))
             continue
         if note is not None and choice not in (_CHOICES[0], remembered):

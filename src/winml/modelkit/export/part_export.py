@@ -298,7 +298,11 @@ def _apply_handover(run: ExportRun, tagged_graph: TaggedGraph, path: Path) -> Ta
     """Apply the handed-over works to the graph, if there are any."""
     if run.handover is None:
         return tagged_graph
-    handed_graph = run.handover.apply(tagged_graph.model, path)
+    try:
+        handed_graph = run.handover.apply(tagged_graph.model, path)
+    except WinMLError as error:
+        error.is_after_export = True
+        raise
     return replace(
         tagged_graph,
         model=handed_graph.model,
