@@ -70,7 +70,7 @@ def transformers_js_usage(folder: BuiltFolder) -> Sequence[str]:
         opened = (f'const run = await pipeline("{task}", {options});', f"console.log(await run({argument}));")
     return (
         f'import {{ {"AutoModel" if argument is None else "pipeline"}, env }} from "@huggingface/transformers";',
-        'env.localModelPath = "";',
+        'env.localModelPath = ""; env.allowRemoteModels = false;',
         *opened,
     )
 
