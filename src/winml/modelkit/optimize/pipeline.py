@@ -197,6 +197,14 @@ def order_nodes(model: ir.Model) -> None:
         graph.extend(nodes)
 
 
+def _sort_attributes(model: ir.Model) -> None:
+    """Sort the attributes of each node by name, in place: ONNX Runtime writes them in a different order in each run."""
+    for node in all_nodes(model):
+        attributes = sorted(node.attributes.items())
+        node.attributes.clear()
+        node.attributes.update(attributes)
+
+
 def _producers_read_by(node: ir.Node, graph: ir.Graph) -> Iterator[ir.Node]:
     """Yield the nodes of ``graph`` whose values a node or its subgraphs read."""
     for value in _walk_inputs(node):
@@ -275,6 +283,7 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
     # Last: carrying tags reads in names which node was fused into which.
     _name_new_nodes(model, scopes)
     order_nodes(model)
+    _sort_attributes(model)
     coverage = measure_coverage(model)
     _refuse_lost_tags(coverage_before, coverage)
     if interface != _interface_words(model):
