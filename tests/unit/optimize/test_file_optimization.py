@@ -433,10 +433,10 @@ def export_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_second_optimization_changes_nothing(
     sources: dict[str, Path], tmp_path: Path, kind: str, options: dict[str, str]
 ) -> None:
-    """The files are equal, byte by byte."""
+    """The files are equal, byte by byte. A float16 graph with float32 outputs has the tolerance of float16."""
     source, once, twice = sources[kind], tmp_path / "once.onnx", tmp_path / "twice.onnx"
     if options:
         source = quantize_model(source, tmp_path / "source.onnx", verify=False, **options).model_path
-    optimize_model(source, once, level="full", verify=False)
+    optimize_model(source, once, level="full", verify=options == {"precision": "fp16"})
     optimize_model(once, twice, level="full", verify=False)
     assert once.read_bytes() == twice.read_bytes()
