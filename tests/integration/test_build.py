@@ -41,8 +41,11 @@ from winml.modelkit.onnx.specs import DynamicRequest
 from winml.modelkit.ort.feeds import make_feeds
 
 KEYS = ("winml.hierarchy.tag", "winml.hierarchy.depth")
-FUSIONS = {"optim": {"gelu_fusion": True, "matmul_add_fusion": True}, "quant": None, "compile": None}
-PLAIN = {"optim": {"level": "none"}, "quant": None, "compile": None}
+FIXED = {"dynamic_batch": False}
+FUSIONS = {
+    "export": FIXED, "optim": {"gelu_fusion": True, "matmul_add_fusion": True}, "quant": None, "compile": None,
+}  # fmt: skip
+PLAIN = {"export": FIXED, "optim": {"level": "none"}, "quant": None, "compile": None}
 
 
 @pytest.fixture(autouse=True)

@@ -197,6 +197,11 @@ console.log(JSON.stringify(Object.fromEntries(found.map(({ label, score }) => [l
 
 def read_with(layout: str, program: str, *arguments: str | Path) -> Any:
     """Run a program in the environment of a reader and parse its last line as JSON."""
+    return json.loads(run_code(layout, program, *arguments).splitlines()[-1])
+
+
+def run_code(layout: str, program: str, *arguments: str | Path) -> str:
+    """Run a program in the environment of a reader and return its output."""
     if layout == "transformers.js":
         command, folder = ["node", "--input-type=module", "-e", program, "--"], folder_of(layout)
     else:
@@ -205,7 +210,7 @@ def read_with(layout: str, program: str, *arguments: str | Path) -> Any:
         [*command, *map(str, arguments)], cwd=folder, capture_output=True, text=True, encoding="utf-8", check=False
     )
     assert 0 == done.returncode, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -249,6 +254,18 @@ def test_layout_reader_generates_the_text_of_pytorch(
     """The reader uses tokenizer, config and cached graph of the unchanged folder."""
     folder = laid_out(built / "model.onnx", tmp_path / "folder", layout)
     assert expected == read_with(layout, PROGRAMS[layout], folder, PROMPT, str(NEW_TOKENS))
+
+
+@pytest.mark.parametrize("layout", [pytest.param(layout, marks=pytest.mark.reader(layout)) for layout in PROGRAMS])
+def test_last_lines_of_the_summary_generate_text(built: Path, tmp_path: Path, layout: str) -> None:
+    """The code runs unchanged in the runtime of the layout."""
+    outcome = run_here("build", built / "model.onnx", "-o", tmp_path / "folder", "--layout", layout)
+    assert 0 == outcome.code, outcome.err
+    lines = outcome.out.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("use "))
+    indent = len(lines[first]) - len(lines[first].removeprefix("use").lstrip())
+    code = "\n".join(line[indent:] for line in lines[first:])
+    assert run_code(layout, code).strip()
 
 
 @pytest.mark.reader("transformers.js")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,11 +49,27 @@ class Net(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+SCRIPT = """
+import torch
+from torch import nn
+
+{source}
+
+def net():
+    torch.manual_seed(0)
+    return Net().eval()
+
+def example_inputs():
+    return torch.ones(1, 3, 16, 16)
+"""
+
+
 @pytest.fixture(name="files", scope="module")
 def make_files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """Name of a form → its file, with tags on modules of torch.nn."""
-    torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("forms")
+    (folder / "net.py").write_text(SCRIPT.format(source=inspect.getsource(Net)), encoding="utf-8")
+    torch.manual_seed(0)
     files = {name: folder / f"{name}.onnx" for name in FORMS}
     config = WinMLExportConfig(exporter="torchscript", verify=False, torch_module="all")
     HTPExporter(config).export(Net().eval(), files["plain"], {"x": torch.randn(1, 3, 16, 16)})
@@ -107,6 +124,18 @@ def test_comparison_by_module_has_the_convolutions(files: Mapping[str, Path], fo
     assert rows[FIRST].own_error is not None
     assert rows[FIRST].own_error < 0.1
     assert "/Net/Sequential.0/BatchNorm2d.1" in rows[FIRST].fused_with
+
+
+@pytest.mark.parametrize("form", ["optimized", "quantized", "both"])
+def test_comparison_with_pytorch_has_the_convolutions(files: Mapping[str, Path], form: str) -> None:
+    """The fused node is compared with the output of the module that is fused last."""
+    fused = ("BatchNorm2d.1",) if form == "quantized" else ("BatchNorm2d.1", "ReLU.2")
+    result = compare_models(f"{files['plain'].parent / 'net.py'}:net", files[form], by_module=True)
+    rows = {module.identity.tag: module for module in result.modules or ()}
+    for tag in (FIRST, SECOND):
+        assert rows[tag].own_error is not None
+        assert rows[tag].own_error < 0.1
+        assert fused == tuple(name.rpartition("/")[2] for name in rows[tag].fused_with)
 
 
 @pytest.mark.parametrize("form", FORMS[1:])

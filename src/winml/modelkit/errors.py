@@ -56,6 +56,7 @@ class WinMLError(Exception):
         hint: Next step for the user, or an empty string.
         step: Failed step of the flow (``step 4 of 8, ONNX export``), or an empty string.
         frozen: Names of dynamic dimensions that the graph or the model does not support, if this is the failure.
+        is_after_export: True if the optimization, quantization or compilation of an exported graph failed.
     """
 
     exit_code: ClassVar[int] = 1
@@ -66,6 +67,7 @@ class WinMLError(Exception):
         self.hint = hint
         self.step = ""
         self.frozen: tuple[str, ...] = ()
+        self.is_after_export = False
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.hint}" if self.hint else self.message

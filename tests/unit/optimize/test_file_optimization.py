@@ -10,9 +10,19 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
+from torch import nn
 
+from checkpoints import save_checkpoint
 from graphs import parse
-from winml.modelkit import optimize_onnx, run_optimize_analyze_loop
+from winml.modelkit import (
+    HTPExporter,
+    WinMLExportConfig,
+    optimize_model,
+    optimize_onnx,
+    quantize_model,
+    run_optimize_analyze_loop,
+)
 from winml.modelkit.compare.words import equality_words
 from winml.modelkit.errors import (
     ConfigError,
@@ -26,6 +36,7 @@ from winml.modelkit.errors import (
 )
 from winml.modelkit.file_names import is_data_of
 from winml.modelkit.metadata_keys import NORMALIZED_KEY
+from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.fingerprint import is_normalized, stamp
 from winml.modelkit.optimize.records import OptimizationRound
 from winml.modelkit.ort.graph_sessions import newest_ir_version
@@ -399,3 +410,33 @@ def test_level_notes_no_ineffective_capabilities(tmp_path: Path) -> None:
     """Only a capability enabled by name gets a note."""
     result = optimize_onnx(_save(tmp_path / "in.onnx", stamped=False), tmp_path / "out.onnx", level="full")
     assert not [note for note in result.notes if "changed nothing" in note]
+
+
+@pytest.fixture(name="sources", scope="module")
+def export_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Kind of model → exported file."""
+    folder = tmp_path_factory.mktemp("sources")
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(1568, 32), nn.LayerNorm(32)]
+    exporter = HTPExporter(WinMLExportConfig(verify=False))
+    exporter.export(nn.Sequential(*layers).eval(), folder / "cnn.onnx", {"input": torch.randn(1, 3, 16, 16)})
+    exporter.export_checkpoint(ModelRequest(str(save_checkpoint("bert", folder / "bert"))), folder / "bert.onnx")
+    return {kind: folder / f"{kind}.onnx" for kind in ("bert", "cnn")}
+
+
+@pytest.mark.parametrize("kind", ["bert", "cnn"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"precision": "fp16"}, {"precision": "int8", "mode": "qdq"}, {"precision": "int4"}],
+    ids=["fp32", "fp16", "qdq", "int4"],
+)
+def test_second_optimization_changes_nothing(
+    sources: dict[str, Path], tmp_path: Path, kind: str, options: dict[str, str]
+) -> None:
+    """The files are equal, byte by byte. A float16 graph with float32 outputs has the tolerance of float16."""
+    source, once, twice = sources[kind], tmp_path / "once.onnx", tmp_path / "twice.onnx"
+    if options:
+        source = quantize_model(source, tmp_path / "source.onnx", verify=False, **options).model_path
+    optimize_model(source, once, level="full", verify=options == {"precision": "fp16"})
+    optimize_model(once, twice, level="full", verify=False)
+    assert once.read_bytes() == twice.read_bytes()

@@ -165,3 +165,20 @@ def test_values_beyond_float16_stay_float32(name: str) -> None:
 def test_graph_that_cannot_be_converted_back_is_not_widened(text: str) -> None:
     """Such a graph is optimized as it is."""
     assert Float32Twin.of(parse(text)) is None
+
+
+@pytest.mark.parametrize("level", ["basic", "full"])
+@pytest.mark.parametrize(
+    "text",
+    ["""m (float16[2, 8] x, bool f) => (float16[2, 8] y) {
+        a = Softmax (x)
+        b = If (f) <then_branch = t () => (float16[2, 8] u) { u = Erf (a) },
+                    else_branch = e () => (float16[2, 8] v) { v = Neg (a) }>
+        y = Add (b, x)
+     }""",
+     "m (float16[2, 8] x) => (float16[2, 8] y) { a = Softmax (x) b = Erf (a) y = Add (b, x) }"],
+    ids=["subgraph", "plain"],
+)  # fmt: skip
+def test_float16_graph_gets_no_casts(text: str, level: Any) -> None:
+    """ONNX Runtime casts around operators without float16 kernels, also in a graph that cannot be widened."""
+    assert "Cast" not in operators(optimize(parse(text), OptimizeOptions(level=level)).model)

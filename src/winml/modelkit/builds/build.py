@@ -171,6 +171,7 @@ class _Build(StageWalk):
             if not any(part.current_files for part in self.parts):
                 folder.forget()  # no stage is finished: the folder is left as before the build
             elif isinstance(error, WinMLError):
+                error.is_after_export |= not stage.makes_graph
                 unfinished = self._make_manifest("unfinished", {})
                 reason = message_words(error.message)
                 folder.save(unfinished.model_copy(update={"failed": stage.name, "reason": reason}))
@@ -258,6 +259,8 @@ class _Build(StageWalk):
                 summary=outcome.summary,
                 assumed=outcome.assumed,
                 resolved=dict(outcome.resolved),
+                dynamic=outcome.dynamic,
+                openable_sizes={option: dict(sizes) for option, sizes in outcome.openable_sizes.items()},
                 notes=outcome.notes,
             )
 

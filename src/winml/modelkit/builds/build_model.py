@@ -22,6 +22,7 @@ from winml.modelkit.builds.config import (
 )
 from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.manifest_records import TOOL_NAME, BuildResult
+from winml.modelkit.builds.open_sizes import make_most_open, with_fixed_sizes
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
 from winml.modelkit.builds.stage_walk import StageStore
 from winml.modelkit.builds.stages import STAGES
@@ -30,6 +31,7 @@ from winml.modelkit.export.config import SECTION_OPTIONS, WinMLExportConfig
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.files.named_paths import cache_root, pause_recording
 from winml.modelkit.options import read_json
+from winml.modelkit.ort.execution_providers import find_execution_provider
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.version import __version__
 
@@ -245,10 +247,49 @@ def to_build_config(
 def build_plan(
     plan: BuildPlan, output: str | os.PathLike[str] | None, *, rebuild: bool, listener: BuildListener
 ) -> BuildResult:
-    """Build in a folder, or in the cache if ``output`` is None; for errors see :func:`build_hf_model`."""
-    if output is None:
-        return build_in_cache(plan, rebuild=rebuild, listener=listener)
-    return run_build(plan, Path(output), rebuild=rebuild, listener=listener)
+    """Build in a folder, or in the cache if ``output`` is None; for errors see :func:`build_hf_model`.
+
+    Batch and sequence are dynamic as far as the model supports it, unless the plan states sizes.
+    """
+
+    def build(sized: BuildPlan) -> BuildResult:
+        if output is None:
+            return build_in_cache(sized, rebuild=rebuild, listener=listener)
+        return run_build(sized, Path(output), rebuild=rebuild, listener=listener)
+
+    note = None if rebuild else note_of_sizes(plan)
+    result, size_notes = make_most_open(plan, build, note, lambda: cache_key(plan, identify_plan(plan)))
+    return replace(result, notes=(*result.notes, *size_notes))
+
+
+def note_of_sizes(plan: BuildPlan) -> Path:
+    """Return the path of the note on the dynamic sizes that the model of a plan supports."""
+    name = digest({"request": request_record(plan.request), "config": plan.config.model_dump(mode="json")})
+    return cache_root() / "open_sizes" / f"{name}.json"
+
+
+def build_with_open_sizes(
+    request: ModelRequest,
+    config: WinMLBuildConfig | Mapping[str, object] | str | os.PathLike[str] | None,
+    *,
+    ep: str | None = None,
+    precision: str | None = None,
+) -> BuildResult:
+    """Build in the cache for a provider: with dynamic sizes if possible; sizes in the config are used as stated.
+
+    Args:
+        request: The model.
+        config: See :func:`build_hf_model`.
+        ep: Execution provider of the model; fixed sizes if it requires them.
+        precision: See :func:`build_hf_model`.
+
+    Raises:
+        WinMLError: see :func:`build_hf_model`.
+    """
+    parsed = to_build_config(config, precision=precision)
+    if ep is not None and not find_execution_provider(ep).takes_dynamic:
+        parsed = with_fixed_sizes(parsed)
+    return build_plan(plan_build(parsed, request), None, rebuild=False, listener=BuildListener())
 
 
 def _section_keys(config: WinMLBuildConfig) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -160,13 +161,14 @@ def _make_listener(options: Mapping[str, object], finished_stages: list[str]) ->
 def _show_result(result: BuildResult, options: Mapping[str, object]) -> None:
     from winml.modelkit.builds.table import build_document
 
-    show_result(result.as_record(), options, lambda: build_document(result, _next_command(result)))
+    show_result(result.as_record(), options, lambda: build_document(result, *_ways_to_run(result)))
 
 
-def _next_command(result: BuildResult) -> str:
-    """Return a command that runs the built model or inspects the folder."""
+def _ways_to_run(result: BuildResult) -> tuple[str, Sequence[str]]:
+    """Return a command that runs the built model or inspects the folder, and code that opens it in its runtime."""
     import onnx
 
+    from winml.modelkit.builds.layouts.layout import BuiltFolder, find_layout
     from winml.modelkit.generate.run_verb import example_command
     from winml.modelkit.generate.task_inputs import run_task
     from winml.modelkit.onnx.bundle import described_model
@@ -175,11 +177,14 @@ def _next_command(result: BuildResult) -> str:
     folder, parts = shlex.quote(str(result.folder)), result.part_paths
     path = parts.get(DECODER) or next(iter(parts.values()))
     graph = read_structure(path).graph
-    if any(value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16 for value in (*graph.input, *graph.output)):
-        return f"winml inspect {folder}"  # the CPU, which the other commands use, cannot run it
     inputs = tuple(value.name for value in graph.input)
-    try:
-        command = example_command(folder, *run_task(described_model(path).get("task") or "", inputs), parts)
-    except TaskError:  # a script's model: it has no task
-        command = None
-    return command or f"winml run {folder} --schema"
+    command, task = None, ""
+    # A script's model has no task.
+    with contextlib.suppress(TaskError):
+        task, definition = run_task(described_model(path).get("task") or "", inputs)
+        command = example_command(folder, task, definition, parts)
+    layout = find_layout(result.manifest.layout)
+    usage = layout.usage(BuiltFolder(str(result.folder), task, inputs, path.stem, has_processors=command is not None))
+    if any(value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16 for value in (*graph.input, *graph.output)):
+        return f"winml inspect {folder}", usage  # the CPU, which the other commands use, cannot run it
+    return command or f"winml run {folder} --schema", usage

@@ -100,7 +100,7 @@ def run_config(plan: ConfigPlan) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
     Raises:
         WinMLError: the model cannot be read or exported.
     """
-    from winml.modelkit.builds.plan import is_onnx_path, plan_build
+    from winml.modelkit.builds.plan import BuildPlan, is_onnx_path, plan_build
 
     plan.recover()
     request = plan.request
@@ -110,8 +110,12 @@ def run_config(plan: ConfigPlan) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
         # The path alone decides: the file is not read.
         return without_idle_stages(plan_build(plan.config, request.model).config)
     from winml.modelkit.builds.config_resolution import resolve_build_config
+    from winml.modelkit.builds.open_sizes import make_most_open
 
-    return resolve_build_config(plan.config, request.model, model_type=request.model_type)
+    def resolve(sized: BuildPlan) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
+        return resolve_build_config(sized.config, sized.request, model_type=request.model_type)
+
+    return make_most_open(BuildPlan(plan.config, request.model), resolve)[0]
 
 
 def _check_model_files(request: ConfigRequest, config: WinMLBuildConfig) -> tuple[Path, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pydantic
 
+from winml.modelkit.errors import opt
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, ONLY_PART, is_plain_name
 from winml.modelkit.onnx.bundle import only_part
 from winml.modelkit.options import Options, load_json, read_text_file
@@ -91,6 +92,10 @@ class StageRecord(Options):
     """Quality of the text that all parts generate together, compared with PyTorch; in the part with the logits."""
     resolved: dict[str, Any] = pydantic.Field(default_factory=dict)
     """Sections of the config as resolved by this stage."""
+    dynamic: tuple[str, ...] = ()
+    """Of an export: names of the dynamic dimensions."""
+    openable_sizes: dict[str, dict[str, int]] = pydantic.Field(default_factory=dict)
+    """Of an export: option that makes sizes dynamic → key of ``--shape-config`` → fixed size."""
     notes: tuple[str, ...] = ()
 
 
@@ -247,6 +252,7 @@ def build_lines(result: BuildResult) -> Iterator[tuple[str, str]]:
         last = next((stage for stage in reversed(part.stages) if stage.status != "skipped"), None)
         model = " and ".join(_file_words(file, result.folder) for file in part.model)
         yield f"{prefix}model", f"{model}, from {last.name if last else 'the unchanged input'}"
+    yield from _size_lines(result.manifest)
     yield "deploy", _deploy_words(result.manifest)
     if result.evaluation is not None:
         # Imports numpy, which a manifest does not need.
@@ -254,6 +260,22 @@ def build_lines(result: BuildResult) -> Iterator[tuple[str, str]]:
 
         yield "judged", evaluation_words(result.evaluation)
     yield from (("note", note) for note in result.notes)
+
+
+def _size_lines(manifest: BuildManifest) -> Iterator[tuple[str, str]]:
+    """Yield the dynamic and the fixed sizes of an exported model, with the options that change them."""
+    from winml.modelkit.onnx.specs import fixed_size_words  # imports onnx
+
+    stages = [stage for part in manifest.parts for stage in part.stages]
+    if names := dict.fromkeys(name for stage in stages for name in stage.dynamic):
+        # Sizes of a KV cache are dynamic without a request.
+        option = opt.shape_config if any(name.startswith("past_") for name in names) else opt.fixed_sizes
+        yield "dynamic", f"{', '.join(names)} ({option} fixes them)"
+    openable: dict[str, dict[str, int]] = {}
+    for name, sizes in (item for stage in stages for item in stage.openable_sizes.items()):
+        openable.setdefault(name, {}).update(sizes)
+    if openable:
+        yield "fixed", fixed_size_words(openable)
 
 
 def _file_words(file: FileRecord, folder: Path = Path()) -> str:

@@ -1,30 +1,29 @@
-"""Builds a model in the cache with dynamic batch and sequence, as far as the model supports them.
+"""Builds a model with dynamic batch and sequence, as far as the model supports them: the default of a build.
 
-Choices are tried, since only the exported file shows which sizes may be dynamic. The cache stores the result. No fixed
-size is chosen here.
+Choices are tried, since only the exported file shows which sizes may be dynamic. The cache stores a result that is not
+the first choice. No fixed size is chosen here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from winml.modelkit import errors
-from winml.modelkit.builds.build import identify_plan
-from winml.modelkit.builds.build_model import build_in_cache, cache_key, to_build_config
 from winml.modelkit.builds.config import WinMLBuildConfig, with_values
-from winml.modelkit.builds.manifest_records import BuildResult
-from winml.modelkit.builds.plan import BuildPlan, plan_build
+from winml.modelkit.builds.plan import BuildPlan
+from winml.modelkit.errors import opt
 from winml.modelkit.export.config import configured_request
-from winml.modelkit.models.request import ModelRequest
-from winml.modelkit.onnx.files.named_paths import cache_root, pause_recording
+from winml.modelkit.onnx.files.named_paths import pause_recording
 from winml.modelkit.onnx.files.resumable_results import write_atomically
 from winml.modelkit.options import read_json_file
 from winml.modelkit.ort.execution_providers import find_execution_provider
+
+_ResultT = TypeVar("_ResultT")
 
 _CHOICES: tuple[dict[str, bool], ...] = (
     {"dynamic_batch": True, "dynamic_sequence": True},
@@ -39,97 +38,116 @@ _SIZES = {
 }  # fmt: skip
 """Keys of the export section that state sizes."""
 
-
 _NO_SIZES = (errors.TaskError, errors.ModelPathError, errors.OutputExistsError, errors.WriteError)
 """Errors independent of sizes: another choice would raise them again."""
 
 
-def build_with_open_sizes(
-    request: ModelRequest,
-    config: WinMLBuildConfig | Mapping[str, object] | str | os.PathLike[str] | None,
-    *,
-    ep: str | None = None,
-    precision: str | None = None,
-) -> BuildResult:
-    """Build in the cache with dynamic sizes if possible; sizes in the config are used as stated.
-
-    Args:
-        request: The model.
-        config: See :func:`~winml.modelkit.build_hf_model`.
-        ep: Execution provider of the model; fixed sizes if it requires them.
-        precision: See :func:`~winml.modelkit.build_hf_model`.
-
-    Raises:
-        WinMLError: see :func:`~winml.modelkit.build_hf_model`; the error of the build with fixed sizes if all choices
-            fail.
-    """
-    plan = plan_build(to_build_config(config, precision=precision), request)
-    if not _allows_open_sizes(plan, ep):
-        return build_in_cache(plan)
-    note = cache_root() / "open_sizes" / f"{cache_key(plan, identify_plan(plan))}.json"
-    return build_most_open(plan, build_in_cache, note)
-
-
-def _allows_open_sizes(plan: BuildPlan, ep: str | None = None) -> bool:
-    """Return True if the config states no sizes, and each named provider supports dynamic sizes."""
-    export = plan.config.export
-    if export is None or export.model_fields_set & _SIZES:
-        return False
-    return all(find_execution_provider(name).takes_dynamic for name in (ep, export.ep) if name)
+def with_fixed_sizes(config: WinMLBuildConfig) -> WinMLBuildConfig:
+    """Return a config that states fixed sizes, if it states no sizes."""
+    if config.export is None or config.export.model_fields_set & _SIZES:
+        return config
+    return with_values(config, {"export": {"dynamic_batch": False}})
 
 
 def is_free_to_open(plan: BuildPlan) -> bool:
-    """Return True if a build for another tool has dynamic sizes: such a tool passes any number of rows."""
-    request = plan.request
+    """Return True if neither the request nor the config states a size, and the target supports dynamic sizes."""
+    request, config = plan.request, plan.config
+    if plan.onnx_path is not None or config.export is None or config.export.model_fields_set & _SIZES:
+        return False
     stated_sizes = (request.shape_config, request.batch_size, request.input_specs)
-    is_requested = any(value is not None for value in stated_sizes) or request.is_dynamic
-    return plan.config.layout is not None and not is_requested and _allows_open_sizes(plan)
+    if any(value is not None for value in stated_sizes) or request.is_dynamic:
+        return False
+    targets = [section for section in (config.quant, config.compile) if section is not None]
+    providers = {section.ep for section in (config.export, *targets) if section.ep is not None}
+    if not providers:
+        return all(section.device != "npu" for section in targets)
+    return all(find_execution_provider(name).takes_dynamic for name in providers)
 
 
-def opened_first(plan: BuildPlan) -> BuildPlan:
-    """Return the first plan that :func:`build_most_open` tries; an unsuitable plan is returned unchanged."""
-    return _apply_choice(plan, _CHOICES[0]) if is_free_to_open(plan) else plan
+def first_attempt(plan: BuildPlan, note: Path, model_key: Callable[[], str]) -> BuildPlan:
+    """Return the plan of the first attempt of :func:`make_most_open`, which describes the arguments."""
+    if not is_free_to_open(plan):
+        return plan
+    remembered, _ = _read_choice(note, model_key)
+    return _apply_choice(plan, _CHOICES[0] if remembered is None else remembered)
 
 
-def build_most_open(
-    plan: BuildPlan, build: Callable[[BuildPlan], BuildResult], note: Path | None = None
-) -> BuildResult:
-    """Build with as many dynamic sizes as the model supports, in several attempts if needed.
+def make_most_open(
+    plan: BuildPlan,
+    make: Callable[[BuildPlan], _ResultT],
+    note: Path | None = None,
+    model_key: Callable[[], str] = str,
+) -> tuple[_ResultT, tuple[str, ...]]:
+    """Build or resolve a model with as many dynamic sizes as it supports, in several attempts if needed.
 
     Args:
-        plan: The build; its config states no sizes.
-        build: Builds a plan.
-        note: File that stores the choice that works; None: not stored.
+        plan: The build; a plan that states sizes has one attempt.
+        make: Builds or resolves a plan.
+        note: File that stores a choice other than the first; None: not stored.
+        model_key: Returns a digest of the model's content; a stored choice of other content is ignored.
+
+    Returns:
+        The result, and notes on sizes that are fixed because an attempt failed.
 
     Raises:
         WinMLError: see :func:`~winml.modelkit.build_hf_model`; the error of the build with fixed sizes if all choices
             fail.
     """
-    remembered = _read_choice(note) if note is not None else None
-    preferred = [remembered] if remembered is not None else []
-    last_error: errors.WinMLError | None = None
-    for choice in (*preferred, *(choice for choice in _CHOICES if choice not in preferred)):
+    if not is_free_to_open(plan):
+        return make(plan), ()
+    remembered, notes = _read_choice(note, model_key) if note is not None else (None, [])
+    choices = list(_CHOICES) if remembered is None else [remembered]
+    while True:
+        choice = choices.pop(0)
         try:
-            result = build(_apply_choice(plan, choice))
+            result = make(_apply_choice(plan, choice))
         except _NO_SIZES:
             raise
         except (errors.UsageError, errors.StageError, errors.VerificationError) as error:
-            if isinstance(error, errors.VerificationError) and error.is_quality:
+            if choice == remembered:  # of another version of the model's code
+                remembered, notes, choices = None, [], list(_CHOICES)
+                continue
+            choices = _remaining_choices(choices, error)
+            if not choices:  # the error with fixed sizes shows a fault of the model
                 raise
-            # The error with fixed sizes shows a fault of the model; with dynamic sizes, these may be the cause.
-            last_error = error if last_error is None or not choice else last_error
-            if note is not None and choice == remembered:
-                with contextlib.suppress(OSError):
-                    note.unlink()
+            if error.frozen or not isinstance(error, errors.UsageError):
+                notes.append(_fallback_note(choice, choices[0], error))
             continue
-        if note is None:
-            return result
-        # A read-only cache only costs time.
-        with contextlib.suppress(errors.WriteError, OSError), pause_recording():
-            write_atomically(note, json.dumps(choice))
-        return result
-    assert last_error is not None  # every choice returns or fails
-    raise last_error
+        if note is not None and choice not in (_CHOICES[0], remembered):
+            record = {"model": model_key(), "choice": choice, "notes": notes}
+            # A read-only cache only costs time.
+            with contextlib.suppress(errors.WriteError, OSError), pause_recording():
+                write_atomically(note, json.dumps(record))
+        return result, tuple(notes)
+
+
+def _remaining_choices(choices: Sequence[dict[str, bool]], error: errors.WinMLError) -> list[dict[str, bool]]:
+    """Return the choices that may succeed after an error; ``[]`` if dynamic sizes are not the cause.
+
+    Args:
+        choices: The choices that were not tried.
+        error: Error of the tried choice.
+    """
+    if isinstance(error, errors.VerificationError) and error.is_quality:
+        return []
+    if isinstance(error, errors.UsageError) and error.is_after_export:
+        return []
+    if error.frozen:
+        keys = {"dynamic_batch" if name.endswith("batch_size") else "dynamic_sequence" for name in error.frozen}
+        return [choice for choice in choices if not keys & choice.keys()]
+    if isinstance(error, errors.UsageError):  # refused before the trace: the model does not have such a size
+        return list(choices)
+    is_of_operator = isinstance(error, errors.ExportError) and error.operator is not None
+    if is_of_operator or error.is_after_export:
+        return [choice for choice in choices if not choice]
+    return [choice for choice in choices if "dynamic_sequence" not in choice]
+
+
+def _fallback_note(tried: Mapping[str, bool], used: Mapping[str, bool], error: errors.WinMLError) -> str:
+    """Return a note on sizes that are fixed because the attempt to make them dynamic failed."""
+    words = {"dynamic_batch": ("Batch", opt.dynamic_batch), "dynamic_sequence": ("Sequence", opt.dynamic_seq_len)}
+    name, option = next(words[key] for key in tried if key not in used)
+    return f"{name} is fixed, because the build failed with a dynamic one ({option}): {error.message.rstrip('.')}."
 
 
 def _apply_choice(plan: BuildPlan, choice: Mapping[str, bool]) -> BuildPlan:
@@ -139,10 +157,12 @@ def _apply_choice(plan: BuildPlan, choice: Mapping[str, bool]) -> BuildPlan:
     return replace(plan, config=config, request=configured_request(plan.request, config.export, "export.{}"))
 
 
-def _read_choice(note: Path) -> dict[str, bool] | None:
-    """Return the stored choice of dynamic sizes; ``None`` if missing, damaged or outdated."""
+def _read_choice(note: Path, model_key: Callable[[], str]) -> tuple[dict[str, bool] | None, list[str]]:
+    """Return the stored choice of dynamic sizes and its notes; ``None`` if missing, damaged or of another model."""
     try:
-        choice = read_json_file(note)
-    except (OSError, ValueError):
-        return None
-    return choice if choice in _CHOICES else None
+        record = read_json_file(note)
+        choice, notes = record["choice"], [str(line) for line in record["notes"]]
+        is_usable = choice in _CHOICES and record["model"] == model_key()
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, []
+    return (choice, notes) if is_usable else (None, [])

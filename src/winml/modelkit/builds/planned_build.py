@@ -11,12 +11,13 @@ from pathlib import Path
 
 from winml.modelkit import file_names
 from winml.modelkit.builds.build import EVAL_STEP, identify_plan, names_of_build
-from winml.modelkit.builds.build_model import cache_folder
+from winml.modelkit.builds.build_model import cache_folder, cache_key, note_of_sizes
 from winml.modelkit.builds.cache import only_looking
 from winml.modelkit.builds.config import quantize_options
 from winml.modelkit.builds.folder import BuildFolder, refuse_input_as_output
 from winml.modelkit.builds.identity import ModelIdentity
 from winml.modelkit.builds.manifest_records import StageRecord
+from winml.modelkit.builds.open_sizes import first_attempt
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stage_walk import StageStore, StageWalk, StoredResult
 from winml.modelkit.builds.stages import STAGES, BuiltPart, Stage, adapter_names, stage_files
@@ -44,16 +45,13 @@ class PlannedBuild(Plan):
     """True if a graph is exported, because no up-to-date result is known."""
 
 
-def planned_build(
-    plan: BuildPlan, output: Path | None, *, rebuild: bool = False, requested: BuildPlan | None = None
-) -> PlannedBuild:
+def planned_build(requested: BuildPlan, output: Path | None, *, rebuild: bool = False) -> PlannedBuild:
     """Plan a build with the current files.
 
     Args:
-        plan: The build.
+        requested: The build; the plan lists its first attempt if it tries several sizes.
         output: Folder to build in; None: a folder of the cache.
         rebuild: Run every stage, including up-to-date ones.
-        requested: The requested plan if ``plan`` is its first variant to try.
 
     Raises:
         UsageError: the folder is the model, or the request is wrong.
@@ -62,7 +60,10 @@ def planned_build(
         WriteError: the folder cannot be written.
     """
     with only_looking():
-        identity = None if is_to_be_fetched(plan) else identify_plan(plan)
+        identity = None if is_to_be_fetched(requested) else identify_plan(requested)
+        plan = first_attempt(
+            requested, note_of_sizes(requested), lambda: "" if identity is None else cache_key(requested, identity)
+        )
         folder = output if output is not None else cache_folder(plan, identity)
         names = names_of_build(plan)
         source_paths = () if identity is None else identity.places
@@ -74,7 +75,7 @@ def planned_build(
         unknown = ModelIdentity(dict, is_repeatable=False, places=())
         outline = _Outline(plan, target, identity or unknown, STAGES, rebuild=rebuild or identity is None, store=store)
         planned = outline.planned(is_fetched=identity is not None)
-        if requested is None or requested is plan:
+        if plan is requested:
             return planned
         return replace(planned, build=requested, notes=(*planned.notes, _TRIED))
 

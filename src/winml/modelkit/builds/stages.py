@@ -132,6 +132,10 @@ class StageOutcome:
     """Assumptions of the graph about its inputs, as JSON values."""
     resolved: Mapping[str, Any] = field(default_factory=dict)
     """Sections of the config as resolved by the stage, as JSON values."""
+    dynamic: tuple[str, ...] = ()
+    """Names of the dynamic dimensions of an exported graph."""
+    openable_sizes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Of an exported graph: option that makes sizes dynamic → key of ``--shape-config`` → fixed size."""
 
 
 @dataclass(frozen=True)
@@ -284,6 +288,8 @@ def export_outcomes(
             notes=(*(result.model_notes if is_first else ()), *part.notes),
             assumed=tuple(assumption.as_record() for assumption in part.assumed),
             resolved=resolved if is_first else {},
+            dynamic=tuple(dimension.name for dimension in part.dimensions),
+            openable_sizes=part.openable_sizes,
         )
 
     return tuple(make_outcome(part) for part in result.parts)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.builds.layouts.layout import LAYOUTS
 from winml.modelkit.errors import UsageError, opt, python_function, spell
 from winml.modelkit.export.declared_options import ACCEPT_ASSUMPTIONS, EXPORTER, DynamicFields, ExporterChoice
-from winml.modelkit.fields import DEVICE, OUTPUT, VERIFICATION, declare
+from winml.modelkit.fields import DEVICE, OUTPUT, SIZES, VERIFICATION, declare
 from winml.modelkit.optimize.capabilities import LEVELS
 from winml.modelkit.verbs.named_models import keyword_options, model_request, stated_keywords
 
@@ -53,6 +53,9 @@ class BuildRequest:
     dtypes: str | None = declare(None, OUTPUT, metavar="NAMES")
     """Files to write with --layout transformers.js, by its names of dtypes. Separated by commas, such as q4,q4f16,fp16;
     one export serves all. The first one is the model that winml itself opens in the folder."""
+    fixed_sizes: bool = declare(False, SIZES, is_common=True)
+    """Fix all sizes, as winml export does. By default, batch and sequence are dynamic as far as the model and the
+    provider support it."""
     deploy_only: bool = declare(False, OUTPUT)
     """Retain only the files to deploy: the model, and the files that runtimes need beside it."""
     tokenizer: bool = declare(True, OUTPUT)
@@ -97,10 +100,9 @@ def plan_requested_build(request: BuildRequest) -> PlannedBuild:
         both = f"-o and {opt.use_cache} cannot be combined" if request.use_cache else "no output folder is specified"
         raise UsageError(both, hint=f"Use -o FOLDER or {opt.use_cache}.")
     plan = _make_plan(request)
-    from winml.modelkit.builds.open_sizes import opened_first
     from winml.modelkit.builds.planned_build import planned_build
 
-    return planned_build(opened_first(plan), request.output, rebuild=request.rebuild, requested=plan)
+    return planned_build(plan, request.output, rebuild=request.rebuild)
 
 
 def refuse_unloadable(plan: PlannedBuild) -> None:
@@ -136,11 +138,9 @@ def run_planned_build(plan: PlannedBuild, request: BuildRequest, listener: Build
         WinMLError: see :func:`winml.modelkit.builds.build.run_build`.
     """
     from winml.modelkit.builds.build_model import build_plan
-    from winml.modelkit.builds.open_sizes import build_most_open, is_free_to_open
 
     plan.recover()
-    build = partial(build_plan, output=request.output, rebuild=request.rebuild, listener=listener)
-    return build_most_open(plan.build, build) if is_free_to_open(plan.build) else build(plan.build)
+    return build_plan(plan.build, request.output, rebuild=request.rebuild, listener=listener)
 
 
 @python_function(shape_config="sizes")
@@ -242,6 +242,7 @@ def _apply_options(request: BuildRequest) -> WinMLBuildConfig:
         UsageError: an option applies to a stage that is left out.
     """
     from winml.modelkit.builds.config import with_values
+    from winml.modelkit.builds.open_sizes import with_fixed_sizes
     from winml.modelkit.ort.execution_providers import find_execution_provider, parse_ep_options, short_name
 
     config = request.config
@@ -261,6 +262,9 @@ def _apply_options(request: BuildRequest) -> WinMLBuildConfig:
     if request.accept_assumptions:
         sections["export"]["accept_assumptions"] = True
     values: dict[str, Any] = {} if request.layout is None else {"layout": request.layout}
+    if request.fixed_sizes:
+        _refuse_fixed_sizes(request)
+        config = with_fixed_sizes(config)
     if request.dtypes is not None:
         names = (name.strip() for name in request.dtypes.split(","))
         values["dtypes"] = tuple(dict.fromkeys(filter(None, names)))
@@ -269,6 +273,25 @@ def _apply_options(request: BuildRequest) -> WinMLBuildConfig:
     if request.compile or request.ep_options:
         values["compile"] = _requested_compilation(request)
     return with_values(config.model_copy(update=values), sections)
+
+
+def _refuse_fixed_sizes(request: BuildRequest) -> None:
+    """Refuse ``fixed_sizes`` for an ONNX file, and beside dynamic dimensions.
+
+    Raises:
+        UsageError: the option contradicts the request.
+    """
+    from winml.modelkit.builds.plan import is_onnx_path
+    from winml.modelkit.export.config import configured_request
+
+    name, export = request.model.model, request.config.export
+    if is_onnx_path(name):
+        raise UsageError(
+            f"{opt.fixed_sizes} does not apply to {name}, which is an ONNX file",
+            hint=f"Fix its dynamic dimensions first: winml export -m {name} -o fixed.onnx {opt.shape_config} SIZES.",
+        )
+    if export is not None and configured_request(request.model, export).is_dynamic:
+        raise UsageError(f"{opt.fixed_sizes}: dynamic dimensions are requested as well", hint="Omit one of them.")
 
 
 def _requested_compilation(request: BuildRequest) -> CompileSection:

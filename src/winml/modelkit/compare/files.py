@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,6 +40,9 @@ from winml.modelkit.ort.quantized_states import QuantizedStates
 from winml.modelkit.ort.sessions import Session, refuse_crashing_file
 from winml.modelkit.progress import counted
 from winml.modelkit.words import percent_words
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 _DRAWS = 2
 """Number of samples on which files must be equal; dynamic dimensions have another size in each."""
@@ -107,15 +111,18 @@ def refuse_different(
         )
 
     def probabilities() -> frozenset[str]:
-        # Read only if a comparison fails.
-        from winml.modelkit.onnx.files.graph_reading import graph_of
         from winml.modelkit.onnx.operators import probability_outputs
 
-        return probability_outputs(graph_of(read_structure(reference), reference).graph)
+        return probability_outputs(_read_graph(reference).graph)
 
     rounding = Rounding(probabilities=probabilities)
     verification = compare_outputs(expected, outputs, rounding=rounding)
     different = [entry for entry in verification.comparisons if not entry.is_equal]
+    # The graph is read only if a comparison fails.
+    if different and _computes_in_float16(reference):
+        rounding = replace(rounding, dtypes=("float16",))
+        verification = compare_outputs(expected, outputs, rounding=rounding)
+        different = [entry for entry in verification.comparisons if not entry.is_equal]
     # A small difference may be rounding in a deep graph with another order of operations.
     is_near = all(entry.relative_diff <= ROUNDING_FACTOR * entry.threshold for entry in different)
     if different and (is_near or _rounds_activations(reference)):
@@ -276,6 +283,21 @@ def _below_minimum_words(fidelity: FidelityInfo, reference: str) -> str:
     where = "" if fidelity.samples is None else f" (lower end of 90 % of {samples_words(fidelity.samples)})"
     reached, limit = fidelity.judged_db(worst), fidelity.limit_db(worst)
     return f"{worst.name} has an SQNR of {reached:.2f} dB beside {reference}{where}; the minimum is {limit:.4g} dB"
+
+
+def _read_graph(path: Path) -> ir.Model:
+    from winml.modelkit.onnx.files.graph_reading import graph_of
+
+    return graph_of(read_structure(path), path)
+
+
+def _computes_in_float16(path: Path) -> bool:
+    """Return True if a graph computes in float16: float32 outputs then have the rounding errors of float16."""
+    import onnx_ir as ir
+
+    from winml.modelkit.onnx.widening import computes_in
+
+    return computes_in(_read_graph(path), ir.DataType.FLOAT16)
 
 
 def _rounds_activations(path: Path) -> bool:

@@ -298,7 +298,11 @@ def _apply_handover(run: ExportRun, tagged_graph: TaggedGraph, path: Path) -> Ta
     """Apply the handed-over works to the graph, if there are any."""
     if run.handover is None:
         return tagged_graph
-    handed_graph = run.handover.apply(tagged_graph.model, path)
+    try:
+        handed_graph = run.handover.apply(tagged_graph.model, path)
+    except WinMLError as error:
+        error.is_after_export = True
+        raise
     return replace(
         tagged_graph,
         model=handed_graph.model,
@@ -588,6 +592,7 @@ def _make_exported_part(
         opset_produced=model.opset_imports[""],
         dimensions=tagged_graph.dimensions,
         checked_sizes=checked_sizes,
+        openable_sizes=part.openable_sizes,
         done=handed_graph.summaries if handed_graph is not None else (),
         fidelity=fidelity,
         assumed=assumed,

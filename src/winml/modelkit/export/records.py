@@ -92,6 +92,8 @@ class ExportedPart(Record):
     """Dynamic dimensions, each with its traced size."""
     checked_sizes: Mapping[str, tuple[int, ...]] = field(metadata=entry(skip=True))
     """Dimension → sizes at which the file was compared with PyTorch, besides the traced size."""
+    openable_sizes: Mapping[str, Mapping[str, int]] = field(metadata=entry(skip=True))
+    """Option that makes sizes dynamic → key of ``--shape-config`` → fixed size."""
     coverage: Coverage
     """Counted on the written graph."""
     verification: VerificationInfo | None

@@ -10,7 +10,7 @@ from winml.modelkit.compare.words import coverage_words
 from winml.modelkit.errors import opt
 from winml.modelkit.export.records import ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.onnx.bundle import PartDescription
-from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec, OutputTensorSpec
+from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec, OutputTensorSpec, fixed_size_words
 from winml.modelkit.report import document as doc
 from winml.modelkit.report.module_tree import TreeLimits, TreeRow, tree_rows
 from winml.modelkit.tags import address
@@ -133,6 +133,8 @@ def _part_fields(part: ExportedPart) -> Iterator[doc.Field]:
     yield "outputs", output_words(part.outputs, part.description)
     if part.dimensions:
         yield "dynamic", ", ".join(_dimension_words(size, checked.get(size.name, ())) for size in part.dimensions)
+    if part.openable_sizes:
+        yield "fixed", fixed_size_words(part.openable_sizes)
     yield "exporter", part.exporter_words
     modules = f"{len(part.tree)} modules ({part.tree.registered} registered, with torch.nn layers)"
     yield "hierarchy", " · ".join((tagged, modules) if coverage.is_root_only else (modules, tagged))

@@ -12,10 +12,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from winml.modelkit.builds.build_model import build_onnx_model
+from winml.modelkit.builds.build_model import build_onnx_model, build_with_open_sizes
 from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
 from winml.modelkit.builds.found_models import onnx_file_in, part_files
-from winml.modelkit.builds.open_sizes import build_with_open_sizes
 from winml.modelkit.errors import InputError, TaskError, UsageError, opt, python_function
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, DECODER, EMBEDDING, ENCODER, PROMPT, VISION, files_folder
 from winml.modelkit.generate.built_model import WinMLModel, config_beside, pad_token_beside

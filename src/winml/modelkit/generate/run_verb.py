@@ -504,7 +504,7 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
 
     notes: list[str] = []
     if request.checkpoint is not None:
-        from winml.modelkit.builds.open_sizes import build_with_open_sizes
+        from winml.modelkit.builds.build_model import build_with_open_sizes
 
         started = time.perf_counter()
         built = build_with_open_sizes(request.checkpoint, None, ep=request.ep)

@@ -89,6 +89,8 @@ class ModelPart:
     """Name among ``dimensions`` → smallest size of the graph if samples are larger: a prompt without an image."""
     open_by_default: Mapping[str, str] = field(default_factory=dict)
     """Names among ``dimensions`` that no option requested → the key of ``--shape-config`` that fixes the size."""
+    openable_sizes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Option that makes sizes dynamic → key of ``--shape-config`` → fixed size."""
     output_axes: tuple[OutputAxis, ...] = ()
     """Requested dynamic axes of outputs."""
     stored: Mapping[str, ir.TensorProtocol] | None = None

@@ -468,6 +468,16 @@ class OutputAxis:
     """The option, for messages."""
 
 
+def fixed_size_words(openable: Mapping[str, Mapping[str, int]]) -> str:
+    """List fixed sizes and the options that make them dynamic.
+
+    Args:
+        openable: Option → key of ``--shape-config`` → fixed size.
+    """
+    sizes = ", ".join(f"{key} {size}" for by_key in openable.values() for key, size in by_key.items())
+    return f"{sizes} (dynamic with {' '.join(map(spell, openable))})"
+
+
 class DynamicRequest(Options):
     """Dimensions that the user requests as dynamic, besides those named in shapes."""
 

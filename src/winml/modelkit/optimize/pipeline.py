@@ -21,6 +21,7 @@ from winml.modelkit.onnx.fingerprint import fingerprint
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.stage import DeclaredPass, GraphPass, StageResult, run_passes
 from winml.modelkit.onnx.validity import OLDEST_OPSET, find_loop
+from winml.modelkit.onnx.widening import computes_in
 from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability, Engine
 from winml.modelkit.optimize.float32_twin import Float32Twin
 from winml.modelkit.optimize.graph_matching import CONTRIB_DOMAIN
@@ -197,6 +198,14 @@ def order_nodes(model: ir.Model) -> None:
         graph.extend(nodes)
 
 
+def _sort_attributes(model: ir.Model) -> None:
+    """Sort the attributes of each node by name, in place: ONNX Runtime writes them in a different order in each run."""
+    for node in all_nodes(model):
+        attributes = sorted(node.attributes.items())
+        node.attributes.clear()
+        node.attributes.update(attributes)
+
+
 def _producers_read_by(node: ir.Node, graph: ir.Graph) -> Iterator[ir.Node]:
     """Yield the nodes of ``graph`` whose values a node or its subgraphs read."""
     for value in _walk_inputs(node):
@@ -224,6 +233,11 @@ class OptimizeResult(StageResult):
     fired_in: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Capability that was on → tag of a module → how often it fired there, or how many nodes went there."""
 
+
+_UNWIDENED = (
+    "Optimizations of ONNX Runtime were not applied: the graph computes in float16, and its functions, subgraphs or "
+    "float16 attributes prevent the conversion to float32 in which ONNX Runtime fuses."
+)
 
 # Passes of winml run first: ONNX Runtime splits attention patterns (products become Gemm, scales are moved into them).
 _ENGINES: tuple[Engine, ...] = ("winml", "onnxruntime")
@@ -261,7 +275,11 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
     if options.opset is not None:
         model, engine_notes = convert_opset(model, options.opset)
         notes += engine_notes
-    twin = Float32Twin.of(model) if any(entry.makes for entry in enabled) else None
+    twin = Float32Twin.of(model) if any(entry.makes or entry.engine == "onnxruntime" for entry in enabled) else None
+    if twin is None and computes_in(model, ir.DataType.FLOAT16):
+        # ONNX Runtime's CPU provider would leave a Cast around each operator without a float16 kernel.
+        notes += [_UNWIDENED] if any(entry.engine == "onnxruntime" for entry in enabled) else []
+        enabled = [entry for entry in enabled if entry.engine != "onnxruntime"]
     done = _run_engines(
         model if twin is None else twin.widened,
         enabled=enabled,
@@ -275,6 +293,7 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
     # Last: carrying tags reads in names which node was fused into which.
     _name_new_nodes(model, scopes)
     order_nodes(model)
+    _sort_attributes(model)
     coverage = measure_coverage(model)
     _refuse_lost_tags(coverage_before, coverage)
     if interface != _interface_words(model):

@@ -86,6 +86,8 @@ class NarrowTensor(ir.LazyTensor):
 
 
 _FLOAT, _HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
+_HALF_SUFFIX = "_fp16"
+"""End of the name of a weight or value that was converted to float16."""
 SMALL_BYTES = 4096
 """Smaller tensors are stored twice if nodes of both types read them, and stay float32 in a bfloat16 file. Chosen: a
 Cast costs more."""
@@ -180,11 +182,16 @@ class _Halving:
             self._redirect_readers(value, _HALF, inside)  # stored once, in the precision that the other readers need
             return
         refuse_nan = self._refuse_nan(value, inside[0]) if self._refuse_nan is not None else None
-        name = self._fresh.take(f"{value.name}_fp16")
+        own_name = value.name or ""
+        if not outside and own_name.endswith(_HALF_SUFFIX):
+            # A weight of an earlier conversion keeps its name, so that a second optimization changes nothing.
+            value.const_value, value.type = NarrowTensor(tensor, _HALF, own_name, refuse_nan), ir.TensorType(_HALF)
+            return
+        name = self._fresh.take(f"{own_name}{_HALF_SUFFIX}")
         narrow = add_initializer(self._graph, NarrowTensor(tensor, _HALF, name, refuse_nan))
         _replace_uses(value, narrow, inside)
         if not outside:
-            self._graph.initializers.pop(value.name or "")
+            self._graph.initializers.pop(own_name)
 
     def _convert_output(self, value: ir.Value) -> None:
         """Set the type of a float16 output, and insert a Cast for its float32 readers."""
@@ -205,7 +212,7 @@ class _Halving:
         """
         maker, name = value.producer(), value.name or ""
         assert maker is not None
-        suffix = "_fp16" if dtype == _FLOAT else "_fp32"
+        suffix = _HALF_SUFFIX if dtype == _FLOAT else "_fp32"
         value.name = self._fresh.take(name + suffix)
         cast = cast_node(value, dtype, maker, self._fresh, name)
         self._graph.insert_after(maker, cast)

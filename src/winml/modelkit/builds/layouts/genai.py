@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit import file_names
 from winml.modelkit.builds.layouts import layout
+from winml.modelkit.builds.layouts.usage import genai_usage
 from winml.modelkit.errors import InputError, UsageError, opt
 
 if TYPE_CHECKING:
@@ -419,5 +420,6 @@ GENAI = layout.Layout(
     ),
     for_onnxruntime=True,
     pads_right=True,
+    usage=genai_usage,
 )
 """Layout for onnxruntime-genai."""

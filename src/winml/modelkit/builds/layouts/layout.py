@@ -50,6 +50,26 @@ class LayoutFiles:
 
 
 @dataclass(frozen=True)
+class BuiltFolder:
+    """The folder of a finished build, as its runtime opens it."""
+
+    path: str
+    task: str
+    """Task of the model; "": a model without a task."""
+    inputs: tuple[str, ...]
+    """Inputs of the graph; of several parts, those of the decoder."""
+    stem: str
+    """Name of the model file, without ``.onnx``."""
+    has_processors: bool
+    """True if the folder has the tokenizer or processor for the inputs of the model."""
+
+    @property
+    def text(self) -> str:
+        """The path as a string literal of Python and JavaScript."""
+        return json.dumps(self.path, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
 class Layout:
     """Arrangement of a folder for one kind of reader."""
 
@@ -77,6 +97,8 @@ class Layout:
     note: Callable[[Path, Mapping[str, Sequence[int | str | None]]], str] = lambda _config, _inputs: ""
     """(``config.json`` of the checkpoint, name → sizes of the graph inputs) → note on a limitation of the readers, or
     ""."""
+    usage: Callable[[BuiltFolder], Sequence[str]] = lambda _folder: ()
+    """Returns lines of code that open a finished folder in its runtime."""
     with_card: bool = True
     """True if licence and card of the checkpoint are copied."""
     cross_keys: Literal["decoder"] | None = None

@@ -15,6 +15,7 @@ from typing import Any
 from winml.modelkit.builds.layouts import layout
 from winml.modelkit.builds.layouts.transformers_js_dtypes import DTYPES
 from winml.modelkit.builds.layouts.transformers_js_types import TYPES
+from winml.modelkit.builds.layouts.usage import optimum_usage, transformers_js_usage
 from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, numbered_data_path
 from winml.modelkit.options import JsonError, read_json_file
@@ -210,6 +211,7 @@ OPTIMUM = layout.Layout(
         **_preprocessor_text(sources),
     },
     note=unfit_cache_words,
+    usage=optimum_usage,
 )
 """Layout for ``ORTModelFor…``."""
 
@@ -306,5 +308,6 @@ TRANSFORMERS_JS = layout.Layout(
     unread=("vocab.txt", TOKENIZER_CONFIG_NAME),
     numbers_data=True,
     dtypes=DTYPES,
+    usage=transformers_js_usage,
 )
 """Layout for browsers and Node.js."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.by_module.sides import GROUP_BYTES, CallKey, ModuleBoundary
+from winml.modelkit.compare.by_module.sides import GROUP_BYTES, WITHOUT_NODES, CallKey, ModuleBoundary
 from winml.modelkit.errors import InputError
 from winml.modelkit.metadata_keys import MODULE_KEY
 from winml.modelkit.onnx.contents import PlacedNode, read_contents
@@ -295,7 +295,7 @@ def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.
     calls = parts.cut(module.tag)
     if not calls:
         identity = ModuleIdentity(module.path, module.tag, module.class_name)
-        return [ModuleBoundary(identity, reason="it has no nodes: fused into another, or a container only")]
+        return [ModuleBoundary(identity, reason=WITHOUT_NODES)]
     boundaries = []
     for call in calls:
         identity = ModuleIdentity(module.path, module.tag, module.class_name, call.call, call.calls)

@@ -23,6 +23,10 @@ GROUP_BYTES = 256_000_000
 groups are needed."""
 
 
+WITHOUT_NODES = "it has no nodes: fused into another, or a container only"
+"""Reason for the missing boundary of a module of a file."""
+
+
 @dataclass(frozen=True)
 class ModuleBoundary:
     """Inputs and outputs of one call of a module."""

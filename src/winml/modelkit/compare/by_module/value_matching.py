@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from winml.modelkit.compare.by_module.onnx_side import OnnxSide
-from winml.modelkit.compare.by_module.sides import CallKey, ModuleBoundary, NamesOfBoth, Side, SidePair
+from winml.modelkit.compare.by_module.sides import WITHOUT_NODES, CallKey, ModuleBoundary, NamesOfBoth, Side, SidePair
 from winml.modelkit.tags import address
 from winml.modelkit.tags.address import ModuleIdentity
 
@@ -75,13 +75,10 @@ def match_with_torch(pair: SidePair) -> list[MatchedBoundary]:
     """
     reference_feeds, candidate_feeds = pair.reference_feeds(pair.draws[0]), pair.candidate_feeds(pair.draws[0])
     if isinstance(pair.candidate, OnnxSide):
-        calls = _record_calls(pair.reference, reference_feeds)
-        return [_match_in_file(call, calls, is_candidate=True) for call in _sort_boundaries(pair.candidate.boundaries)]
+        return _match_in_file(pair.candidate.boundaries, _record_calls(pair.reference, reference_feeds))
     result = _record_calls(pair.candidate, candidate_feeds)
     if isinstance(pair.reference, OnnxSide):
-        return [
-            _match_in_file(call, result, is_candidate=False) for call in _sort_boundaries(pair.reference.boundaries)
-        ]
+        return _match_in_file(pair.reference.boundaries, result, is_candidate=False)
     matched = []
     for key, boundary in _record_calls(pair.reference, reference_feeds).items():
         twin = result.get(key, _NOT_THERE)
@@ -105,23 +102,55 @@ def _sort_boundaries(boundaries: Mapping[CallKey, ModuleBoundary]) -> list[Modul
 
 
 def _match_in_file(
-    boundary: ModuleBoundary, calls: Mapping[CallKey, ModuleBoundary], *, is_candidate: bool
-) -> MatchedBoundary:
-    """Match a boundary of a file with a call in PyTorch; a single returned tensor matches the last computed value.
+    boundaries: Mapping[CallKey, ModuleBoundary],
+    calls: Mapping[CallKey, ModuleBoundary],
+    *,
+    is_candidate: bool = True,
+) -> list[MatchedBoundary]:
+    """Match the boundaries of a file with calls in PyTorch, in the order the file computes them, submodules first.
+
+    A single returned tensor matches the last computed value.
 
     Args:
-        boundary: A module call in the file.
-        calls: Module and number of call → call in PyTorch.
+        boundaries: Module calls in the file.
+        calls: Module and number of call → call in PyTorch, in the order in which calls end.
         is_candidate: True if the file is the candidate, so that its names come second in a pair.
     """
-    call = calls.get((boundary.identity.module, boundary.identity.call), ModuleBoundary(boundary.identity))
-    outputs: tuple[NamesOfBoth, ...] = ()
-    if not boundary.ends_in:
-        outputs = _pair_names(boundary.outputs, call.outputs) or _pair_names(boundary.outputs[-1:], call.outputs)
-    inputs = _pair_names(boundary.inputs, call.inputs)
-    if is_candidate:
-        inputs, outputs = (tuple((theirs, ours) for ours, theirs in pairs) for pairs in (inputs, outputs))
-    return _create_match(boundary, call, inputs, outputs, "PyTorch returns no matching outputs")
+    matched = []
+    for boundary in _sort_boundaries(boundaries):
+        call = calls.get((boundary.identity.module, boundary.identity.call), ModuleBoundary(boundary.identity))
+        end = _find_last_fused(boundary, boundaries, calls) if boundary.ends_in else call
+        outputs: tuple[NamesOfBoth, ...] = ()
+        if end is not None:
+            outputs = _pair_names(boundary.outputs, end.outputs) or _pair_names(boundary.outputs[-1:], end.outputs)
+        inputs = _pair_names(boundary.inputs, call.inputs)
+        if is_candidate:
+            inputs, outputs = (tuple((theirs, ours) for ours, theirs in pairs) for pairs in (inputs, outputs))
+        matched.append(_create_match(boundary, call, inputs, outputs, "PyTorch returns no matching outputs"))
+    return matched
+
+
+def _find_last_fused(
+    owner: ModuleBoundary, boundaries: Mapping[CallKey, ModuleBoundary], calls: Mapping[CallKey, ModuleBoundary]
+) -> ModuleBoundary | None:
+    """Return the PyTorch call with the outputs of a fused node: of the fused module that ends last.
+
+    `None` if the node belongs to another module, or that module computes more than the node.
+
+    Args:
+        owner: Call of the module that the node belongs to.
+        boundaries: Module calls in the file.
+        calls: Module and number of call → call in PyTorch, in the order in which calls end.
+    """
+    number = owner.identity.call
+    fused = [boundary for tag in owner.fused_with if (boundary := boundaries.get((tag, number))) is not None]
+    in_file = {(boundary.identity.module, number): boundary for boundary in (owner, *fused)}
+    last = next((key for key in reversed([*calls]) if key in in_file), None) if fused else None
+    if last is None:
+        return None
+    # A module without nodes of its own is fused completely.
+    is_complete = in_file[last].reason == WITHOUT_NODES or in_file[last].outputs == owner.outputs
+    return calls[last] if is_complete else None
 
 
 def _pair_names(names: Sequence[str], partners: Sequence[str]) -> tuple[NamesOfBoth, ...]:

@@ -11,7 +11,7 @@ import torch
 
 from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.models.checkpoints.config import CheckpointConfig
-from winml.modelkit.models.inputs.axis_names import AxisKeys
+from winml.modelkit.models.inputs.axis_names import AxisKeys, openable_sizes
 from winml.modelkit.models.inputs.decision import (
     InputDecision,
     check_input_specs,
@@ -70,6 +70,7 @@ def part_of_decision(
         arguments=arguments,
         dimensions=decision.dimensions,
         open_by_default=decision.open_by_default,
+        openable_sizes=openable_sizes(decision),
         output_axes=decision.output_axes,
         notes=decision.notes,
         **fields,

@@ -69,6 +69,26 @@ class AxisKeys:
         return [key for key in keys if not any(name in images for name, _ in self.axes_of(key))]
 
 
+_OPTIONS_BY_MEANING = {"batch": "dynamic_batch", "sequence": "dynamic_seq_len", "image_size": "dynamic_image_size"}
+"""Meaning of an axis → option that makes it dynamic."""
+
+
+def openable_sizes(decision: InputDecision) -> dict[str, dict[str, int]]:
+    """Return option → key of ``--shape-config`` → fixed size, for fixed sizes that an option makes dynamic."""
+    axis_keys, shapes = AxisKeys(decision), {spec.name: spec.shape for spec in decision.inputs}
+    openable: dict[str, dict[str, int]] = {}
+    for meaning, option in _OPTIONS_BY_MEANING.items():
+        axes = [(key, axis) for key in axis_keys.keys_opened_by(meaning) for axis in axis_keys.axes_of(key)]
+        if not axes and meaning == "batch":
+            axes = [("batch_size", axis) for axis in axis_keys.first_axes()]
+        if any(axis_keys.bounds_of(key).fixed for key, _ in axes):
+            continue  # the option would be refused
+        values = ((key, shapes[name][axis]) for key, (name, axis) in axes)
+        sizes = {key: size for key, size in values if isinstance(size, int) and size != OPEN_SIZE}
+        openable |= {option: sizes} if sizes else {}
+    return openable
+
+
 @dataclass
 class AxisNames:
     """Axis names collected so far, with their options; each ``take`` adds names, in the order of calls."""

@@ -1,0 +1,91 @@
+"""Lines of code that open the folder of a layout in its runtime, for the end of a build.
+
+A line that needs a file of the user names ``image.png`` or ``audio.wav``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from winml.modelkit.builds.layouts.layout import BuiltFolder
+from winml.modelkit.builds.layouts.transformers_js_dtypes import DTYPES
+
+_TEXT: Final = json.dumps("A dog runs.")
+_IMAGE = json.dumps("image.png")
+
+_ARGUMENTS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("text-classification", "token-classification", "feature-extraction", "text-generation",
+         "text2text-generation"), _TEXT,
+    ),
+    **dict.fromkeys(
+        ("image-classification", "object-detection", "image-segmentation", "depth-estimation",
+         "image-feature-extraction"), _IMAGE,
+    ),
+}  # fmt: skip
+"""Task of a pipeline in optimum and transformers.js → argument of a call."""
+
+_EMBEDDING_TASKS = ("feature-extraction", "sentence-similarity", "image-feature-extraction")
+_EMBEDDING_TASKS_BY_INPUT = {"input_ids": "feature-extraction", "pixel_values": "image-feature-extraction"}
+"""Input of a graph → task of the pipeline that returns its embeddings."""
+
+_AUDIO_TASKS = ("audio-classification", "automatic-speech-recognition")
+"""Tasks whose pipeline takes the path of an audio file in Python; in JavaScript, it takes samples."""
+
+
+def _pipeline_task(folder: BuiltFolder) -> str:
+    """Return the task of the pipeline that runs the model; "" if the files for it are missing."""
+    if not folder.has_processors:
+        return ""
+    if folder.task not in _EMBEDDING_TASKS:
+        return folder.task
+    return next((task for name, task in _EMBEDDING_TASKS_BY_INPUT.items() if name in folder.inputs), "")
+
+
+def optimum_usage(folder: BuiltFolder) -> Sequence[str]:
+    """Return lines of Python that run a folder with a pipeline of optimum, or open it with its class."""
+    task = _pipeline_task(folder)
+    argument = json.dumps("audio.wav") if task in _AUDIO_TASKS else _ARGUMENTS.get(task)
+    if argument is not None:
+        return (
+            "from optimum.onnxruntime import pipeline",
+            f'run = pipeline("{task}", model={folder.text})',
+            f"print(run({argument}))",
+        )
+    from winml.modelkit.models.checkpoints.task import inference_class
+
+    name = inference_class(folder.task or "feature-extraction").replace("WinMLModel", "ORTModel")
+    return (f"from optimum.onnxruntime import {name}", f"model = {name}.from_pretrained({folder.text})")
+
+
+def transformers_js_usage(folder: BuiltFolder) -> Sequence[str]:
+    """Return lines of JavaScript that run a folder with a pipeline of transformers.js, or open its model."""
+    suffixes = {name: entry.suffix for name, entry in DTYPES.items() if folder.stem.endswith(entry.suffix)}
+    dtype = max(suffixes, key=lambda name: len(suffixes[name]))
+    task, options = _pipeline_task(folder), f'{folder.text}, {{ dtype: "{dtype}" }}'
+    opened: tuple[str, ...] = (f"const model = await AutoModel.from_pretrained({options});",)
+    if (argument := _ARGUMENTS.get(task)) is not None:
+        opened = (f'const run = await pipeline("{task}", {options});', f"console.log(await run({argument}));")
+    return (
+        f'import {{ {"AutoModel" if argument is None else "pipeline"}, env }} from "@huggingface/transformers";',
+        'env.localModelPath = ""; env.allowRemoteModels = false;',
+        *opened,
+    )
+
+
+def genai_usage(folder: BuiltFolder) -> Sequence[str]:
+    """Return lines of Python that generate text with onnxruntime-genai, or open a model of another task."""
+    lines = ("import onnxruntime_genai as og", f"model = og.Model({folder.text})")
+    if folder.task != "text-generation" or not folder.has_processors:
+        return lines
+    return (
+        *lines,
+        "tokenizer, params = og.Tokenizer(model), og.GeneratorParams(model)",
+        "params.set_search_options(max_length=50)",
+        "generator = og.Generator(model, params)",
+        f"generator.append_tokens(tokenizer.encode({_TEXT}))",
+        "while not generator.is_done(): generator.generate_next_token()",
+        "print(tokenizer.decode(generator.get_sequence(0)))",
+    )
