@@ -16,7 +16,7 @@ A table, then JSON. Needs ``onnxruntime-ep-webgpu`` and an adapter; with
 ``ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1`` and ``VK_DRIVER_FILES`` a Vulkan driver in software is one.
 
     python benchmarks/gpu.py --genai-python PYTHON [--ep-library webgpu=PATH] [--models llama,qwen3]
-        [--precisions fp32,int4] [--tokens 8]
+        [--precisions fp32,int4] [--tokens 8] [--folder DIR]
 
 ``PYTHON`` is that of an environment with onnxruntime-genai and torch.
 """
@@ -180,7 +180,7 @@ def measure(name: str, precision: str, options: argparse.Namespace, folder: Path
     rows = []
     for who in (OURS, THEIRS):
         output = folder / f"{name}-{precision}-{who}"
-        problem = build(who, checkpoint, output, precision, options)
+        problem = "" if (output / "model.onnx").is_file() else build(who, checkpoint, output, precision, options)
         report = {"problem": problem} if problem else count_in_process(output / "model.onnx", options)
         rows.append({"model": name, "precision": precision, "builder": who, **report})
     return rows
@@ -209,6 +209,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--precisions", default="fp32,int4", help="of fp32, int4")
     parser.add_argument("--tokens", type=int, default=8, help="tokens to generate")
+    parser.add_argument("--folder", type=Path, help="where to work; builds that are there are used again")
     parser.add_argument("--count", type=Path, help=argparse.SUPPRESS)
     add_save_option(parser)
     options = parser.parse_args()
@@ -218,10 +219,12 @@ def main() -> None:
     if not options.genai_python:
         raise SystemExit("--genai-python is missing: the Python of an environment with onnxruntime-genai")
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
         for name in options.models.split(","):
             for precision in options.precisions.split(","):
-                rows += measure(name, precision, options, Path(folder))
+                rows += measure(name, precision, options, folder)
+                print(rows[-2:], file=sys.stderr, flush=True)
     columns = {key: "" for row in map(_table_row, rows) for key in row}
     table = markdown_table([{**columns, **_table_row(row)} for row in rows])
     print("\n".join(table), flush=True)
