@@ -45,7 +45,6 @@ def compare_on_provider(plan: BuildPlan, model: Path) -> ProviderComparison:
 
     Raises:
         VerificationError: an output differs more than the limit.
-        StageError: the CPU provider cannot run the file.
     """
     from winml.modelkit.ort.devices import choose_provider, provider_version
 
@@ -87,8 +86,8 @@ def _measure_quality(
     request = SampleRequest(
         run, folder, count=SAMPLES // 2 if chosen.stand_in else SAMPLES, tries_sizes=True, model=model
     )
-    feeds, expected, samples = reference_outputs(model, request.read)
     try:
+        feeds, expected, samples = reference_outputs(model, request.read)
         session = chosen.open(model)
         outputs = [session.run(sample) for sample in counted(feeds, "sample")]
     except (UsageError, StageError) as error:
