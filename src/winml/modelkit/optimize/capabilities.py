@@ -79,7 +79,7 @@ class Capability:
         object.__setattr__(self, "providers", self.providers or providers_with_kernels(self.kernels))
 
     def has_kernels(self, provider: str | None, types: Collection[str]) -> bool:
-        """Return True unless a provider lacks kernels for all these float types.
+        """Return True unless a provider has kernels, and none of them for one of these float types.
 
         The CPU provider runs other types between casts.
 
@@ -87,10 +87,10 @@ class Capability:
             provider: Short name of the provider; None: any.
             types: Float types of the graph, as numpy names them.
         """
-        if provider in (None, "cpu") or not types:
+        if provider is None or provider == "cpu" or not types:
             return True
-        rows = [kernel_types(operator) for operator in self.kernels]
-        return all(set(types).intersection(row.get(provider, ())) for row in rows)
+        rows = (kernel_types(operator) for operator in self.kernels)
+        return all(provider not in row or set(types).intersection(row[provider]) for row in rows)
 
     @property
     def flag(self) -> str:
