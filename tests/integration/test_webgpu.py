@@ -23,7 +23,7 @@ from winml.modelkit.ort.execution_providers import LIBRARY_VARIABLE
 
 pytestmark = pytest.mark.reader("webgpu")
 
-_DRIVERS = ("/usr/lib/chromium", "/usr/lib/chromium-browser", "/opt/google/chrome")
+_DRIVERS = ("/usr/lib/chromium", "/usr/lib/chromium-browser")
 
 
 @pytest.fixture(scope="module", autouse=True)
