@@ -49,8 +49,6 @@ class Capability:
     """
     contrib_transformers: tuple[str, ...] = ()
     """Transformers that create operators of ONNX Runtime; only from level ``extended`` on, or if enabled by name."""
-    kernels: tuple[str, ...] = ()
-    """Operators of ONNX Runtime that it creates, as named in the table of kernels (``ort/fused_operators``)."""
     providers: tuple[str, ...] = ()
     """Short names of the execution providers that run the operators it creates; empty: any. By default, the providers
     with kernels for ``kernels``."""
@@ -73,6 +71,8 @@ class Capability:
     """
     sets: tuple[str, str] | None = None
     """For a capability without a separate pass: the capability whose pass it changes, and the keyword to set."""
+    kernels: tuple[str, ...] = ()
+    """Operators of ONNX Runtime that it creates, as named in the table of kernels (``ort/fused_operators``)."""
 
     def __post_init__(self) -> None:
         """Set the default of ``providers``."""
