@@ -120,6 +120,8 @@ READERS = (
     Reader("openvino-onnxruntime", (_COMPILERS,), ENVIRONMENT, ("onnxruntime-openvino",)),
     Reader("openvino-plug-in", (_COMPILERS,), PACKAGES, ("onnxruntime-ep-openvino",)),
     Reader("qnn", (_COMPILERS,), PACKAGES, ("onnxruntime-qnn", "onnxruntime")),
+    # Runs on the Vulkan driver in software that comes with Chromium.
+    Reader("webgpu", ("tests/integration/test_webgpu.py",), PACKAGES, ("onnxruntime-ep-webgpu",), (BROWSERS,)),
     Reader("ray", ("tests/integration/test_ray_sweep.py",), PACKAGES, ("ray",)),
     Reader("site", ("tests/docs/test_site_in_browser.py",), PACKAGES, ("mkdocs", "mkdocs-material"), (BROWSERS,)),
     Reader("chromium", _PAGES, programs=(BROWSERS,)),

@@ -50,6 +50,16 @@ def test_missing_sizes_are_chosen_within_the_model_limits(tmp_path: Path) -> Non
         compare_by_name(path, path, foo=1)
 
 
+def test_candidate_runs_on_the_stated_provider(tmp_path: Path) -> None:
+    """The provider is recorded; a model in PyTorch runs on none."""
+    path = tmp_path / "m.onnx"
+    ir.save(parse("m (float[2, 4] x) => (float[2, 4] y) { y = Relu (x) }"), path)
+    assert "CPUExecutionProvider" == compare_by_name(path, path, ep="cpu").as_record()["provider"]
+    assert compare_by_name(path, path).as_record()["provider"] is None
+    with pytest.raises(UsageError, match="ONNX file as candidate"):
+        compare_by_name(path, torch.nn.ReLU(), ep="cpu")
+
+
 def test_labels_are_compared_by_the_share_of_equal_labels(tmp_path: Path) -> None:
     """ArgMin in place of ArgMax has no equal label, however near the indices are."""
     right = "y = ArgMax <axis = 1, keepdims = 0> (x)"

@@ -11,8 +11,12 @@ from onnx import TensorProto, helper
 from winml.modelkit.errors import StageError
 from winml.modelkit.ort.devices import choose_provider
 from winml.modelkit.ort.kernels import (
+    NO_KERNEL,
+    SIZES_ON_CPU,
     AssignedNode,
+    CopiedValue,
     ask_onnxruntime,
+    copies_in_log,
     find_assignment,
     read_placement,
     reasons_in_log,
@@ -62,6 +66,20 @@ def test_assignment_and_log_are_read_by_provider_and_node() -> None:
     assert (AssignedNode("/add", "Add", "", True), AssignedNode("/act/Erf", "Erf", "", False)) == read.nodes
     assert dict.fromkeys(("/act/Erf", "/act/Mul"), "QNN does not support this data type") == read.reasons
     assert "no device" == read_placement("QNNExecutionProvider", {"problem": "no device"}, {}).problem
+
+
+KERNEL_LOG = """[I:onnxruntime:, ep.cc:91 GetCapabilityImpl] webgpu kernel not found in registries for Op type: Cast node name: /a/Cast
+[I] EP optimization: Force fallback to CPU execution for node /a/Mul because the CPU execution path is deemed faster than
+[I:onnxruntime:, transformer_memcpy.cc:393 AddCopyNode] Add MemcpyFromHost after /a/row for WebGpuExecutionProvider
+[I:onnxruntime:, transformer_memcpy.cc:393 AddCopyNode] Add MemcpyToHost before /a/count for WebGpuExecutionProvider
+"""  # noqa: E501 - as ONNX Runtime writes it
+
+
+def test_log_of_a_provider_with_kernels_states_reasons_and_copies() -> None:
+    lines = KERNEL_LOG.splitlines(keepends=True)
+    assert {"/a/Cast": NO_KERNEL, "/a/Mul": SIZES_ON_CPU} == reasons_in_log(lines)
+    read = read_placement("WebGpuExecutionProvider", {"assigned": [], "copies": copies_in_log(lines)}, {})
+    assert (CopiedValue("/a/row", to_device=True), CopiedValue("/a/count", to_device=False)) == read.copies
 
 
 def test_ended_or_hanging_process_is_reported() -> None:

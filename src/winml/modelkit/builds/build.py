@@ -33,9 +33,11 @@ from winml.modelkit.builds.manifest_records import (
     CoverageRecord,
     FileRecord,
     PartRecord,
+    ProviderComparison,
     StageRecord,
 )
 from winml.modelkit.builds.plan import BuildPlan, refuse_missing_compiler, spell_open_sizes
+from winml.modelkit.builds.provider_comparison import compare_on_provider, opens_on_provider
 from winml.modelkit.builds.stage_walk import PlacedModel, StageStore, StageWalk, StoredResult
 from winml.modelkit.builds.stages import (
     STAGES,
@@ -196,6 +198,19 @@ class _Build(StageWalk):
         elif stage.takes_bits and not skip_reason(stage, self.plan):
             _compare_generated_text(self.plan, self.parts, self.earlier)
             self.folder.save(self._make_manifest("unfinished", {}))
+        elif stage.name == "compile" and opens_on_provider(self.plan):
+            for part in self.parts:
+                comparison = self._compare_on_provider(part)
+                part.records[-1] = part.records[-1].model_copy(update={"on_provider": comparison})
+
+    def _compare_on_provider(self, part: BuiltPart) -> ProviderComparison:
+        """Compare the result of a part on its provider; a reused part has the comparison of the earlier build."""
+        earlier = None if part.has_run or self.earlier is None else self.earlier.part(part.name)
+        record = None if earlier is None else earlier.stage("compile")
+        if record is not None and record.on_provider is not None and not record.on_provider.problem:
+            return record.on_provider
+        assert part.current is not None  # a stage ran, or the build starts from an ONNX file
+        return compare_on_provider(self.plan, part.current)
 
     def keep_records(self, records: Mapping[str, StageRecord]) -> None:
         """Write the records of a stage to the manifest and the store."""

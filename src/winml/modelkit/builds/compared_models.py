@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from winml.modelkit.compare.comparing import CompareOptions, NamedSide
     from winml.modelkit.compare.records import ModelComparison
     from winml.modelkit.models.live_module import ExampleInputs
+    from winml.modelkit.ort.execution_providers import Device
 
 
 @python_function(shape_config="run.sizes")
@@ -31,6 +32,9 @@ def compare_models(
     *,
     inputs: ExampleInputs | None = None,
     submodel: Sequence[str] = (),
+    ep: str | None = None,
+    device: Device | None = None,
+    ep_options: Mapping[str, str] | None = None,
     **changes: Any,
 ) -> ModelComparison:
     """Run two models on the same inputs and compare their outputs; with ``by_module``, module by module.
@@ -41,6 +45,9 @@ def compare_models(
         options: Inputs, and what is compared; None: the defaults.
         inputs: Example inputs of a module whose config does not determine them.
         submodel: Parts to compare, of a folder with several; empty: all.
+        ep: Execution provider of the candidate; the reference runs on the CPU. None: the CPU, or that of ``options``.
+        device: Kind of device of the candidate; None: that of the execution provider.
+        ep_options: Options of the execution provider.
         **changes: Fields of :class:`CompareOptions`, on top of ``options``: ``by_module=True``.
 
     Returns:
@@ -59,6 +66,14 @@ def compare_models(
         if name not in field_names:
             raise ConfigError(unknown_key_message(name, field_names, "compare_models"))
     merged_options = replace(options or flow.CompareOptions(), **changes)
+    run = merged_options.run
+    run = replace(
+        run,
+        ep=ep or run.ep,
+        device=device or run.device,
+        ep_options=run.ep_options if ep_options is None else ep_options,
+    )
+    merged_options = replace(merged_options, run=run)
     if isinstance(reference, (str, os.PathLike)) and isinstance(candidate, (str, os.PathLike)):
         return resolve_pairs(os.fspath(reference), os.fspath(candidate), submodel).compare(merged_options, inputs)
     if submodel:
@@ -79,7 +94,7 @@ def verify_model(
         model: ONNX file, or build folder of one part.
         reference: The PyTorch model; None: the checkpoint recorded in the file, if it is on this machine.
         options: As for :func:`compare_models`.
-        **changes: As for :func:`compare_models`.
+        **changes: As for :func:`compare_models`, ``ep``, ``device`` and ``ep_options`` of the file included.
 
     Returns:
         The differences of outputs and, by module, where they begin.

@@ -19,7 +19,7 @@ from winml.modelkit.onnx.bundle import only_part
 from winml.modelkit.options import Options, load_json, read_text_file
 from winml.modelkit.records import Record, entry
 from winml.modelkit.report.result import Result
-from winml.modelkit.words import size_words
+from winml.modelkit.words import size_words, sqnr_words
 
 if TYPE_CHECKING:
     from winml.modelkit.evaluate.records import Evaluation
@@ -65,6 +65,41 @@ class Origin(Options):
     """Versions of this tool and of the libraries used."""
 
 
+class ProviderComparison(Options):
+    """Comparison of a result on the execution provider it is for, with the CPU provider."""
+
+    provider: str
+    """Name in ONNX Runtime."""
+    version: str = ""
+    """Version of the provider."""
+    device: str = ""
+    """Kind of device; empty if the provider cannot be used on this machine."""
+    simulated_on: str = ""
+    """Kind of device that simulates it, such as ``cpu`` for a graphics driver in software; empty without simulation."""
+    problem: str = ""
+    """Why the result was not compared on the provider; empty if it was."""
+    output: str | None = None
+    """The output with the lowest SQNR; null if not compared."""
+    sqnr_db: float | None = None
+    """SQNR of that output relative to the CPU provider, in dB."""
+    min_sqnr_db: float | None = None
+    """Minimum of every output, in dB."""
+    samples: int | None = None
+    """Number of samples."""
+
+    @property
+    def words(self) -> str:
+        """The comparison, for people."""
+        if self.problem:
+            return f"not compared ({self.problem}); the stages compared the result on the CPU"
+        device = f"{self.device}, simulated on the {self.simulated_on}" if self.simulated_on else self.device
+        assert self.sqnr_db is not None
+        return (
+            f"{device}: {sqnr_words(self.sqnr_db)} relative to the CPU for {self.output} on {self.samples} samples "
+            f"(minimum {self.min_sqnr_db:.4g} dB)"
+        )
+
+
 class StageRecord(Options):
     """Result of one stage."""
 
@@ -90,6 +125,9 @@ class StageRecord(Options):
     """Of an export: assumptions of the graph about its inputs, as in ``verification.assumed``."""
     together: str = ""
     """Quality of the text that all parts generate together, compared with PyTorch; in the part with the logits."""
+    on_provider: ProviderComparison | None = None
+    """Of a skipped compilation: comparison on the execution provider, which compiles the result when a session is
+    created; null without one."""
     resolved: dict[str, Any] = pydantic.Field(default_factory=dict)
     """Sections of the config as resolved by this stage."""
     dynamic: tuple[str, ...] = ()
@@ -249,6 +287,10 @@ def build_lines(result: BuildResult) -> Iterator[tuple[str, str]]:
     for part in parts:
         prefix = f"{part.name} " if len(parts) > 1 else ""
         yield from ((f"{prefix}{stage.name}", _stage_words(stage)) for stage in part.stages)
+        for stage in part.stages:
+            if stage.on_provider is not None:
+                provider = stage.on_provider.provider.removesuffix("ExecutionProvider")
+                yield f"{prefix}on {provider}", stage.on_provider.words
         last = next((stage for stage in reversed(part.stages) if stage.status != "skipped"), None)
         model = " and ".join(_file_words(file, result.folder) for file in part.model)
         yield f"{prefix}model", f"{model}, from {last.name if last else 'the unchanged input'}"

@@ -69,8 +69,10 @@ class WinMLCommand(DocumentedCommand):
         complete_values(self.params)
 
     def _add_libraries(self) -> None:
-        """Add ``--ep-library`` to a verb with an execution provider option."""
+        """Add ``--ep-library`` to a verb with an execution provider option, and to the list of providers."""
         position = next((number for number, param in enumerate(self.params) if param.name == "ep"), None)
+        if position is None and self.name == "sys":
+            position = -1
         if position is None:
             return
         text = "Library of a plug-in execution provider. The variable WINML_EP_LIBRARY also takes it."

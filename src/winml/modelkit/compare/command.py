@@ -32,7 +32,8 @@ def command(**options: Any) -> None:
     """Run two models on the same inputs and find the first module whose outputs diverge.
 
     Each model is an ONNX file, a build folder, or a checkpoint or Hub id, which PyTorch runs. In folders with several
-    parts, parts of the same name are compared.
+    parts, parts of the same name are compared. With --ep, CANDIDATE runs on the execution provider, and REFERENCE on
+    the CPU.
 
     Exit codes: 0 success, 1 failure, 2 usage error, 3 the error of an output exceeds --threshold.
 
@@ -45,6 +46,7 @@ def command(**options: Any) -> None:
       winml compare model.onnx int8.onnx --threshold 0.2
       winml compare ./checkpoint ./finetuned --by-module
       winml compare ./checkpoint int4.onnx --by-module --step 8
+      winml compare model.onnx model.onnx --ep webgpu
       winml compare built built_int8 --submodel decoder
     """
     request = CompareRequest(**stated_fields(CompareRequest, options))

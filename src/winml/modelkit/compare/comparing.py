@@ -55,7 +55,7 @@ class CompareOptions:
     """Options of a comparison."""
 
     run: RunOptions = field(default_factory=lambda: RunOptions(""))
-    """Inputs of both models."""
+    """Inputs of both models, and the execution provider of the candidate."""
     by_module: bool = False
     threshold: float | None = None
     """Maximum relative error of an output."""
@@ -95,11 +95,19 @@ def compare_models(
             f"reference and candidate are the same {type(reference).__name__} object",
             hint="Pass a copy as one of them: copy.deepcopy(model).",
         )
+    provider = options.run.stated_provider
+    if provider is not None and not isinstance(candidate, Path):
+        raise UsageError(
+            f"{opt.ep if options.run.ep else opt.device} requires an ONNX file as candidate, and PyTorch runs this one",
+            hint="Omit it, or pass the ONNX file as the second model.",
+        )
     with ExitStack() as stack:
         # The candidate runs like in production, with ONNX Runtime's optimizations, unless modules are compared.
         left_file, right_file = (
-            OnnxSide(model, by_module=options.by_module, as_written=is_as_written) if isinstance(model, Path) else None
-            for model, is_as_written in ((reference, True), (candidate, options.by_module))
+            OnnxSide(model, by_module=options.by_module, as_written=is_as_written, provider=runs_on)
+            if isinstance(model, Path)
+            else None
+            for model, is_as_written, runs_on in ((reference, True, None), (candidate, options.by_module, provider))
         )
         inverse = {name: original for original, name in options.names.items()}
         left = left_file or stack.enter_context(_open_in_torch(reference, inputs, right_file, inverse))
@@ -318,6 +326,7 @@ def _compare_whole(
         threshold=options.threshold,
         step=options.step,
         tolerance=options.tolerance,
+        provider=options.run.stated_provider,
         notes=(*samples.values[0].notes, *notes, *_missing_notes(pair, missing)),
     )
     _refuse_random_outputs(pair, result.worst.fidelity, options.tolerance)

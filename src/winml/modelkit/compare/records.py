@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from winml.modelkit.compare.fidelity import OutputFidelity, QualitySamples, judged_outputs, quality_record
 from winml.modelkit.records import Record, entry, json_value, recorded
@@ -15,6 +15,9 @@ from winml.modelkit.report.result import Result
 from winml.modelkit.tags import address
 from winml.modelkit.tags.address import ModuleIdentity
 from winml.modelkit.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from winml.modelkit.ort.devices import ChosenProvider
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ class ModelComparison(Result, document="compare.table:comparison_document", rows
     """Relative error of a module that is considered rounding."""
     step: int | None = None
     """Step of a generated text at which decoders were compared; ``None`` without a step."""
+    provider: ChosenProvider | None = None
+    """Execution provider of the candidate; ``None`` for the CPU provider by default, and for PyTorch."""
     notes: tuple[str, ...] = ()
     graph_name: str = ""
     """Name of the graph in the candidate file; empty without a file or without a module comparison."""
@@ -110,6 +115,7 @@ class ModelComparison(Result, document="compare.table:comparison_document", rows
             outputs=tuple(outputs),
             threshold=any_part.threshold,
             tolerance=any_part.tolerance,
+            provider=any_part.provider,
             notes=tuple(notes),
             parts=dict(parts),
         )
@@ -191,6 +197,8 @@ class ModelComparison(Result, document="compare.table:comparison_document", rows
             "draws": self.samples.count,
             "input_source": "data set" if self.samples.source == "dataset" else self.samples.source,
             "step": self.step,
+            "provider": None if self.provider is None else self.provider.provider.name,
+            **({} if self.provider is None else self.provider.device_record()),
             "threshold": self.threshold,
             "is_within": self.is_within,
             "verdict": json_value(self.verdict),

@@ -95,6 +95,8 @@ def _comparison_figures(result: records.ModelComparison) -> Iterator[doc.Figure]
 def _comparison_fields(result: records.ModelComparison) -> Iterator[doc.Field]:
     yield "reference", result.reference
     yield "candidate", result.candidate
+    if result.provider is not None:
+        yield "candidate runs on", f"{result.provider.provider.name} on {result.provider.device_words}"
     yield "inputs", samples_words(result.samples)
     if result.parts:
         yield "worst", output_words(result.worst)

@@ -13,6 +13,7 @@ from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.report.plan import PlannedStep
 from winml.modelkit.verbs.answers import AnswerPlan, ModuleAnswerRequest, plan_answer
 from winml.modelkit.verbs.file_to_file import read_sizes
+from winml.modelkit.verbs.running import DeviceFields
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.compared_models import ModelPairs
@@ -39,7 +40,7 @@ def _read_names(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareRequest(ModuleAnswerRequest, DataSetFields):
+class CompareRequest(ModuleAnswerRequest, DataSetFields, DeviceFields):
     """Request of ``winml compare``."""
 
     reference: str = declare(None, MODEL, is_argument=True)
@@ -84,6 +85,7 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[ModelPairs]:
     from winml.modelkit.builds.found_models import source_files
     from winml.modelkit.compare.comparing import value_files
 
+    request.refuse_unknown_provider()
     if not request.by_module:
         refuse_stated(request, _ONLY_BY_MODULE, "{} shows modules", f"Add {opt.by_module}, or omit {{}}.")
     pairs = resolve_pairs(request.reference, request.candidate, request.submodel)
@@ -121,7 +123,13 @@ def run_comparison(plan: AnswerPlan[ModelPairs], request: CompareRequest) -> Mod
     from winml.modelkit.compare.comparing import CompareOptions
     from winml.modelkit.ort.opened_model import RunOptions
 
-    run = RunOptions(request.candidate, sizes=request.sizes, input_data=request.input_data, seed=request.seed)
+    run = RunOptions(
+        request.candidate,
+        sizes=request.sizes,
+        input_data=request.input_data,
+        seed=request.seed,
+        **request.provider_options,
+    )
     return plan.subject.compare(
         CompareOptions(
             run,

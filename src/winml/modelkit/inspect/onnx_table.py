@@ -237,6 +237,16 @@ def _weight_table(inspection: OnnxInspection) -> doc.Table:
     )
 
 
+def _copy_fields(fit: ProviderFit) -> Iterator[doc.Field]:
+    """Describe the values that are copied between the CPU and the device in each run."""
+    if fit.copies:
+        total = sum(len(entry.values) for entry in fit.copies)
+        yield "copies", f"{count_noun(total, 'value')} in each run, between nodes on the CPU and on the device"
+    for number, entry in enumerate(fit.copies):
+        detail = doc.Detail.ALWAYS if number < _MAX_LISTED_MODULES else doc.Detail.VERBOSE
+        yield "copies", entry.words, detail
+
+
 def provider_fit_document(fit: ProviderFit) -> doc.Document:
     """Describe the number of supported nodes, and each cause of unsupported nodes."""
     verb = "lists" if fit.basis == "document" else "takes"
@@ -244,6 +254,7 @@ def provider_fit_document(fit: ProviderFit) -> doc.Document:
     fields: list[doc.Field] = [
         ("provider", f"{fit.name}, for the {fit.device}: {output}"),
         ("said by", f"{_BASIS_WORDS[fit.basis]} ({fit.source})"),
+        *_copy_fields(fit),
         *(("limit", f"{limit.count} {limit.operator}: {limit.limit}") for limit in fit.limits),
         *doc.note_fields(fit.notes),
     ]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import onnx
 import onnxruntime as ort
 
 from winml.modelkit.errors import StageError, UsageError, opt
-from winml.modelkit.inspect.provider_fit import Basis, Finding, FindingKind, ListedLimit, ProviderFit
+from winml.modelkit.inspect.provider_fit import Basis, Finding, FindingKind, ListedLimit, ModuleCopies, ProviderFit
 from winml.modelkit.metadata_keys import FLOAT_SOURCE_KEY
 from winml.modelkit.onnx.contexts import refuse_compiled
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
@@ -34,6 +35,9 @@ from winml.modelkit.ort.devices import (
 )
 from winml.modelkit.ort.execution_providers import Device, find_execution_provider, short_name
 from winml.modelkit.ort.kernels import (
+    NO_KERNEL,
+    SIZES_ON_CPU,
+    CopiedValue,
     KernelTable,
     OperatorTable,
     TypedNode,
@@ -231,7 +235,24 @@ class _NodeChecks:
         version = (
             f"{self.chosen.provider.name} {provider_version(self.chosen.provider)}, ONNX Runtime {ort.__version__}"
         )
-        return self._create_fit("provider", version, len(assignment.nodes), supported)
+        fit = self._create_fit("provider", version, len(assignment.nodes), supported)
+        return replace(fit, copies=self._count_copies(assignment.copies))
+
+    def _count_copies(self, copies: Iterable[CopiedValue]) -> tuple[ModuleCopies, ...]:
+        """Count copied values by module, the most first."""
+        by_module: dict[str, list[CopiedValue]] = defaultdict(list)
+        for copy in copies:
+            by_module[self.facts.module_of_value.get(copy.name, "")].append(copy)
+        counts = [
+            ModuleCopies(
+                module,
+                sum(copy.to_device for copy in copied),
+                sum(not copy.to_device for copy in copied),
+                tuple(copy.name for copy in copied),
+            )
+            for module, copied in by_module.items()
+        ]
+        return tuple(sorted(counts, key=lambda entry: -len(entry.values)))
 
     def by_own_kernels(self) -> ProviderFit | None:
         """Return the result of the kernels if each node has a kernel for its own types, else None."""
@@ -312,6 +333,9 @@ class _NodeChecks:
             self._add_finding(*finding, node)
         if findings:
             return
+        if reason in (NO_KERNEL, SIZES_ON_CPU):
+            self._add_finding("refused", _typed_name(node), reason, node)
+            return
         is_listed = self.table is None or node.operator in (*self.table.operators, *self.table.also)
         self._add_finding("refused" if is_listed else "operator", node.operator, reason or _NO_REASON, node)
 
@@ -362,6 +386,10 @@ class _NodeChecks:
             case "dtype":
                 remedy = next((text for dtype, text in _dtype_remedies().items() if dtype in subject), "")
                 return remedy.format(path=path) or f"{_ON_CPU}: avoid values of this type in large MatMuls."
+            case "refused" if reason in (NO_KERNEL, SIZES_ON_CPU) and not re.search(" of .*float", subject):
+                return "Nothing: sizes and masks take microseconds on the CPU. Copies of the results are listed."
+            case "refused" if reason == NO_KERNEL:
+                return f"{_ON_CPU}. Optimize the float export for this provider: winml optimize --level full --ep {ep}."
             case "refused":
                 return (
                     f"{_ON_CPU}. Use different {opt.ep_options} or a different {opt.device}; winml compile lists the "

@@ -45,6 +45,25 @@ class ListedLimit(Record):
 
 
 @dataclass(frozen=True)
+class ModuleCopies(Record):
+    """Values of one module that are copied between the CPU and the device in each run."""
+
+    module: str
+    """Dotted path of the module that computes the values; of inputs and weights, of their first reader."""
+    to_device: int
+    to_cpu: int
+    values: tuple[str, ...]
+    """Names of the values."""
+
+    @property
+    def words(self) -> str:
+        """The numbers of copies, for people."""
+        counts = ((self.to_device, "to the device"), (self.to_cpu, "back"))
+        directions = ", ".join(f"{count} {direction}" for count, direction in counts if count)
+        return f"{self.module or '(the root)'} {directions}"
+
+
+@dataclass(frozen=True)
 class ProviderFit(Record):
     """Support of a file by a provider."""
 
@@ -64,6 +83,9 @@ class ProviderFit(Record):
     """Causes of unsupported nodes, the most frequent first."""
     limits: tuple[ListedLimit, ...]
     notes: tuple[str, ...]
+    copies: tuple[ModuleCopies, ...] = ()
+    """Copies between nodes on the CPU and nodes on the device, the most first; without inputs and outputs of the graph.
+    Empty unless the provider was asked by a session, and for compiling providers."""
 
     @property
     @recorded(entry(before="nodes"))

@@ -6,7 +6,7 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx
 
@@ -56,6 +56,8 @@ class GraphFacts:
     module_of_scope: Mapping[str, str]
     """Module path as node names have it → module."""
     notes: tuple[str, ...]
+    module_of_value: Mapping[str, str] = field(default_factory=dict)
+    """Name of a value → module of its producer; of an input or a weight, of its first reader."""
 
     def node_called(self, name: str, op_type: str, domain: str) -> NodeFacts:
         """Return a node by its name in ONNX Runtime; a new record for unknown or unnamed nodes."""
@@ -92,11 +94,14 @@ def read_facts(model: onnx.ModelProto) -> GraphFacts:
     axes_by_dimension = _find_open_axes(model.graph)
     nodes = []
     scopes: dict[str, str] = {}
+    module_of_value: dict[str, str] = {}
     for node, tag in zip(contents.nodes, tree.tags, strict=True):
         proto = node.proto
         module = paths.get(tag, tag)
         if proto.name:
             scopes.setdefault(scope_path(name_scope(proto.name, proto.op_type)), module)
+        for name in (*proto.input, *proto.output):
+            module_of_value.setdefault(name, module)
         if proto.op_type == "Constant" and not proto.domain:
             continue
         names = [name for name in (*proto.input, *proto.output) if name in types.dtypes]
@@ -115,7 +120,7 @@ def read_facts(model: onnx.ModelProto) -> GraphFacts:
         )
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     sums = frozenset(stated_sums(metadata))
-    return GraphFacts(tuple(nodes), axes_by_dimension, sums, opsets, scopes, notes)
+    return GraphFacts(tuple(nodes), axes_by_dimension, sums, opsets, scopes, notes, module_of_value)
 
 
 def _find_open_axes(graph: onnx.GraphProto) -> dict[str, list[str]]:

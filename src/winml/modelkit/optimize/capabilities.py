@@ -6,10 +6,11 @@ Command flags, config keys and the pipeline are derived from the registry. Pure 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from winml.modelkit.ort.fused_operators import kernel_types, providers_with_kernels
 from winml.modelkit.registries import Registry
 
 Level = Literal["none", "basic", "extended", "full"]
@@ -27,12 +28,7 @@ Engine = Literal["winml", "onnxruntime"]
 """Implementation of a change: a pass of winml, in memory; or ONNX Runtime's offline optimizer, through a file."""
 
 _ORT: Engine = "onnxruntime"
-# Specified: the execution providers ONNX Runtime enables its transformers for, by their short names.
 _CPU = ("cpu",)
-_CPU_CUDA = ("cpu", "cuda")
-_CPU_CUDA_DML = ("cpu", "cuda", "dml")
-_CPU_DML = ("cpu", "dml")
-_CPU_WEBGPU = ("cpu", "webgpu")
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,8 @@ class Capability:
     contrib_transformers: tuple[str, ...] = ()
     """Transformers that create operators of ONNX Runtime; only from level ``extended`` on, or if enabled by name."""
     providers: tuple[str, ...] = ()
-    """Short names of the execution providers that run the operators it creates; empty: any."""
+    """Short names of the execution providers that run the operators it creates; empty: any. By default, the providers
+    with kernels for ``kernels``."""
     makes: tuple[str, ...] = ()
     """Operators created only by this capability; their number gives how often it fired."""
     layer: str = ""
@@ -74,6 +71,26 @@ class Capability:
     """
     sets: tuple[str, str] | None = None
     """For a capability without a separate pass: the capability whose pass it changes, and the keyword to set."""
+    kernels: tuple[str, ...] = ()
+    """Operators of ONNX Runtime that it creates, as named in the table of kernels (``ort/fused_operators``)."""
+
+    def __post_init__(self) -> None:
+        """Set the default of ``providers``."""
+        object.__setattr__(self, "providers", self.providers or providers_with_kernels(self.kernels))
+
+    def has_kernels(self, provider: str | None, types: Collection[str]) -> bool:
+        """Return True unless a provider has kernels, and none of them for one of these float types.
+
+        The CPU provider runs other types between casts.
+
+        Args:
+            provider: Short name of the provider; None: any.
+            types: Float types of the graph, as numpy names them.
+        """
+        if provider is None or provider == "cpu" or not types:
+            return True
+        rows = (kernel_types(operator) for operator in self.kernels)
+        return all(provider not in row or set(types).intersection(row[provider]) for row in rows)
 
     @property
     def flag(self) -> str:
@@ -85,6 +102,7 @@ _PASSES = "winml.modelkit.optimize"
 _GELUS = ("Gelu", "com.microsoft:Gelu", "com.microsoft:BiasGelu")
 _LAYER_NORMS = ("LayerNormalization", "com.microsoft:SkipLayerNormalization")
 _SKIP_NORM = "SkipSimplifiedLayerNormalization"
+_BIASED_ATTENTION = "com.microsoft:GroupQueryAttention(attention_bias)"
 _RULES_FOR_NOTHING = (
     "EliminateIdentity", "EliminateSlice", "UnsqueezeElimination", "EliminateDropout", "ExpandElimination",
     "CastElimination", "PreShapeNodeElimination", "NoopElimination",
@@ -163,76 +181,84 @@ _ENTRIES = (
     Capability(
         "gelu_fusion", "fuse the nodes of GELU into one", "basic", _ORT,
         transformers=("GeluFusionL1",), since_opset=20, contrib_transformers=("GeluFusionL2",),
-        providers=_CPU_CUDA_DML, makes=_GELUS,
+        kernels=("com.microsoft:Gelu",), makes=_GELUS,
     ),
     Capability(
         "layer_norm_fusion", "fuse the nodes of layer normalization into one", "basic", _ORT,
         transformers=("LayerNormFusionL1",), since_opset=17, contrib_transformers=("LayerNormFusionL2",),
-        providers=_CPU_CUDA_DML, makes=_LAYER_NORMS,
+        kernels=("LayerNormalization",), makes=_LAYER_NORMS,
     ),
     # Operators of ONNX Runtime.
     Capability(
         "fast_gelu_fusion", "fuse the nodes of GELU with tanh into FastGelu", "extended", _ORT,
-        contrib_transformers=("FastGeluFusion",), providers=_CPU_CUDA_DML, makes=("com.microsoft:FastGelu",),
+        contrib_transformers=("FastGeluFusion",), kernels=("com.microsoft:FastGelu",),
+        makes=("com.microsoft:FastGelu",),
     ),
     Capability(
         "quick_gelu_fusion", "fuse x · sigmoid(1.702 x), and x · sigmoid(x), into QuickGelu", "extended",
-        _ORT, contrib_transformers=("QuickGeluFusion",), providers=_CPU_CUDA_DML,
+        _ORT, contrib_transformers=("QuickGeluFusion",), kernels=("com.microsoft:QuickGelu",),
         makes=("com.microsoft:QuickGelu",),
     ),
     Capability(
         "bias_gelu_fusion", "fuse Gelu with the addition before it", "extended", _ORT,
-        contrib_transformers=("BiasGeluFusion",), providers=_CPU_CUDA_DML, makes=("com.microsoft:BiasGelu",),
+        contrib_transformers=("BiasGeluFusion",), kernels=("com.microsoft:BiasGelu",),
+        makes=("com.microsoft:BiasGelu",),
     ),
     Capability(
         "skip_layer_norm_fusion", "fuse LayerNormalization with the addition before it", "extended", _ORT,
-        contrib_transformers=("SkipLayerNormFusion", "BiasSkipLayerNormFusion"), providers=_CPU_CUDA_DML,
+        contrib_transformers=("SkipLayerNormFusion", "BiasSkipLayerNormFusion"),
+        kernels=("com.microsoft:SkipLayerNormalization",),
         makes=("com.microsoft:SkipLayerNormalization",),
     ),
     Capability(
         "matmul_transpose_fusion", "fuse MatMul with the Transpose nodes before it", "extended", _ORT,
-        contrib_transformers=("MatmulTransposeFusion",), providers=_CPU_CUDA_DML, marks=("MatmulTransposeFusion",),
+        contrib_transformers=("MatmulTransposeFusion",), kernels=("com.microsoft:FusedMatMul",),
+        marks=("MatmulTransposeFusion",),
         layer="MatMul",
     ),
+    # The kernel of CUDA takes Relu only.
     Capability(
         "conv_activation_fusion", "fuse Conv with the activation after it", "extended", _ORT,
-        contrib_transformers=("ConvActivationFusion",), providers=_CPU_WEBGPU, makes=("com.microsoft:FusedConv",),
+        contrib_transformers=("ConvActivationFusion",), providers=("cpu", "webgpu"),
+        kernels=("com.microsoft:FusedConv",), makes=("com.microsoft:FusedConv",),
         layer="Conv",
     ),
     Capability(
         "gather_fusion", "replace several Gather or Slice nodes of one tensor by Split", "extended", _ORT,
-        contrib_transformers=("GatherSliceToSplitFusion", "GatherToSliceFusion"), providers=_CPU_CUDA,
+        contrib_transformers=("GatherSliceToSplitFusion", "GatherToSliceFusion"), providers=("cpu", "cuda"),
     ),
     Capability(
         "dynamic_quantize_matmul_fusion", "fuse dynamic quantization, integer MatMul and scaling into one node",
         "extended", _ORT,
-        contrib_transformers=("MatMulIntegerToFloatFusion", "DynamicQuantizeMatMulFusion"), providers=_CPU_DML,
+        contrib_transformers=("MatMulIntegerToFloatFusion", "DynamicQuantizeMatMulFusion"),
+        kernels=("com.microsoft:DynamicQuantizeMatMul", "com.microsoft:MatMulIntegerToFloat"),
         makes=("com.microsoft:DynamicQuantizeMatMul", "com.microsoft:MatMulIntegerToFloat"),
     ),
     Capability(
         "simplified_layer_norm_fusion", "fuse the nodes of RMSNorm into one", "extended",
-        "winml", providers=_CPU_CUDA, makes=("SimplifiedLayerNormalization", f"com.microsoft:{_SKIP_NORM}"),
+        "winml", kernels=("SimplifiedLayerNormalization",),
+        makes=("SimplifiedLayerNormalization", f"com.microsoft:{_SKIP_NORM}"),
         implementation=f"{_PASSES}.decoders.norm_fusions:RootMeanSquareNormFusionPass",
     ),
     Capability(
         "skip_simplified_layer_norm_fusion", "fuse RMSNorm with the addition before it",
-        "extended", "winml", providers=_CPU_CUDA, makes=(f"com.microsoft:{_SKIP_NORM}",),
+        "extended", "winml", kernels=(f"com.microsoft:{_SKIP_NORM}",), makes=(f"com.microsoft:{_SKIP_NORM}",),
         implementation=f"{_PASSES}.decoders.norm_fusions:SkipNormFusionPass",
     ),
     Capability(
         "group_query_attention_fusion", "fuse attention with a KV cache into GroupQueryAttention", "full", "winml",
-        providers=_CPU, makes=("com.microsoft:GroupQueryAttention",),
+        kernels=(_BIASED_ATTENTION,), makes=("com.microsoft:GroupQueryAttention",),
         implementation=f"{_PASSES}.decoders.grouped_attention_fusion:GroupQueryAttentionFusionPass",
     ),
     Capability(
         "attention_fusion", "fuse attention into MultiHeadAttention", "full", "winml",
-        providers=_CPU_CUDA_DML, makes=("com.microsoft:MultiHeadAttention",),
+        kernels=("com.microsoft:MultiHeadAttention",), makes=("com.microsoft:MultiHeadAttention",),
         implementation=f"{_PASSES}.attention_fusion:AttentionFusionPass",
     ),
     # Only when enabled by name, and for onnxruntime-genai, which pads prompts on the right; PyTorch counts padding too.
     Capability(
         "token_windows", "count the sliding windows of GroupQueryAttention in tokens, without padding",
-        None, "winml", providers=_CPU, marks=("/mask/past_tokens",),
+        None, "winml", kernels=(_BIASED_ATTENTION,), marks=("/mask/past_tokens",),
         sets=("group_query_attention_fusion", "counts_tokens"),
     ),
     # Only if enabled by name. Products of three axes and additions become Gemm between two reshapes, and the graph is
@@ -244,16 +270,19 @@ _ENTRIES = (
     # ONNX Runtime 1.31 removes a scale that a second product still reads, and then cannot load the graph.
     Capability(
         "matmul_scale_fusion", "fuse MatMul with the scaling after it", None, _ORT,
-        contrib_transformers=("MatMulScaleFusion",), providers=_CPU_CUDA_DML, marks=("MatMulScaleFusion",),
+        contrib_transformers=("MatMulScaleFusion",), kernels=("com.microsoft:FusedMatMul",),
+        marks=("MatMulScaleFusion",),
     ),
     Capability(
         "gemm_activation_fusion", "fuse Gemm with the activation after it", None, _ORT,
-        contrib_transformers=("GemmActivationFusion",), providers=_CPU, makes=("com.microsoft:FusedGemm",),
+        contrib_transformers=("GemmActivationFusion",), kernels=("com.microsoft:FusedGemm",),
+        makes=("com.microsoft:FusedGemm",),
         layer="Gemm",
     ),
     Capability(
         "gelu_approximation", "approximate GELU by FastGelu; changes the outputs slightly", None, _ORT,
-        contrib_transformers=("GeluApproximation",), providers=_CPU_CUDA, makes=("com.microsoft:FastGelu",),
+        contrib_transformers=("GeluApproximation",), kernels=("com.microsoft:FastGelu",),
+        makes=("com.microsoft:FastGelu",),
         config=(("optimization.enable_gelu_approximation", "1"),),
     ),
     Capability(

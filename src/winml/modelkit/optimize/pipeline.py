@@ -28,6 +28,7 @@ from winml.modelkit.optimize.graph_matching import CONTRIB_DOMAIN
 from winml.modelkit.optimize.onnxruntime_engine import rewrite_with_onnxruntime
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.selected_nodes import Rewrite, rewrite_selected
+from winml.modelkit.ort.fused_operators import kernel_types, providers_in_table
 from winml.modelkit.tags.address import common_start
 from winml.modelkit.tags.carry.carrying import carry_tags
 from winml.modelkit.tags.tagging import Coverage, all_nodes, measure_coverage, node_graphs, operator_name, read_tag
@@ -259,7 +260,9 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
             lacks.
         OptimizeError: an engine failed, or tags were lost.
     """
-    enabled = list(options.enabled())
+    requested, float_types = list(options.enabled()), _float_types(model)
+    enabled = [entry for entry in requested if entry.has_kernels(options.ep, float_types)]
+    idle_notes = _idle_notes([entry for entry in requested if entry not in enabled], options, float_types)
     opset = options.opset or model.opset_imports.get("")
     if opset is not None:
         options.refuse_older_opset(opset)
@@ -304,7 +307,7 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
     return OptimizeResult(
         model,
         changed=fingerprint(model) != fingerprint_before,
-        notes=tuple(dict.fromkeys((*notes, *_provider_notes(model, options)))),
+        notes=tuple(dict.fromkeys((*notes, *idle_notes, *_provider_notes(model, options)))),
         coverage=coverage,
         fired=done.fired,
         fired_in=done.fired_in,
@@ -366,14 +369,13 @@ def _provider_notes(model: ir.Model, options: OptimizeOptions) -> tuple[str, ...
     if options.ep is None:
         return ()
     prefix = f"{CONTRIB_DOMAIN}:"
-    makers = [entry for entry in CAPABILITIES.values() if entry.providers]
-    foreign = []
-    for name in sorted(GraphCensus.of(model).operators):
-        if name.startswith(prefix):
-            # Operators that no capability makes are supported at best where the others are.
-            entries = [entry for entry in makers if name in entry.makes] or makers
-            if not any(options.ep in entry.providers for entry in entries):
-                foreign.append(name.removeprefix(prefix))
+    operators = [name for name in sorted(GraphCensus.of(model).operators) if name.startswith(prefix)]
+    # Operators outside of the table are supported at best where the others are.
+    foreign = [
+        name.removeprefix(prefix)
+        for name in operators
+        if options.ep not in (kernel_types(name) or providers_in_table())
+    ]
     if not foreign:
         return ()
     operator_words = f"{', '.join(foreign)} (com.microsoft)"
@@ -382,6 +384,34 @@ def _provider_notes(model: ir.Model, options: OptimizeOptions) -> tuple[str, ...
         "or none."
     )
     return (note,)
+
+
+def _float_types(model: ir.Model) -> frozenset[str]:
+    """Return the float types of the inputs and weights of a graph, as numpy names them."""
+    values = (*model.graph.inputs, *model.graph.initializers.values())
+    dtypes = {value.dtype for value in values if value.dtype is not None and value.dtype.is_floating_point()}
+    return frozenset(str(dtype.numpy()) for dtype in dtypes)
+
+
+def _idle_notes(
+    capabilities: Sequence[Capability], options: OptimizeOptions, float_types: Collection[str]
+) -> tuple[str, ...]:
+    """Note the capabilities whose operators have no kernel for the float types of the graph; `()` without any.
+
+    Raises:
+        UsageError: a capability is enabled by name.
+    """
+    if not capabilities:
+        return ()
+    types = " or ".join(sorted(float_types))
+    for entry in options.named():
+        if entry in capabilities:
+            raise UsageError(
+                f"{options.spelled(entry.name)}: execution provider {options.ep} has no kernel of the resulting "
+                f"operators in {types}",
+                hint="Omit it, use a different provider, or export in another dtype.",
+            )
+    return (f"{options.ep} has no kernel in {types} for: {', '.join(entry.name for entry in capabilities)}.",)
 
 
 def _refuse_lost_tags(before: Coverage, after: Coverage) -> None:

@@ -136,6 +136,8 @@ def _choose_library_provider(
     """
     kind_name = fitting_kind(provider, device_kinds(provider), {})
     kind: Device = next(device_kind for device_kind in get_args(Device) if device_kind == kind_name)
+    if (stand_in := stand_in_kind(provider, {})) and device in (None, provider.devices[0]):
+        return ChosenProvider(provider, provider.devices[0], dict(options), stand_in)
     if device is not None and device != kind:
         raise UsageError(
             f"{opt.device} {device}: {provider.name} selects the {kind} by default, and winml does not know the option "

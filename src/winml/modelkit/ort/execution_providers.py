@@ -110,7 +110,14 @@ _BUILT_IN: Mapping[str, ExecutionProvider] = {
         },
         packages={"darwin": "onnxruntime"},
     ),
-    "webgpu": ExecutionProvider("WebGpuExecutionProvider", ("gpu",)),
+    "webgpu": ExecutionProvider(
+        "WebGpuExecutionProvider",
+        ("gpu",),
+        packages=dict.fromkeys(("linux", "win32", "darwin"), "onnxruntime-ep-webgpu"),
+        plug_in="onnxruntime_ep_webgpu",
+        plug_in_devices="GPUs, or a graphics driver in software with ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1,",
+        simulates=("gpu",),
+    ),
     "xnnpack": ExecutionProvider("XnnpackExecutionProvider", ("cpu",)),
     # These compile a graph ahead for a processor with planned memory.
     "qnn": ExecutionProvider(

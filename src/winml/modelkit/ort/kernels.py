@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import onnxruntime as ort
@@ -37,8 +37,8 @@ def ask_onnxruntime(question: Mapping[str, object], who: str, seconds: float) ->
         seconds: Time limit of the process.
 
     Returns:
-        The answer, and node name → printed reason why the provider does not run the
-        node.
+        The answer, with the printed ``copies`` of values between the CPU and the device; and node name → printed reason
+        why the provider does not run the node.
 
     Raises:
         StageError: the process ended without an answer, or did not answer in time.
@@ -61,7 +61,9 @@ def ask_onnxruntime(question: Mapping[str, object], who: str, seconds: float) ->
                 hint=f"{_last_line(log)} Use different {opt.ep_options}, or a different {opt.ep}.".strip(),
             ) from None
         with log.open(encoding="utf-8", errors="replace") as lines:
-            return reported, reasons_in_log(lines)
+            reasons = reasons_in_log(lines)
+            lines.seek(0)
+            return {**reported, "copies": copies_in_log(lines)}, reasons
 
 
 def _last_line(log: Path) -> str:
@@ -241,6 +243,13 @@ def _type_words(kernels: Sequence[_Kernel], actual: Mapping[str, set[str]]) -> s
 _NODE = re.compile(r"Operator type: \S+ Node name: (.*?) Node index: \d+")
 _REASON = re.compile(r"^\s*REASON : (.*\S)")
 """Format in QNN's log of a refused unit's nodes, followed by the reason."""
+_WITHOUT_KERNEL = re.compile(r"kernel not found in registries for Op type: \S+ node name: (.+?)\s*(?:\x1b\[m)?$")
+_COMPUTES_SIZES = re.compile(r"Force fallback to CPU execution for node:? (.+?) because the CPU execution path")
+"""Format in the log of providers with kernels, and of ONNX Runtime for nodes that it moves to the CPU."""
+NO_KERNEL = "it has no kernel of this operator for these types"
+SIZES_ON_CPU = "ONNX Runtime computes sizes on the CPU, where the readers of the result expect them"
+_COPY = re.compile(r"Add (MemcpyFromHost|MemcpyToHost)\S* (?:after|before) (\S+) for ")
+"""Format of ONNX Runtime's log of an inserted copy, with the name of the value."""
 _NODE_NAMED = re.compile(r"\.?\w+ node `[^`]*` will not be assigned to .*$")
 """Suffix of some reasons, which repeats the node."""
 _ASSIGNMENT_SECONDS = 1800
@@ -260,6 +269,13 @@ class AssignedNode:
     """True if the provider runs it; else the CPU provider does."""
 
 
+class CopiedValue(NamedTuple):
+    """A value that is copied in each run between a node on the CPU and a node on the device."""
+
+    name: str
+    to_device: bool
+
+
 @dataclass(frozen=True)
 class Assignment:
     """Nodes of a graph, with their assignment to a provider."""
@@ -269,6 +285,8 @@ class Assignment:
     """Name of an unassigned node → reason, if the provider states it."""
     problem: str = ""
     """Reason why no session could be opened; then there are no nodes."""
+    copies: tuple[CopiedValue, ...] = ()
+    """Values that are copied between nodes on the CPU and nodes on the device in each run."""
 
 
 def reports_placement() -> bool:
@@ -335,7 +353,7 @@ def read_placement(name: str, reported: Mapping[str, Any], reasons: Mapping[str,
     if "problem" in reported:
         return Assignment(reasons=reasons, problem=reported["problem"])
     nodes = tuple(AssignedNode(node, op_type, domain, ep == name) for ep, node, op_type, domain in reported["assigned"])
-    return Assignment(nodes, reasons)
+    return Assignment(nodes, reasons, copies=tuple(CopiedValue(*copy) for copy in reported.get("copies", ())))
 
 
 def reasons_in_log(lines: Iterable[str]) -> dict[str, str]:
@@ -345,12 +363,22 @@ def reasons_in_log(lines: Iterable[str]) -> dict[str, str]:
     for line in lines:
         if match := _NODE.search(line):
             names.append(match[1])
+        elif match := _WITHOUT_KERNEL.search(line):
+            reasons[match[1]] = NO_KERNEL
+        elif match := _COMPUTES_SIZES.search(line):
+            reasons[match[1]] = SIZES_ON_CPU
         elif match := _REASON.match(line):
             reasons |= dict.fromkeys(names, _NODE_NAMED.sub("", match[1]))
             names = []
         elif line.strip():
             names = []
     return reasons
+
+
+def copies_in_log(lines: Iterable[str]) -> list[tuple[str, bool]]:
+    """Parse the values that are copied between the CPU and the device, True for copies to the device, from a log."""
+    matches = filter(None, map(_COPY.search, lines))
+    return [(match[2], match[1] == "MemcpyFromHost") for match in matches]
 
 
 _TABLES = Path(__file__).with_name("documented_operators.json")

@@ -57,6 +57,11 @@ class RunOptions:
         """
         return choose_provider(self.ep, self.device, self.ep_options)
 
+    @property
+    def stated_provider(self) -> ChosenProvider | None:
+        """The execution provider, if a provider, a device or a provider option is stated."""
+        return self.choose_provider() if self.ep or self.device or self.ep_options else None
+
 
 @dataclass(frozen=True)
 class OpenedModel:

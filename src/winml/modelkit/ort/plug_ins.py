@@ -98,9 +98,10 @@ _NODE_FAILED = re.compile(
 
 
 _SOURCE_LOCATION = re.compile(
-    r"/\S+\.(?:cc|cpp|h|hpp):\d+ [^()]*(?:\((?:[^()]|\([^()]*\))*\))+(?: const)?(?: \[with [^\]]*\])? "
+    r"/\S+\.(?:cc|cpp|h|hpp):\d+ [^()]*(?:\((?:[^()]|\([^()]*\))*\))+(?: const)?(?: \[with [^\]]*\])?"
+    r"(?:::<lambda\(\)>)? (?:.{1,200}? was false\. )?"
 )
-"""Location of an error in ONNX Runtime's own source: a path of its build machine, and a signature."""
+"""Location of an error in ONNX Runtime's own source: a path of its build machine, a signature, and a C++ condition."""
 
 
 def installed_plug_ins() -> tuple[str, ...]:
@@ -281,7 +282,7 @@ def stand_in_kind(provider: ExecutionProvider, options: Mapping[str, str]) -> st
     """
     _register_plug_in(provider)
     kind = fitting_kind(provider, list(map(_kind_of, _devices_of(provider.name))), options)
-    selected = _selected_kinds(provider, options)
+    selected = _selected_kinds(provider, options) or set(provider.simulates).intersection(provider.devices[:1])
     return kind if selected and kind not in selected else ""
 
 

@@ -25,7 +25,7 @@ MEASUREMENT = "Measurement"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProviderFields:
+class DeviceFields:
     """Options of the execution provider and device."""
 
     ep: str | None = declare(None, DEVICE, metavar="NAME", default_words="cpu, or by --device", is_common=True)
@@ -34,13 +34,11 @@ class ProviderFields:
     """Kind of device."""
     ep_options: dict[str, str] = declare({}, DEVICE, metavar="KEY=VALUE", is_repeatable=True, read=parse_ep_options)
     """Option of the execution provider."""
-    threads: int | None = declare(None, DEVICE, minimum=1, maximum=_MOST_THREADS, default_words="that of ONNX Runtime")
-    """CPU threads per operator (intra-op)."""
 
     @property
     def provider_options(self) -> dict[str, Any]:
         """Name of a field → value, for ``RunOptions``."""
-        return {field: getattr(self, field) for field in ProviderFields.__dataclass_fields__}
+        return {field: getattr(self, field) for field in DeviceFields.__dataclass_fields__}
 
     def refuse_unknown_provider(self) -> None:
         """Refuse an unknown provider name, before heavy imports.
@@ -60,6 +58,19 @@ class ProviderFields:
         from winml.modelkit.ort.devices import choose_provider
 
         return choose_provider(self.ep, self.device, self.ep_options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProviderFields(DeviceFields):
+    """Options of the execution provider, device and threads."""
+
+    threads: int | None = declare(None, DEVICE, minimum=1, maximum=_MOST_THREADS, default_words="that of ONNX Runtime")
+    """CPU threads per operator (intra-op)."""
+
+    @property
+    def provider_options(self) -> dict[str, Any]:
+        """Name of a field → value, for ``RunOptions``."""
+        return {**super().provider_options, "threads": self.threads}
 
 
 @dataclass(frozen=True, kw_only=True)

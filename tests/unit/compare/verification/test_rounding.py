@@ -11,9 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from winml.modelkit.compare.outputs import Rounding, VerificationInfo
+from winml.modelkit.compare.outputs import Rounding, VerificationInfo, compare_outputs
 from winml.modelkit.compare.verification.reference_run import PreparedPart, prepared_part, run_reference
-from winml.modelkit.compare.verification.rounding import MOST_SET_ASIDE, compare_stable_draws
+from winml.modelkit.compare.verification.rounding import (
+    MOST_SET_ASIDE,
+    accept_half_precision,
+    compare_stable_draws,
+)
 from winml.modelkit.compare.verification.sizes import Draw
 from winml.modelkit.errors import VerificationError
 from winml.modelkit.models.live_module import loaded_from_module
@@ -235,3 +239,19 @@ def test_model_is_restored() -> None:
     model = Chooser()
     compared(model, [CLEAR, TIE, CLEAR], choosing_otherwise(2))
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_half_precision_is_judged_by_the_error_of_pytorch() -> None:
+    """Outputs as near to float32 as PyTorch in float16 are equal; those for other inputs are not."""
+    module = Cancelling().half()
+    sample = {"values": torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).half()}
+    with prepared_part(loaded_from_module(module, sample).only_part) as prepared:
+        draw = Draw(sample, run_reference(prepared, sample), {})
+        (name,) = draw.reference
+        exact = {name: sample["values"].numpy()}
+        other = {name: exact[name][::-1].copy()}
+        for outputs, is_equal in ((exact, True), (other, False)):
+            comparisons = compare_outputs([draw.reference], [outputs]).comparisons
+            assert not comparisons[0].is_equal
+            (judged,) = accept_half_precision(prepared, draw, outputs, comparisons)
+            assert is_equal == judged.is_equal == (judged.relative_diff <= judged.threshold)

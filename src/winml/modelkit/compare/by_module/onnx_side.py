@@ -32,7 +32,7 @@ from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.graph_inputs import graph_inputs
 from winml.modelkit.ort.graph_sessions import open_session
 from winml.modelkit.ort.quantized_states import QuantizedStates
-from winml.modelkit.ort.sessions import Session
+from winml.modelkit.ort.sessions import CPU, Session
 from winml.modelkit.tags import address
 from winml.modelkit.tags.address import ModuleIdentity
 from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
@@ -93,7 +93,7 @@ class OnnxSide:
         self.tree: OnnxTree | None = None
         self.is_rounded = False
         self._session: Session | None = None
-        self._as_written = as_written or provider is not None
+        self._as_written = as_written
         self._place: dict[str, Any] = (
             {} if provider is None else {"providers": provider.names, "provider_options": provider.options}
         )
@@ -106,7 +106,7 @@ class OnnxSide:
             refuse_compiled_modules(self.structure, path)
             self._read_modules()
         # A separate provider computes with the bits of its device.
-        self.is_rounded = self.is_rounded or provider is not None
+        self.is_rounded = self.is_rounded or (provider is not None and provider.names != CPU)
 
     @functools.cached_property
     def module_classes(self) -> Mapping[str, str]:

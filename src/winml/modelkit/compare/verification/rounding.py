@@ -200,6 +200,56 @@ def is_decided_by_rounding(prepared: PreparedPart, draw: Draw, outputs: Collecti
         return set(outputs) <= moved
 
 
+def accept_half_precision(
+    prepared: PreparedPart, draw: Draw, outputs: Arrays, comparisons: Sequence[OutputComparison]
+) -> tuple[OutputComparison, ...]:
+    """Accept differences of a computation in 16 bits that are rounding: PyTorch runs in float32, too.
+
+    An output is accepted if it is at most :data:`_UNITS_OF_HALF` times as far from PyTorch in float32 as PyTorch in 16
+    bits is. A wrong graph, such as one with a frozen size, is far from both.
+
+    Args:
+        prepared: The part, with parameters in 16 bits.
+        draw: A sample with reference outputs of PyTorch in 16 bits.
+        outputs: Outputs of the file.
+        comparisons: Comparison of the outputs with the reference outputs.
+    """
+    try:
+        with with_values(prepared) as weighted, _widened_to_float32(weighted.model):
+            inputs = {name: value.float() if value.dtype in _HALVES else value for name, value in draw.inputs.items()}
+            exact = run_reference(weighted, inputs)
+    except ExportError:
+        return tuple(comparisons)  # a forward for one dtype only
+    accepted = []
+    for entry in comparisons:
+        name = entry.name
+        spread = _largest_distance(draw.reference[name], exact[name])
+        distance = _largest_distance(outputs[name], exact[name])
+        is_rounding = not entry.is_equal and not entry.problem and distance <= _UNITS_OF_HALF * spread
+        limit = (1 + _UNITS_OF_HALF) * spread / entry.scale if is_rounding else entry.threshold
+        accepted.append(replace(entry, is_equal=True, threshold=limit) if is_rounding else entry)
+    return tuple(accepted)
+
+
+_HALVES = (torch.float16, torch.bfloat16)
+_UNITS_OF_HALF = 2
+"""Chosen: kernels that round in another order are about as far from float32."""
+
+
+@contextmanager
+def _widened_to_float32(model: nn.Module) -> Iterator[None]:
+    """Convert 16-bit parameters and buffers to float32 for the time of the block."""
+    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.dtype in _HALVES]
+    narrow = [tensor.data for tensor in tensors]
+    try:
+        for tensor in tensors:
+            tensor.data = tensor.data.float()
+        yield
+    finally:
+        for tensor, data in zip(tensors, narrow, strict=True):
+            tensor.data = data
+
+
 def has_uncertain_scores(prepared: PreparedPart, draw: Draw, rounding: Rounding) -> bool:
     """Return True if rounding alone determines PyTorch's scores for the inputs of a sample."""
     with with_values(prepared) as weighted:

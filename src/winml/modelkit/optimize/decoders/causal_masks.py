@@ -29,6 +29,8 @@ _SIZES = ((2, 5, 7), (1, 1, 9), (2, 4, 0), (3, 1, 4))
 _WIDEST_WINDOW = 1 << 16
 """Chosen: of a wider window the runs that show it would need too much memory."""
 _SEED = 0
+_INTEGER = ir.DataType.INT64
+"""Type of ``attention_mask`` and of shapes."""
 
 
 @dataclass(frozen=True)
@@ -171,10 +173,14 @@ class MaskWriter:
         self._tagged = self._tagged or node
 
     def bias(self, mask: CausalMask) -> ir.Value:
-        """Return the value added to the scores: rows × 1 × tokens × all tokens. Later tokens are not hidden here."""
-        visible = self._node_output("float", "Cast", [self.interface.mask], to=ir.DataType.FLOAT)
-        hidden = self._node_output("hidden", "Sub", [self._scalar_constant("one", 1.0, ir.DataType.FLOAT), visible])
-        row = self._node_output("row", "Mul", [hidden, self._lowest_bias()])
+        """Return the value added to the scores: rows × 1 × tokens × all tokens. Later tokens are not hidden here.
+
+        Computed in integers: GPU providers leave these to the CPU, which has the mask, and copy one value.
+        """
+        hidden = self._node_output("hidden", "Sub", [self.interface.mask, self._scalar_constant("one", 1, _INTEGER)])
+        factor = self._scalar_constant("factor", -int(_LOWEST), _INTEGER)
+        numbers = self._node_output("numbers", "Mul", [hidden, factor])
+        row = self._node_output("row", "Cast", [numbers], to=ir.DataType.FLOAT)
         plane = self._node_output("plane", "Unsqueeze", [row, self._vector_constant("middle", [1, 2])])
         if mask.window is not None:
             plane = self._node_output(f"windowed_{mask.window}", "Add", [plane, self._window_bias(mask.window)])
@@ -186,10 +192,14 @@ class MaskWriter:
 
     def lengths(self) -> tuple[ir.Value, ir.Value]:
         """Return, as int32, the position of the last token in every row, and the number of all tokens."""
-        total = self._node_output("total_int", "Cast", [self._total_length()], to=ir.DataType.INT32)
-        last = self._node_output("last_place", "Sub", [total, self._scalar_constant("one_int", 1, ir.DataType.INT32)])
+        last = self._node_output("last_place", "Sub", [self._total_length(), self._scalar_constant("one", 1, _INTEGER)])
         rows = self._node_output("rows", "Shape", [self.interface.mask], start=0, end=1)
-        return self._node_output("places", "Expand", [last, rows]), self._node_output("count", "Squeeze", [total])
+        spread = self._node_output("spread", "Expand", [last, rows])
+        total = self._node_output("total_number", "Squeeze", [self._total_length()])
+        return (
+            self._node_output("places", "Cast", [spread], to=ir.DataType.INT32),
+            self._node_output("count", "Cast", [total], to=ir.DataType.INT32),
+        )
 
     def sees_any(self, mask: CausalMask) -> ir.Value:
         """Return True for tokens with a visible token, inside the window if any: rows × tokens × 1."""

@@ -1,0 +1,110 @@
+"""Comparison of a built file on the execution provider it is for, with the CPU provider.
+
+For providers that compile a file when a session is created; others write a compiled file, which the compile stage
+compares.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml.modelkit.builds.dtypes import requested_quantizations
+from winml.modelkit.builds.manifest_records import ProviderComparison
+from winml.modelkit.errors import StageError, UsageError, opt
+from winml.modelkit.ort.execution_providers import find_execution_provider
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.plan import BuildPlan
+    from winml.modelkit.ort.devices import ChosenProvider
+
+_MIN_SQNR_DB = 20.0
+"""Default minimum SQNR of files with values in few bits. Chosen: as for compiled files."""
+_FLOAT32_MIN_SQNR_DB = 40.0
+"""Default minimum SQNR of float32 files. Chosen: products of GPUs may have 10 bits of mantissa (TF32); a wrong graph is
+near 0 dB."""
+
+
+def opens_on_provider(plan: BuildPlan) -> bool:
+    """Return True if a build names a provider that compiles the file when a session is created."""
+    section = plan.config.compile
+    if section is None or section.ep is None or not plan.verify:
+        return False
+    return not find_execution_provider(section.ep).has_compiled_form
+
+
+def compare_on_provider(plan: BuildPlan, model: Path) -> ProviderComparison:
+    """Run a built file on its provider and on the CPU provider, and compare the outputs.
+
+    Args:
+        plan: The build, with a provider in its compile section.
+        model: The ONNX file.
+
+    Returns:
+        The comparison, or the reason why the provider cannot run the file here.
+
+    Raises:
+        VerificationError: an output differs more than the limit.
+    """
+    from winml.modelkit.ort.devices import choose_provider, provider_version
+
+    section = plan.config.compile
+    assert section is not None  # see opens_on_provider
+    assert section.ep is not None
+    provider = find_execution_provider(section.ep)
+    try:
+        chosen = choose_provider(section.ep, section.device, section.ep_options or {})
+    except (UsageError, StageError) as error:
+        return ProviderComparison(provider=provider.name, problem=error.message)
+    comparison = ProviderComparison(
+        provider=provider.name,
+        version=provider_version(provider),
+        device=chosen.device,
+        simulated_on=chosen.stand_in,
+    )
+    return _measure_quality(plan, model, chosen, comparison, section.min_sqnr_db)
+
+
+def _measure_quality(
+    plan: BuildPlan, model: Path, chosen: ChosenProvider, comparison: ProviderComparison, minimum_db: float | None
+) -> ProviderComparison:
+    """Run both providers; return the comparison with the quality, or with the problem of the provider.
+
+    Raises:
+        VerificationError: an output differs more than the limit.
+    """
+    from winml.modelkit.compare.fidelity import measure_fidelity
+    from winml.modelkit.compare.files import reference_outputs, refuse_below_minimum_sqnr
+    from winml.modelkit.compare.quality_samples import SampleRequest
+    from winml.modelkit.compile.file_compilation import SAMPLES
+    from winml.modelkit.models.request import processor_folder
+    from winml.modelkit.ort.opened_model import RunOptions
+    from winml.modelkit.progress import counted
+
+    run = RunOptions(str(model), seed=plan.request.seed)
+    folder = processor_folder(plan.onnx_path or plan.request)
+    request = SampleRequest(
+        run, folder, count=SAMPLES // 2 if chosen.stand_in else SAMPLES, tries_sizes=True, model=model
+    )
+    try:
+        feeds, expected, samples = reference_outputs(model, request.read)
+        session = chosen.open(model)
+        outputs = [session.run(sample) for sample in counted(feeds, "sample")]
+    except (UsageError, StageError) as error:
+        reason = error.message.replace(str(model), "the file")
+        return comparison.model_copy(update={"problem": f"it cannot run the file here: {reason}"})
+    is_float32 = not requested_quantizations(plan.config) and "float16" not in {
+        str(array.dtype) for array in expected[0].values()
+    }
+    limit_db = minimum_db if minimum_db is not None else _FLOAT32_MIN_SQNR_DB if is_float32 else _MIN_SQNR_DB
+    fidelity = measure_fidelity(expected, outputs, limit_db, samples)
+    hint = (
+        f"{chosen.provider.name} computes the file differently from the CPU. Compare module by module: winml compare "
+        f"FILE.onnx FILE.onnx --by-module --ep {plan.config.compile.ep if plan.config.compile else ''}. Set a lower "
+        f"{opt.min_sqnr}, or build anyway with {opt.no_verify}."
+    )
+    refuse_below_minimum_sqnr(fidelity, f"the CPU provider ({chosen.provider.name} runs the file)", feeds[0], hint)
+    worst = fidelity.worst
+    return comparison.model_copy(
+        update={"output": worst.name, "sqnr_db": worst.sqnr_db, "min_sqnr_db": limit_db, "samples": samples.count}
+    )
