@@ -49,6 +49,7 @@ def onnx_inspection_document(inspection: OnnxInspection, limits: TreeLimits | No
             *([_module_table(inspection, limits)] if limits is not None and inspection.modules else []),
             *([_node_table(inspection)] if inspection.module_nodes is not None else []),
             _weight_table(inspection),
+            *([] if inspection.fit is None else provider_fit_document(inspection.fit).blocks),
         ]
     )
 
