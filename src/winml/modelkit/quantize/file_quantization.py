@@ -52,7 +52,7 @@ from winml.modelkit.tags.tagging import measure_coverage
 from winml.modelkit.transform import graph_file
 from winml.modelkit.transform.module_functions import graph_modules, source_notes
 from winml.modelkit.transform.records import GraphSummary
-from winml.modelkit.words import count_noun, size_words
+from winml.modelkit.words import count_noun, size_change_words, size_words
 
 
 def _kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[str]:
@@ -541,8 +541,10 @@ def _size_notes(before: GraphSummary, after: GraphSummary) -> tuple[str, ...]:
     """Note a hardly smaller file: scripts that read the exit code would not notice."""
     if after.size_bytes < _LEAST_SAVING * before.size_bytes:
         return ()
-    sizes = f"{size_words(after.size_bytes)} of {size_words(before.size_bytes)}"
-    return (f"The file is hardly smaller than its source ({sizes}): see which nodes were not quantized, and why.",)
+    sizes = f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)}"
+    change = size_change_words(before.size_bytes, after.size_bytes)
+    text = f"Compared with its source, the result is {change} ({sizes}): the lines left state which nodes stay in float"
+    return (f"{text}, and why.",)
 
 
 def _range_notes(model: ir.Model) -> tuple[str, ...]:
