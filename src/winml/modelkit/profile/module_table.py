@@ -155,32 +155,52 @@ def _compared_table(
     rows = module_rows(profiles, depth=depth)
     if top is not None:
         rows = sorted(rows, key=lambda row: -abs(_ends(row)[1] - _ends(row)[0]))[:top]
-    folds = [] if top is not None else list(_fold_layers(rows))
-
-    def cells(name: doc.Cell, row: TimedRow[ModuleTime], tags: Sequence[str]) -> list[doc.Cell]:
-        return [name, row.entry.class_name, *_compared_cells(row), _weights_cell(compared, tags)]
-
-    return doc.Table(
-        doc.columns(
-            ("module", "name"),
-            doc.Column("class", detail=doc.Detail.PAGE),
+    return _module_table(
+        rows,
+        [] if top is not None else list(_fold_layers(rows)),
+        [
             *_compared_columns(profiles, names),
             doc.Column("weights", "bytes", key="weights in the file, with those of the modules inside"),
-        ),
-        [
-            cells(row.path if top is not None else doc.Nested(row.name, row.path, row.level), row, [row.entry.tag])
-            for row in rows
         ],
+        lambda module: [*_compared_cells(module.row), _weights_cell(compared, module.tags)],
+        is_tree=top is None,
+        is_hidden=is_hidden,
+        phase=phase,
+    )
+
+
+def _module_table(
+    rows: Sequence[TimedRow[ModuleTime]],
+    folds: Sequence[_FoldedLayers],
+    columns: Sequence[doc.Column | tuple[str, doc.Kind]],
+    cells_of: Callable[[_ModuleRow], Sequence[doc.Cell]],
+    *,
+    is_tree: bool,
+    is_hidden: bool,
+    phase: str = "",
+) -> doc.Table:
+    """Build a table of modules.
+
+    Args:
+        rows: The modules.
+        folds: Equal layers among them.
+        columns: Columns after name and class.
+        cells_of: Returns the cells of these columns.
+        is_tree: True if names are indented; else the rows are a list of paths.
+        is_hidden: True if a terminal does not show the table.
+        phase: Phase of a decoder with a table of its own.
+    """
+
+    def cells(module: _ModuleRow) -> list[doc.Cell]:
+        name = doc.Nested(*module.names, module.row.level) if is_tree else module.names[1]
+        return [name, module.row.entry.class_name, *cells_of(module)]
+
+    return doc.Table(
+        doc.columns(("module", "name"), doc.Column("class", detail=doc.Detail.PAGE), *columns),
+        [cells(_ModuleRow(row, (row.name, row.path), (row.entry.tag,))) for row in rows],
         name=f"modules{phase}",
         heading=_in_phase("Modules", phase),
-        folds=[
-            doc.Fold(
-                fold.start,
-                fold.stop,
-                [cells(doc.Nested(*layers.names, layers.row.level), layers.row, layers.tags) for layers in fold.layers],
-            )
-            for fold in folds
-        ],
+        folds=[doc.Fold(fold.start, fold.stop, list(map(cells, fold.layers))) for fold in folds],
         is_searched=phase in ("", "step"),
         detail=doc.Detail.PAGE if is_hidden else doc.Detail.ALWAYS,
     )
@@ -323,37 +343,23 @@ def times_document(
     blocks: list[doc.Block] = [
         *charts,
         *(_class_bars(profile, name, captions.get(name, "")) for name, profile in profiles.items()),
-        doc.Table(
-            doc.columns(
-                ("module", "name"),
-                doc.Column("class", detail=doc.Detail.PAGE),
+        _module_table(
+            modules,
+            folds,
+            [
                 *times,
                 *([doc.Column(f"each {runs[-1].unit}", key="total of each")] if folds else []),
                 doc.Column("output bytes", "bytes", doc.Detail.PAGE),
                 operators,
-            ),
-            [
-                [
-                    row.path if top is not None else doc.Nested(row.name, row.path, row.level),
-                    *_module_cells(row, runs, [] if not folds else [""]),
-                ]
-                for row in modules
             ],
-            folds=[
-                doc.Fold(
-                    fold.start,
-                    fold.stop,
-                    [
-                        [doc.Nested(*layers.names, layers.row.level), *_module_cells(layers.row, runs, [layers.each])]
-                        for layers in fold.layers
-                    ],
-                )
-                for fold in folds
+            lambda module: [
+                *_time_cells(module.row, runs),
+                *([module.each] if folds else []),
+                module.row.entry.output_bytes,
+                _operator_cell(module.row),
             ],
-            name="modules",
-            heading="Modules",
-            detail=doc.Detail.PAGE if by_class else doc.Detail.ALWAYS,
-            is_searched=True,
+            is_tree=top is None,
+            is_hidden=by_class,
         ),
         doc.Table(
             doc.columns("class", ("instances", "count"), *times, operators),
@@ -438,17 +444,17 @@ def module_rows(
 
 
 @dataclass(frozen=True)
-class _JoinedLayers:
-    """One module of several equal layers."""
+class _ModuleRow:
+    """A module, or the same module of several equal layers."""
 
     row: TimedRow[ModuleTime]
-    """Sums over the layers."""
+    """Times; sums over the layers."""
     names: tuple[str, str]
-    """Short and full name, with the range of the layers."""
+    """Short and full name; for layers with their range."""
     tags: tuple[str, ...]
-    """Tags of the module in the layers."""
-    each: str
-    """Smallest and largest total time of one layer."""
+    """Tag of the module, or its tags in the layers."""
+    each: str = ""
+    """Smallest and largest total time of one layer; empty for a single module."""
 
 
 @dataclass(frozen=True)
@@ -457,7 +463,7 @@ class _FoldedLayers:
 
     start: int
     stop: int
-    layers: Sequence[_JoinedLayers]
+    layers: Sequence[_ModuleRow]
 
 
 def _fold_layers(
@@ -493,12 +499,12 @@ def _fold_layers(
         first = last + 1
 
 
-def _join_layers(rows: Sequence[TimedRow[ModuleTime]]) -> _JoinedLayers:
+def _join_layers(rows: Sequence[TimedRow[ModuleTime]]) -> _ModuleRow:
     """Sum the times of the same module in several layers, phase by phase."""
     phases = [[time for time in times if time is not None] for times in zip(*(row.times for row in rows), strict=True)]
     totals = [time.total_ms for time in phases[-1]]
     first, last = rows[0], rows[-1]
-    return _JoinedLayers(
+    return _ModuleRow(
         TimedRow(tuple(_sum_times(times) if times else None for times in phases), first.level),
         (f"{_range_words(first.name, last.name)} × {len(rows)}", _range_words(first.path, last.path)),
         tuple(row.entry.tag for row in rows),
@@ -539,23 +545,6 @@ def _range_words(first: str, last: str) -> str:
     if starts[:-1] == ends[:-1]:
         return f"{first} … .{ends[-1]}"
     return ".".join(start if start == end else "*" for start, end in zip(starts, ends, strict=True))
-
-
-def _module_cells(
-    row: TimedRow[ModuleTime], profiles: Sequence[ModuleProfile], each: Sequence[doc.Cell]
-) -> Iterator[doc.Cell]:
-    """Yield the cells of a module after its name.
-
-    Args:
-        row: The module, or several equal ones.
-        profiles: Times in each phase.
-        each: Cell with the times of each of several equal modules; ``[]`` without such a column.
-    """
-    yield row.entry.class_name
-    yield from _time_cells(row, profiles)
-    yield from each
-    yield row.entry.output_bytes
-    yield _operator_cell(row)
 
 
 def _class_rows(profiles: Sequence[ModuleProfile], top: int | None) -> list[TimedRow[ClassTime]]:
