@@ -272,8 +272,7 @@ def _print_model_inspection(model: str | None, options: Mapping[str, Any]) -> No
             inspection = replace(inspection, fit=_provider_fit(path, options))
     limits = _tree_limits(options)
     # The check of a provider ends with its remedies.
-    can_build = model is not None and options["ep"] is None
-    following = shlex.join(["winml", "build", model, "-o", "built"]) if can_build else ""
+    following = shlex.join(["winml", "build", model, "-o", "built"]) if model and options["ep"] is None else ""
     show_result(
         inspection.as_record(), options, lambda: model_inspection_document(inspection, limits).with_next(following)
     )
