@@ -194,7 +194,8 @@ def _changed_table(result: Evaluation) -> doc.Table:
 
 def _summary_fields(result: Evaluation) -> Iterator[doc.Field]:
     if result.agreement is not None:
-        differing = f"; {len(result.differing)} of {result.data.samples} samples differ" if result.differing else ""
+        count = len(result.differing)
+        differing = f"; {count} of {result.data.samples} samples differ{'s' if count == 1 else ''}" if count else ""
         yield "agreement", f"{percent_words(result.agreement)} ({result.agreement_words}{differing})"
     for limit in result.limits:
         yield "limit", limit.words

@@ -87,8 +87,10 @@ def _answer_words(result: sensitivity_records.QuantizationSensitivity) -> str:
         return f"Target {listed.verdict.limit_words}: {listed.verdict.question}."
     if whole is None or result.whole.problem or limit is None:
         return f"{result.precision} of all modules: {result.whole.problem or 'not comparable'}."
-    reached = f"{result.precision} of all modules has an SQNR of {sqnr_words(whole.lower_db)}"
-    return f"{reached}, {'above' if whole.lower_db >= limit else 'below'} the limit of {limit:.4g} dB."
+    lower, sqnr = sqnr_words(whole.lower_db), sqnr_words(whole.sqnr_db)
+    ends = "" if lower == sqnr else f" ({lower} at the lower end of its interval)"
+    side = "above" if whole.lower_db >= limit else "below"
+    return f"With all modules in {result.precision}, the SQNR is {sqnr}{ends}, {side} the limit of {limit:.4g} dB."
 
 
 def _sensitivity_figures(result: sensitivity_records.QuantizationSensitivity) -> Iterator[doc.Figure]:

@@ -185,7 +185,8 @@ function showBoxes(chart, data, classes) {
   const name = node => node.count > 1 ? `${node.label} (${node.count} ×)` : node.label;
   const byClass = () => colour.value === "class";
   const ends = () => {
-    const found = endsOf(root()), { low, high } = data.shades;
+    const { low, high, limit } = data.shades, found = endsOf(root());
+    if (limit !== null) found.splice(0, 2, Math.min(found[0], limit), Math.max(found[1], limit));
     return [low ?? (Number.isFinite(found[0]) ? found[0] : 0), high ?? (Number.isFinite(found[1]) ? found[1] : 1)];
   };
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from winml.modelkit.file_names import TUNE_RESULT_NAME
 from winml.modelkit.options import drop_words
 from winml.modelkit.report import document as doc
-from winml.modelkit.tune.records import TunedCandidate, TuneResult
+from winml.modelkit.tune.records import CandidateStatus, TunedCandidate, TuneResult
 from winml.modelkit.words import count_noun, decibel_words, percent_words, size_words, sqnr_words
 
+_STATUS_WORDS: Mapping[CandidateStatus, str] = {"right": "within the limit", "wrong": "outside the limit"}
+"""Status → its text, if different."""
 _GRADES: Mapping[str, doc.Grade] = {"won": "best", "right": "good", "slower": "fair"}
 _MAX_BAR_DB = 80.0
 """Chosen: maximum bar length; above this SQNR, noise is rounding noise."""
@@ -119,7 +121,7 @@ def _list_figures(result: TuneResult) -> Iterator[doc.Figure]:
         minimum = result.limits["min_sqnr_db"]
         meaning = "of the worst output" if minimum is None else f"of the worst output; the minimum is {minimum:g} dB"
         yield doc.Figure("SQNR", sqnr_words(winner.sqnr_db), meaning)
-    statuses = Counter(tuned.status for tuned in result.candidates)
+    statuses = Counter(_status_words(tuned, result) for tuned in result.candidates)
     status_words = ", ".join(f"{count} {status}" for status, count in statuses.items())
     yield doc.Figure("candidates", str(len(result.candidates)), status_words)
 
@@ -203,10 +205,16 @@ def _table_row(tuned: TunedCandidate, metrics: Sequence[str], result: TuneResult
 
 
 def _outcome_words(item: TunedCandidate, result: TuneResult) -> str:
-    """Describe the outcome of a candidate; an undecided tuning has no winner."""
-    if item.status == "won":
-        return "best so far" if result.verdict.is_undecided else "won"
-    return f"{item.status}: {item.reason}" if item.reason else item.status
+    """Describe the outcome of a candidate."""
+    status = _status_words(item, result)
+    return f"{status}: {item.reason}" if item.reason and item.status != "won" else status
+
+
+def _status_words(item: TunedCandidate, result: TuneResult) -> str:
+    """Describe the status of a candidate; an undecided tuning has no winner."""
+    if item.status == "won" and result.verdict.is_undecided:
+        return "best so far"
+    return _STATUS_WORDS.get(item.status, item.status)
 
 
 def _interval_text(value: float, low: float | None, high: float | None) -> str:
@@ -244,6 +252,6 @@ def _chart_dot(tuned: TunedCandidate) -> doc.Dot:
             tuned.candidate.words,
             f"{milliseconds} ms, {_latency_ratio(tuned):.2f} of the plain file",
             size_words(facts.size_bytes),
-            tuned.status,
+            _STATUS_WORDS.get(tuned.status, tuned.status),
         ),
     )
