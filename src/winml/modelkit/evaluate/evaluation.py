@@ -219,6 +219,10 @@ class _Nearness:
         return quality_record(QualitySamples("dataset", count, seed), outputs)
 
 
+_MAX_CLASSES = 10
+"""Maximum number of classes of a confusion matrix. Chosen: a page shows that many columns."""
+
+
 @dataclass
 class Scores:
     """Predictions, references and agreement over all samples, by side."""
@@ -253,6 +257,37 @@ class Scores:
     def is_disturbed(self, side: int) -> bool:
         """Return True if other load slowed the runs of a side: runs of equal sizes should take equally long."""
         return are_disturbed(self.sides[side].run_ms.values())
+
+    def confusion(self, classes: Sequence[str]) -> Confusion | None:
+        """Count the predictions of each label; ``None`` for tasks without classes.
+
+        Of many classes, those with the most errors have rows and columns of their own.
+
+        Args:
+            classes: Class names by index; ``()`` if predictions are no classes.
+        """
+        if not classes:
+            return None
+        sides = [np.asarray(side.predictions, np.int64) for side in self.sides]
+        labels = np.asarray(self.references, np.int64)
+        occurring = np.unique(np.concatenate([labels, *sides]))
+        errors = np.zeros(len(classes), np.int64)
+        for predictions in sides:
+            wrong = predictions != labels
+            np.add.at(errors, labels[wrong], 1)
+            np.add.at(errors, predictions[wrong], 1)
+        most = np.argsort(-errors[occurring], kind="stable")[:_MAX_CLASSES]
+        kept = np.sort(occurring[most])
+        folded = len(occurring) - len(kept)
+        rows = np.full(len(classes), len(kept), np.int64)
+        rows[kept] = np.arange(len(kept))
+
+        def counts(predictions: Array) -> tuple[tuple[int, ...], ...]:
+            matrix = np.zeros((len(kept) + bool(folded),) * 2, np.int64)
+            np.add.at(matrix, (rows[labels], rows[predictions]), 1)
+            return tuple(map(tuple, matrix.tolist()))
+
+        return Confusion(tuple(classes[number] for number in kept), folded, *map(counts, sides))
 
 
 def _score_samples(
@@ -588,39 +623,6 @@ def _metric_results(metrics: Sequence[Metric], scores: Scores, seed: int) -> tup
     return tuple(results)
 
 
-_MAX_CLASSES = 10
-"""Maximum number of classes of a confusion matrix. Chosen: a page shows that many columns."""
-
-
-def _confusion(classes: Sequence[str], scores: Scores) -> Confusion | None:
-    """Count the predictions of each label; ``None`` for tasks without classes.
-
-    Of many classes, those with the most errors have rows and columns of their own.
-    """
-    if not classes:
-        return None
-    sides = [np.asarray(side.predictions, np.int64) for side in scores.sides]
-    labels = np.asarray(scores.references, np.int64)
-    occurring = np.unique(np.concatenate([labels, *sides]))
-    errors = np.zeros(len(classes), np.int64)
-    for predictions in sides:
-        wrong = predictions != labels
-        np.add.at(errors, labels[wrong], 1)
-        np.add.at(errors, predictions[wrong], 1)
-    kept = np.sort(occurring[np.argsort(-errors[occurring], kind="stable")][:_MAX_CLASSES])
-    folded = len(occurring) - len(kept)
-    rows = np.full(len(classes), len(kept), np.int64)
-    rows[kept] = np.arange(len(kept))
-
-    def counts(predictions: Array) -> tuple[tuple[int, ...], ...]:
-        matrix = np.zeros((len(kept) + bool(folded),) * 2, np.int64)
-        np.add.at(matrix, (rows[labels], rows[predictions]), 1)
-        return tuple(map(tuple, matrix.tolist()))
-
-    matrices = [counts(predictions) for predictions in sides]
-    return Confusion(tuple(classes[number] for number in kept), folded, *matrices)
-
-
 def _make_evaluation(
     model: EvaluatedModel,
     baseline: Side | None,
@@ -673,7 +675,7 @@ def _make_evaluation(
         agreement_words=prepared.task.agreement_words,
         differing=tuple(number for number, share in enumerate(agreements) if share < 1),
         changed=tuple(sorted(scores.changed, key=lambda changed: changed.effect != "now wrong")),
-        confusion=_confusion(prepared.evaluator.classes, scores),
+        confusion=scores.confusion(prepared.evaluator.classes),
         limits=_pair_limits(options, metrics, agreements),
         steps=clock.timings(),
         notes=notes,
