@@ -173,7 +173,7 @@ class Confusion(Record):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the rows and columns."""
-        return (*self.classes, *([f"{self.folded} others"] if self.folded else []))
+        return (*self.classes, *([f"{self.folded} other{'s' * (self.folded > 1)}"] if self.folded else []))
 
 
 @dataclass(frozen=True)
