@@ -201,7 +201,7 @@ class _NotebookBar:
             self.show(f"{head} … {running.words}", (event.number - 1 + running.done) / event.total)
 
 
-def notebook_bar() -> _NotebookBar | None:
+def _notebook_bar() -> _NotebookBar | None:
     """Return a bar below the running notebook cell; None outside of notebooks, and inside of a step with a bar."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
@@ -214,7 +214,7 @@ def notebook_progress(noun: str) -> Callable[[int, float], None] | None:
     Args:
         noun: Plural noun of the units.
     """
-    bar = notebook_bar()
+    bar = _notebook_bar()
     return (
         None if bar is None else lambda completed, share: bar.show(f"{completed} {noun}", share, is_urgent=share >= 1)
     )
@@ -250,7 +250,7 @@ class StepClock:
 
     def __init__(self, names: Sequence[str], listener: Callable[[StepEvent], None] | None = None) -> None:
         self._names = tuple(names)
-        bar = notebook_bar() if listener is None else None
+        bar = _notebook_bar() if listener is None else None
         self._shows_bar = bar is not None
         self._listener = listener or (lambda _event: None if bar is None else bar.show_step(_event))
         self._finished: list[StepTiming] = []
