@@ -98,6 +98,26 @@ def test_evaluation_is_equal_in_terminal_file_and_python(tmp_path: Path) -> None
     assert record["baseline"]["kind"] == "pytorch"
 
 
+def test_confusion_and_changed_samples_are_recorded(folder: Path) -> None:
+    """Labels of four samples are wrong; a baseline of negated weights predicts the other class for every sample."""
+    if not (other := folder / "other").exists():
+        shutil.copytree(folder / "model", other)
+        model = AutoModelForSequenceClassification.from_pretrained(other)
+        with torch.no_grad():
+            for parameter in model.classifier.parameters():
+                parameter.neg_()
+        model.save_pretrained(other)
+    result = evaluate_model(MODEL, "texts.csv", baseline="other", columns={"label": "wrong"}).as_record()
+    confusion, changed = result["confusion"], result["agreement"]["changed_samples"]
+    missed = round(40 * (1 - result["metrics"][0]["value"]))
+    assert (["bad", "good"], 0, 40) == (confusion["classes"], confusion["folded"], sum(map(sum, confusion["model"])))
+    assert missed == confusion["model"][0][1] + confusion["model"][1][0]
+    assert confusion["model"] == [row[::-1] for row in confusion["baseline"]]
+    assert 40 == len(changed)
+    assert ["now wrong"] * missed == [sample["effect"] for sample in changed[:missed]]
+    assert all(sample["model"] != sample["baseline"] and sample["text"] for sample in changed)
+
+
 @pytest.mark.parametrize(("milliseconds", "is_busy"), [([1, 3, 3, 3], True), ([2], False)])
 def test_times_of_a_busy_machine_are_marked_as_disturbed(
     monkeypatch: pytest.MonkeyPatch, milliseconds: Sequence[int], is_busy: bool

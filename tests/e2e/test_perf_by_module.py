@@ -82,15 +82,34 @@ def test_by_module_writes_the_requested_files(workplace: Workplace, model: Path)
     assert 0 == workplace.winml(*arguments, "--trace", "trace.json", "--overwrite").code
 
 
+def test_by_module_sets_two_models_side_by_side(workplace: Workplace, model: Path) -> None:
+    """Terminal, page and JSON have the times of both; the ratio is measured without profiling."""
+    write_model(graphs.parse(BODY), workplace.folder / "other.onnx")
+    output = ("--by-module", "--iterations", "3", "--report", "pair.html", "-o", "pair.json", "-q")
+    done = workplace.winml("perf", "other.onnx", model.name, *output)
+    assert 0 == done.code, done.err
+    head = next(line.split() for line in done.out.splitlines() if line.startswith("module "))
+    assert ["module", "other.onnx", "ms", "net.onnx", "ms", "ratio", "change", "ms", "weights"] == head
+    record = json.loads((workplace.folder / "pair.json").read_text(encoding="utf-8"))
+    assert record["baseline"]["ratio"]["value"] > 0
+    trees = [side["by_module"]["tree"] for side in (record, record["baseline"])]
+    assert [["/M"], ["/M"]] == [[module["tag"] for module in tree] for tree in trees]
+    assert 2112 == record["weight_bytes"]["/M"] == record["baseline"]["weight_bytes"]["/M"]
+    assert "other.onnx ms" in (workplace.folder / "pair.html").read_text(encoding="utf-8")
+
+
+def test_page_of_two_latencies_needs_no_modules(workplace: Workplace, model: Path) -> None:
+    done = workplace.winml("perf", model.name, "--baseline", model.name, "--iterations", "2", "--report", "a.html")
+    assert 0 == done.code, done.err
+    assert "peak memory" in (workplace.folder / "a.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         (["--depth", "2"], "error: --depth requires --by-module"),
-        (["--report", "a.html"], "error: --report requires --by-module"),
-        (
-            ["--by-module", "--baseline", "net.onnx"],
-            "error: --baseline net.onnx: profiling",
-        ),
+        (["--report", "a.html", "--module", "M"], "error: --report has no effect with --module"),
+        (["--by-module", "--baseline", "pytorch"], "error: --by-module --baseline pytorch: "),
         (
             ["--by-module", "--trace", "a", "--node-data", "a"],
             "error: --node-data and --trace ",

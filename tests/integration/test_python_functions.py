@@ -48,7 +48,7 @@ def test_build_takes_the_options_of_the_command(checkpoint: Path, exported: Path
     """A checkpoint and a file are built by one function; options override the config."""
     built = winml.build_model(
         checkpoint, tmp_path / "built", config={"optim": {"level": "full"}}, level="basic", dynamic_batch=True,
-        precision="int8", exclude=["BertPooler"], verify=False, with_companions=False,
+        precision="int8", exclude=["BertLayer.0"], verify=False, with_companions=False,
     )  # fmt: skip
     record: Any = built.as_record()
     stages = {stage["name"]: stage["status"] for stage in record["parts"][0]["stages"]}
@@ -136,6 +136,16 @@ def test_inspect_describes_files_and_checkpoints(exported: Path, checkpoint: Pat
         winml.inspect_model(checkpoint, module="BertPooler")
     with pytest.raises(winml.UsageError, match=r"^revision "):
         winml.inspect_model(exported, revision="main")
+
+
+def test_inspect_checks_a_provider(exported: Path) -> None:
+    """``ep`` is that of the command: the result and its text have the support of each node."""
+    inspection: Any = winml.inspect_model(exported, ep="cpu")
+    assert inspection.fit.runs_all
+    assert inspection.as_record()["execution_provider"]["nodes"] == inspection.fit.nodes
+    assert "CPUExecutionProvider" in inspection.text()
+    with pytest.raises(winml.UsageError, match=r"^device requires"):
+        winml.inspect_model(exported, device="npu")
 
 
 def test_modules_are_extracted_and_tags_restored(exported: Path, tmp_path: Path) -> None:

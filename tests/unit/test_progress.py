@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
 import pytest
 
 from winml.modelkit.errors import ExportError
-from winml.modelkit.progress import StepClock, StepEvent, count_progress, counted, part_of_step
+from winml.modelkit.progress import (
+    StepClock,
+    StepEvent,
+    count_progress,
+    count_share,
+    counted,
+    notebook_progress,
+    part_of_step,
+)
 
 NAMES = ("load", "trace", "write")
 
@@ -109,3 +121,50 @@ def test_rest_is_estimated_once_a_share_of_the_work_is_done(done: float, is_esti
         count_progress(done, 1, "a part", notifies_listeners=True)
         (words,) = {event.running.words for event in heard if event.running is not None and event.running.done}
     assert is_estimated == ("left" in words)
+
+
+@pytest.fixture
+def cell_output(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a notebook cell displays: each drawing of a bar. Stands for the kernel of IPython."""
+    drawn: list[str] = []
+
+    def display(bar: str, *, display_id: bool) -> Any:
+        assert display_id
+        drawn.append(bar)
+        return SimpleNamespace(update=drawn.append)
+
+    package, displays = ModuleType("IPython"), ModuleType("IPython.display")
+    vars(package)["get_ipython"] = lambda: SimpleNamespace(kernel=object())
+    vars(displays).update(HTML=str, display=display)
+    monkeypatch.setitem(sys.modules, "IPython", package)
+    monkeypatch.setitem(sys.modules, "IPython.display", displays)
+    monkeypatch.setattr("winml.modelkit.progress._REDRAW_S", 0)
+    return drawn
+
+
+def test_notebook_shows_a_bar_of_the_outermost_steps(cell_output: list[str]) -> None:
+    clock = StepClock(NAMES)
+    with clock.step("load"):
+        count_share("samples")(3, 0.5)
+        with StepClock(["inner"]).step("inner"):
+            pass
+    assert any("3 samples" in bar and 'value="0.167"' in bar for bar in cell_output)
+    assert 'value="0.333"' in cell_output[-1]
+    assert not any("inner" in bar for bar in cell_output)
+
+
+def test_listener_replaces_the_bar_of_a_notebook(cell_output: list[str]) -> None:
+    with StepClock(NAMES, lambda _event: None).step("load"):
+        count_progress(1, 2, "one")
+    assert not cell_output
+
+
+def test_measurement_in_a_notebook_has_a_bar(cell_output: list[str]) -> None:
+    progress = notebook_progress("runs")
+    assert progress is not None
+    progress(5, 0.25)
+    assert "5 runs" in cell_output[-1]
+
+
+def test_program_without_a_notebook_has_no_bar() -> None:
+    assert notebook_progress("runs") is None

@@ -1,16 +1,20 @@
 """Times the steps of a flow and reports the running step.
 
-A flow wraps each step in ``with clock.step(name)``; a listener shows the progress. Prints nothing.
+A flow wraps each step in ``with clock.step(name)``; a listener shows the progress. Without a listener, a notebook shows
+a bar below the cell. Prints nothing else.
 """
 
 from __future__ import annotations
 
+import html
+import importlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from winml.modelkit.errors import WinMLError
 from winml.modelkit.records import Record, entry
@@ -93,6 +97,8 @@ class RunningStep:
     """The enclosing step."""
     tell: Callable[[], None] = field(default=lambda: None, compare=False)
     """Notifies the listener of progress."""
+    tick: Callable[[], None] = field(default=lambda: None, compare=False)
+    """Called at every count of work."""
 
     @property
     def progress(self) -> str:
@@ -145,8 +151,73 @@ def count_progress(completed: float, total: float, counted: str, *, notifies_lis
     inner, *outer = running.outward()
     for step in outer:
         step.inner, inner = inner.progress, step
-    for step in running.outward() if notifies_listeners else ():
-        step.tell()
+    for step in running.outward():
+        step.tick()
+        if notifies_listeners:
+            step.tell()
+
+
+def count_share(noun: str) -> Callable[[int, float], None]:
+    """Return a function that counts completed units, and their share of all, as progress of the running step.
+
+    Args:
+        noun: Plural noun of the units.
+    """
+    return lambda completed, share: count_progress(share, 1, f"{completed} {noun}")
+
+
+_REDRAW_S = 0.3
+"""Minimum time between two drawings of a bar. Chosen: it looks continuous, and costs a measurement nothing."""
+
+
+class _NotebookBar:
+    """A progress bar below a notebook cell."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._drawn = 0.0
+
+    def show(self, words: str, share: float, *, is_urgent: bool = False) -> None:
+        """Draw a text and a share from 0 to 1, unless the bar was just drawn and this is not urgent."""
+        now = time.monotonic()
+        if not is_urgent and now - self._drawn < _REDRAW_S:
+            return
+        self._drawn = now
+        ipython: Any = importlib.import_module("IPython.display")
+        bar = ipython.HTML(f'<progress max="1" value="{min(share, 1):.3f}"></progress> {html.escape(words)}')
+        if self._handle is None:
+            self._handle = ipython.display(bar, display_id=True)
+        else:
+            self._handle.update(bar)
+
+    def show_step(self, event: StepEvent) -> None:
+        """Draw the number, name and progress of a step, or the result of a finished one."""
+        head = f"[{event.number}/{event.total}] {event.name}"
+        if event.finished is not None:
+            words = f"{head} {event.finished.seconds:.1f} s {event.finished.summary}"
+            self.show(words, event.number / event.total, is_urgent=True)
+        elif event.running is not None:
+            running = event.running
+            self.show(f"{head} … {running.words}", (event.number - 1 + running.done) / event.total)
+
+
+def _notebook_bar() -> _NotebookBar | None:
+    """Return a bar below the running notebook cell; None outside of notebooks, and inside of a step with a bar."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return None if getattr(shell, "kernel", None) is None or _innermost.get() is not None else _NotebookBar()
+
+
+def notebook_progress(noun: str) -> Callable[[int, float], None] | None:
+    """Return a function that shows completed units, and their share of all, in a notebook; None elsewhere.
+
+    Args:
+        noun: Plural noun of the units.
+    """
+    bar = _notebook_bar()
+    return (
+        None if bar is None else lambda completed, share: bar.show(f"{completed} {noun}", share, is_urgent=share >= 1)
+    )
 
 
 @contextmanager
@@ -179,7 +250,9 @@ class StepClock:
 
     def __init__(self, names: Sequence[str], listener: Callable[[StepEvent], None] | None = None) -> None:
         self._names = tuple(names)
-        self._listener = listener or (lambda _event: None)
+        bar = _notebook_bar() if listener is None else None
+        self._shows_bar = bar is not None
+        self._listener = listener or (lambda _event: None if bar is None else bar.show_step(_event))
         self._finished: list[StepTiming] = []
         self._running: tuple[int, str, float, RunningStep] | None = None
 
@@ -192,6 +265,8 @@ class StepClock:
         number, total = self._names.index(name) + 1, len(self._names)
         running = RunningStep()
         running.tell = lambda: self._listener(StepEvent(number, total, name, running=running))
+        if self._shows_bar:
+            running.tick = running.tell
         self._running = (number, name, time.perf_counter(), running)
         running.tell()
         try:

@@ -36,6 +36,10 @@ def first_words(texts: Sequence[object], count: int, noun: str = "more") -> str:
     return ", ".join(map(str, texts[:count])) + (f" and {left_out} {noun}" if left_out > 0 else "")
 
 
+_CLEARLY_SMALLER = 1.15
+"""Chosen: a smaller factor, rounded to one digit, hides whether a file became smaller."""
+
+
 def size_words(size_bytes: int) -> str:
     """Format a size in the largest unit with a value of at least one.
 
@@ -48,6 +52,20 @@ def size_words(size_bytes: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.2f} GB"
+
+
+def size_change_words(before: int, after: int) -> str:
+    """Describe the change of a size: as a factor, or in percent if the file is not clearly smaller.
+
+    >>> size_change_words(91_000_000, 30_200_000), size_change_words(339_500, 343_500), size_change_words(1000, 995)
+    ('÷ 3.0', '1.2 % larger', '0.5 % smaller')
+    """
+    if before >= _CLEARLY_SMALLER * after > 0:
+        return f"÷ {before / after:.1f}"
+    change = 100 * (after - before) / before if before else 0.0
+    if not change:
+        return "of equal size"
+    return f"{max(abs(change), 0.1):.1f} % {'larger' if change > 0 else 'smaller'}"
 
 
 def count_words(count: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from scipy.stats import bootstrap
 from sklearn.metrics import jaccard_score
 
+from winml.modelkit.evaluate.evaluation import Scores
 from winml.modelkit.evaluate.metrics import (
     ACCURACY,
     CHARACTER_ERROR_RATE,
@@ -230,3 +232,17 @@ def test_pairs_of_many_classes_are_counted_like_pairs_of_few() -> None:
 
     assert few[:, 2].sum() == 81
     assert (few * [2_000_000, 1, 1]).tolist() == many.tolist()
+
+
+def test_confusion_of_many_classes_folds_those_without_errors() -> None:
+    """Classes 3 and 7 are confused; of the others, the first eight have rows of their own."""
+    labels = [*range(15), 3, 7]
+    sides: Any = (SimpleNamespace(predictions=[*range(15), 7, 3]), SimpleNamespace(predictions=labels))
+    confusion = Scores(sides, references=labels).confusion([f"c{number}" for number in range(20)])
+    assert confusion is not None
+    assert ([f"c{number}" for number in range(10)], 5) == ([*confusion.classes], confusion.folded)
+    assert (1, 1, 1) == (confusion.model[3][3], confusion.model[3][7], confusion.model[7][3])
+    assert confusion.baseline is not None
+    assert (2, 0, 5) == (confusion.baseline[3][3], confusion.baseline[3][7], confusion.baseline[10][10])
+    assert [17, 17] == [sum(map(sum, matrix)) for matrix in (confusion.model, confusion.baseline)]
+    assert Scores(sides, references=labels).confusion(()) is None

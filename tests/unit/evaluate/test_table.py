@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import math
+from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
-from winml.modelkit.evaluate.records import EvaluatedData, EvaluatedSide, Evaluation, Limit, MetricResult
+from winml.modelkit.evaluate.records import (
+    ChangedSample,
+    Confusion,
+    EvaluatedData,
+    EvaluatedSide,
+    Evaluation,
+    Limit,
+    MetricResult,
+)
 from winml.modelkit.evaluate.table import evaluation_document
 from winml.modelkit.profile.statistics import Summary
+from winml.modelkit.report.html import render_html
 from winml.modelkit.report.markdown import render_markdown
+from winml.modelkit.report.terminal import print_document
 
 
 def _evaluation(limits: tuple[Limit, ...], *, is_disturbed: bool = False) -> Evaluation:
@@ -74,3 +87,35 @@ def test_disturbed_time_is_hidden(is_disturbed: bool) -> None:
     told = _limit_line(Limit("min", "accuracy", 0.80, 0.90), is_disturbed=is_disturbed)
     assert is_disturbed == ("ms per sample" not in told)
     assert is_disturbed == ("seems busy" in told)
+
+
+def _printed(result: Evaluation) -> str:
+    text = io.StringIO()
+    print_document(evaluation_document(result), Console(file=text, width=200))
+    return text.getvalue()
+
+
+def test_confusion_of_few_classes_is_a_matrix_in_a_terminal() -> None:
+    confusion = Confusion(("bad", "good"), 0, ((8, 2), (0, 10)), ((9, 1), (0, 10)))
+    printed = _printed(replace(_evaluation(()), confusion=confusion))
+    assert "8 (-1)" in printed
+    assert "2 (+1)" in printed
+
+
+def test_confusion_of_many_classes_is_a_matrix_on_a_page_and_pairs_in_a_terminal() -> None:
+    names = tuple(f"class{number}" for number in range(10))
+    rows = tuple(tuple(2 * (row == column) for column in range(11)) for row in range(11))
+    wrong = (*rows[:3], (0, 7, *rows[3][2:]), *rows[4:])
+    result = replace(_evaluation(()), confusion=Confusion(names, 4, wrong))
+    printed, page = _printed(result), render_html(evaluation_document(result))
+    assert ["class3", "class1", "7"] in [line.split() for line in printed.splitlines()]
+    assert "4 others" not in printed
+    assert "4 others" in page
+
+
+def test_changed_samples_are_limited_in_a_terminal() -> None:
+    changed = tuple(ChangedSample(number, "good", "good", "bad", "now wrong", "fine") for number in range(8))
+    result = replace(_evaluation(()), changed=changed, differing=tuple(range(8)), agreement=0.84)
+    printed, page = _printed(result), render_html(evaluation_document(result))
+    assert (5, 8) == (printed.count("now wrong"), page.count("now wrong"))
+    assert "3 more samples" in printed

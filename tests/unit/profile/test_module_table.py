@@ -13,6 +13,8 @@ from winml.modelkit.profile.module_profile import ModuleProfile, charge_modules
 from winml.modelkit.profile.module_records import module_times_record
 from winml.modelkit.profile.module_table import module_rows, times_document
 from winml.modelkit.profile.node_data import node_data_record
+from winml.modelkit.report.document import Table
+from winml.modelkit.report.html import render_html
 from winml.modelkit.report.terminal import console_for, print_document
 
 TAGS = {"/a/MatMul": "/Net/A", "/b/MatMul": "/Net/B", "/b/Add": "/Net/B"}
@@ -102,3 +104,38 @@ def test_module_that_one_phase_of_a_decoder_lacks_has_a_row() -> None:
     rows = [(row.name, row.level, *(time is not None for time in row.times)) for row in module_rows([prompt, step])]
     assert [("Net", 0, True, True), ("A", 1, True, True), ("C", 1, False, True), ("B", 1, True, False)] == rows
     assert ["/Net/A", "/Net/C", "/Net/B"] == [row.path for row in module_rows([prompt, step], top=3)]
+
+
+def _three_layers() -> ModuleProfile:
+    """Profile of three layers of 10, 11 and 12 ms, each with an inner module of 1 ms, and an embedding before them."""
+    tags = {"embedding": "/Net/Embedding"}
+    for layer in range(3):
+        tags |= {f"own{layer}": f"/Net/Layer.{layer}", f"inner{layer}": f"/Net/Layer.{layer}/Inner"}
+    kernels = [
+        KernelTime(node, "MatMul", 0, 20_000.0 * number, duration, duration, 16, 8, "CPU")
+        for number, (node, tag) in enumerate(tags.items())
+        for duration in [
+            1000.0 if tag.endswith("Inner") else 9000.0 + 1000 * int(node[-1:]) if node[-1:].isdigit() else 5.0
+        ]
+    ]
+    modules = [("/Net", "", "Net")]
+    for layer in range(3):
+        tag = f"/Net/Layer.{layer}"
+        modules += [(tag, f"layer.{layer}", "Layer"), (f"{tag}/Inner", f"layer.{layer}.inner", "Inner")]
+    return charge_modules(RunProfile(tuple(kernels), (200_000.0,)), tags, modules)
+
+
+def test_equal_layers_are_one_row_with_their_spread() -> None:
+    """A terminal shows sums and spread; a list of the slowest and a page show every layer."""
+    stream = io.StringIO()
+    document = times_document({"": _three_layers()})
+    print_document(document, console_for(stream))
+    rows = [line.split() for line in stream.getvalue().splitlines()]
+    layers = next(row for row in rows if row and row[0] == "Layer.0")
+    assert ["Layer.0", "…", ".2", "×", "3", "33.000"] == layers[:6]
+    assert "10.000–12.000" in layers
+    assert ["Inner", "×", "3", "3.000"] == next(row for row in rows if row and row[0] == "Inner")[:4]
+    page = render_html(document)
+    assert 2 == page.count('data-fold="0" data-place=')
+    assert all(f"layer.{layer}" in page.replace("<wbr>", "") for layer in range(3))
+    assert not any(row.folds for row in times_document({"": _three_layers()}, top=9).blocks if isinstance(row, Table))

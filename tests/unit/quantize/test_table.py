@@ -14,7 +14,7 @@ from graphs import parse
 from weighted_graphs import weight
 from winml.modelkit import quantize_onnx
 from winml.modelkit.quantize.records import QuantizedFile
-from winml.modelkit.quantize.table import MAX_MODULE_ROWS, quantization_document
+from winml.modelkit.quantize.table import quantization_document
 from winml.modelkit.report.terminal import print_document
 from winml.modelkit.tags.tagging import NodeTag, write_tag
 
@@ -49,9 +49,8 @@ def test_modules_that_keep_their_bits_come_first(tmp_path: Path) -> None:
     table = printed[printed.index("") + 2 :]
     assert ["fp32", "fp32", "0", "1"] == table[0].split()[1:5]
     assert table[0].startswith("/TransformerForSequenceClassification/TransformerEncoder/TransformerLayer.15")
-    order = [int(line.split()[0].rpartition(".")[2]) for line in table[1:MAX_MODULE_ROWS]]
-    assert list(range(MAX_MODULE_ROWS - 1)) == order
-    assert "… and 4 more modules (--verbose shows all)" == table[-1]
+    equal = [line.split()[0].rpartition("/")[2] for line in table[1:]]
+    assert ["TransformerLayer.*", "TransformerLayer.3"] == equal, "equal layers are one row"
     assert LAYERS == len(lines(result, verbose=True)) - printed.index("") - 2
 
 
@@ -60,8 +59,8 @@ def test_narrow_terminal_loses_no_name(width: int, tmp_path: Path) -> None:
     """Long tags are folded within their column."""
     printed = lines(quantized(tmp_path), width=width)
     heading = next(line for line in printed if line.startswith("module"))
-    column = "".join(line[: heading.index("requested")].strip() for line in printed[printed.index(heading) + 1 : -1])
-    assert "/TransformerForSequenceClassification/TransformerEncoder/TransformerLayer.0" in column
+    column = "".join(line[: heading.index("requested")].strip() for line in printed[printed.index(heading) + 1 :])
+    assert "/TransformerForSequenceClassification/TransformerEncoder/TransformerLayer.*" in column
 
 
 def test_skipped_comparison_is_noted(tmp_path: Path) -> None:

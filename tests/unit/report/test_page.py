@@ -26,6 +26,7 @@ from winml.modelkit.report.document import (
     Dots,
     Fields,
     Figure,
+    Fold,
     Linked,
     Section,
     Shades,
@@ -193,6 +194,38 @@ def test_rows_of_a_module_are_shown_from_the_chart(browser: Browser, page: Path)
     browser.run("document.querySelector('.plot [tabindex=\"0\"]').focus()")
     browser.press("ArrowDown", "ArrowRight", "ArrowDown", "Tab", "Enter")
     assert ["layer.1.attention"] == browser.column("modules", 0)
+
+
+@pytest.mark.reader("chromium")
+def test_fold_opens_and_a_filter_lists_every_row(browser: Browser, tmp_path: Path) -> None:
+    """Equal layers are one row with the rows of its inner modules; a filtered or sorted table has no fold."""
+    rows = [[f"layer.{number}{inner}", float(number)] for number in range(3) for inner in ("", ".inner")]
+    fold = Fold(1, 7, [["layers", 3.0], ["layers inside", 3.0]])
+    table = Table(
+        [Column("module", "name"), Column("time", "ms")],
+        [["embedding", 1.0], *rows],
+        "modules",
+        folds=[fold],
+        is_searched=True,
+    )
+    path = tmp_path / "fold.html"
+    path.write_text(render_html(Document([table])), encoding="utf-8")
+
+    def names() -> list[str]:
+        visible = "[...document.querySelectorAll('#modules tbody tr')].filter(row => row.offsetParent !== null)"
+        found: list[str] = browser.run(f"{visible}.map(row => row.cells[0].textContent.replace(/[▸▾] /, ''))")
+        return found
+
+    browser.open(path)
+    assert ["embedding", "layers", "layers inside"] == names()
+    browser.run("document.querySelector('.opener').click()")
+    assert ["embedding", "layers", *(row[0] for row in rows)] == names()
+    browser.run("document.querySelector('.opener').click()")
+    browser.run("document.getElementById('filter').focus()")
+    browser.press(*"inner")
+    assert [row[0] for row in rows[1::2]] == names()
+    assert browser.run("document.getElementById('count').textContent") == "3 of 7 rows"
+    assert [] == browser.problems
 
 
 def test_page_of_a_large_model_is_small() -> None:

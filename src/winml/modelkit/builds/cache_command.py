@@ -84,7 +84,7 @@ def command() -> None:
 @command.command(name="ls", cls=WinMLCommand)
 @result_options(quiet="")
 def _list_builds(**options: object) -> None:
-    """List the builds in the cache with the space that removing each one frees, latest first."""
+    """List the builds in the cache, latest first, each with the disk space that its removal frees."""
     from winml.modelkit.builds.cache import list_cache
 
     contents = list_cache()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -47,16 +48,21 @@ def command(**options: Any) -> None:
 
     texts = {
         "output": lambda path: _render_markdown(diff) if path.suffix == ".md" else f"{json_text(diff.as_record())}\n",
-        "report": lambda path: page_text(diff_document(diff, folds=False), path, plan.files),
+        "report": lambda path: page_text(diff_document(diff), path, plan.files),
     }
     paths = write_answer(plan.files, texts, overwrite=options["overwrite"])
     if options["format_"] == "markdown":
         click.echo(_render_markdown(diff), nl=False)
     else:
         document = diff_document(diff, folds=not options["verbose"])
-        show_result(diff.as_record(), options, lambda: document.with_files(paths))
+        show_result(diff.as_record(), options, lambda: document.with_files(paths).with_next(_next_command(diff)))
     if not (diff.is_same or options["exit_zero"]):
         click.get_current_context().exit(NEGATIVE_RESULT)
+
+
+def _next_command(diff: StructureDiff) -> str:
+    """Return the command that compares the outputs of two files; empty if the files are equal."""
+    return "" if diff.is_same else shlex.join(["winml", "compare", str(diff.before.path), str(diff.after.path)])
 
 
 def _render_markdown(diff: StructureDiff) -> str:

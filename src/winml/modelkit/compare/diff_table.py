@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from winml.modelkit.compare import records
 from winml.modelkit.compare.table import MAX_BARS
 from winml.modelkit.errors import opt
 from winml.modelkit.report import document as doc
-from winml.modelkit.words import count_words, first_words, size_words
+from winml.modelkit.words import count_noun, count_words, first_words, size_words
 
 MAX_ROWS = 20
 """Default number of rows. Chosen: a table that fits on a screen and in a comment."""
 _STATUSES = ("changed", "added", "removed", "renamed")
 MAX_LISTED_OPERATORS = 8
 """Maximum number of operators in a line. Chosen: they fit on it."""
-_NUMBER = re.compile(r"\.\d+(?=/|$)")
-"""Number of a module among its siblings, in a tag."""
 
 
 def diff_document(diff: records.StructureDiff, *, folds: bool = True, by_change: bool = False) -> doc.Document:
@@ -51,9 +48,10 @@ def diff_document(diff: records.StructureDiff, *, folds: bool = True, by_change:
                 doc.columns(
                     "change", ("module", "name"), ("nodes", "count"), "operators", "weights", ("size", "bytes")
                 ),
-                [row.cells for row in rows],
+                [cells for row in rows for cells in row.members],
                 name="modules",
                 heading="Modules that differ",
+                folds=list(_list_folds(rows)),
                 is_searched=True,
                 brief=range(MAX_ROWS),
                 rest=f"{hidden} more modules changed less."
@@ -70,6 +68,10 @@ def diff_document(diff: records.StructureDiff, *, folds: bool = True, by_change:
         ],
         title=f"{diff.before.path.name} → {diff.after.path.name}",
         subject="structure and weights",
+        answer="Both files have the same nodes and weights."
+        if diff.is_same
+        else f"{count_noun(len(diff.modules), 'module')} of {len(diff.modules) + diff.same_modules} "
+        f"{'differs' if len(diff.modules) == 1 else 'differ'}.",
         introduction="Neither file was run: nodes, attributes and the content of weights were compared, module by "
         "module.",
         figures=list(_diff_figures(diff)),
@@ -128,21 +130,36 @@ class _Row:
     """A table row of one module, or of several equally changed modules."""
 
     cells: tuple[doc.Cell, ...]
-    modules: int
+    members: Sequence[tuple[doc.Cell, ...]]
+    """The row of each module."""
+
+    @property
+    def modules(self) -> int:
+        """Number of modules."""
+        return len(self.members)
+
+
+def _list_folds(rows: Iterable[_Row]) -> Iterator[doc.Fold]:
+    """Yield a fold for each row of several modules."""
+    start = 0
+    for row in rows:
+        if row.modules > 1:
+            yield doc.Fold(start, start + row.modules, [row.cells])
+        start += row.modules
 
 
 def _build_rows(modules: Iterable[records.ChangedModule], *, folds: bool) -> list[_Row]:
     """Build a row per module, or, if folded, per kind of change of modules that differ in numbers only."""
-    groups: dict[tuple[str, str | int, tuple[doc.Cell, ...]], list[str]] = {}
-    for number, module in enumerate(modules):
+    rows: list[tuple[str, tuple[doc.Cell, ...]]] = []
+    for module in modules:
         name = module.tag or module.class_name
         if module.renamed_from:
             name = f"{module.renamed_from} → {name}"
-        kind = _NUMBER.sub(".*", name) if folds else number
-        groups.setdefault((module.status, kind, _module_cells(module)), []).append(name)
+        rows.append((name, (module.status, *_module_cells(module))))
+    groups = doc.group_layers(rows) if folds else [([name], name, cells) for name, cells in rows]
     return [
-        _Row((status, names[0] if len(names) == 1 else f"{kind} × {len(names)}", *cells), len(names))
-        for (status, kind, cells), names in groups.items()
+        _Row((status, name, *cells), [(status, member, *cells) for member in names])
+        for names, name, (status, *cells) in groups
     ]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from winml.modelkit.compare.fidelity import OutputFidelity
 from winml.modelkit.compare.words import interval_words, nearness_words, samples_words
 from winml.modelkit.errors import opt
 from winml.modelkit.report import document as doc
+from winml.modelkit.report.module_tree import FEWEST_FOLDED
 from winml.modelkit.tags import address
 from winml.modelkit.version import __version__
 from winml.modelkit.words import MOST_DB, count_noun, percent_words, sqnr_words
@@ -53,15 +56,39 @@ def comparison_document(result: records.ModelComparison, *, depth: int | None = 
         ],
         title=f"{Path(result.candidate).name} compared with {Path(result.reference).name}",
         subject="error by module",
+        answer=_answer_words(result),
         introduction="Both models were run on the same inputs. The own error of a module is the part of its relative "
         "error that does not come from its inputs.",
         figures=list(_comparison_figures(result)),
     )
 
 
+def _answer_words(result: records.ModelComparison) -> str:
+    """Answer the comparison in one sentence: the threshold, the worst output, and the module that diverges first."""
+    verdict = "" if result.verdict is None else f"{'Within' if result.verdict.is_yes else 'Above'} the threshold. "
+    fidelity, first = result.worst.fidelity, result.first_divergence
+    if fidelity.problem:
+        words = f"Output {fidelity.name}: {fidelity.problem}"
+    elif fidelity.sqnr_db >= MOST_DB:
+        return f"{verdict}The outputs are equal."
+    else:
+        words = f"The worst output, {fidelity.name}, has an SQNR of {sqnr_words(fidelity.sqnr_db)}"
+    if result.modules is None:
+        return f"{verdict}{words}."
+    module = "No single module diverges" if first is None else f"{first.identity.words} diverges first"
+    return f"{verdict}{module}. {words}."
+
+
 def _comparison_figures(result: records.ModelComparison) -> Iterator[doc.Figure]:
     worst = result.worst
     fidelity, diverging = worst.fidelity, result.first_divergence
+    if diverging is not None:
+        own = diverging.own_error
+        error = f"own error {own:.1e}" if own is not None and math.isfinite(own) else "its own error is not finite"
+        value = address.last_segment(diverging.identity.tag)
+        yield doc.Figure("diverges first", value, f"{diverging.identity.words}: {error}", "bad")
+    elif result.modules is not None:
+        yield doc.Figure("diverges first", "none", _first_words(result))
     of_part = f" of {worst.part}" if worst.part else ""
     where = f"{'output' if len(result.outputs) == 1 else 'worst output,'} {fidelity.name}{of_part}"
     if fidelity.problem:
@@ -78,13 +105,6 @@ def _comparison_figures(result: records.ModelComparison) -> Iterator[doc.Figure]
     if worst.top1_agreement is not None:
         meaning = "of the positions have their largest value at the same index"
         yield doc.Figure("top-1 agreement", percent_words(worst.top1_agreement), meaning)
-    if diverging is not None:
-        own = diverging.own_error
-        error = f"{own:.1e}" if own is not None and math.isfinite(own) else "not finite"
-        meaning = f"own error of the first module that diverges: {diverging.identity.words}"
-        yield doc.Figure("first divergence", error, meaning, "bad")
-    elif result.modules is not None:
-        yield doc.Figure("first divergence", "none", _first_words(result))
     if result.modules is not None:
         compared = sum(module.fidelity is not None for module in result.modules)
         is_all = compared == len(result.modules)
@@ -183,14 +203,16 @@ def _module_blocks(result: records.ModelComparison, depth: int | None) -> Iterat
     names = (doc.Column("module", "name"), doc.Column("class", detail=doc.Detail.PAGE))
     error, *remaining = _ERRORS
     numbers = (doc.Column("own error", "error"), error, doc.Column("input error", "error"), *remaining)
+    rows = [_module_row(module, is_first=module is first) for module in compared]
     yield doc.Table(
         doc.columns(*names, *numbers, "remark"),
-        [_module_row(module, is_first=module is first) for module in compared],
+        rows,
         name="modules",
+        page_folds=list(_fold_layers(compared, rows, numbers, first)),
         heading="Modules, in the order they are computed",
         brief=brief,
-        rest=f"{len(brief)} of {len(modules)} modules are listed, those with the largest own error; {opt.verbose} "
-        "lists all, in the order they are computed, and why others are not compared",
+        rest=f"{len(brief)} of {len(modules)} modules, those with the largest own error ({opt.verbose} lists all in "
+        "the order of computation, and the reasons for those that are not compared)",
         is_searched=True,
     )
     yield doc.Table(
@@ -211,6 +233,65 @@ def _module_row(module: records.ComparedModule, *, is_first: bool) -> list[doc.C
     own_error = None if error is None else module.own_error
     numbers = (own_error, error, module.input_error, *cells)
     return [module.identity.words, module.identity.class_name, *numbers, _module_remark(module, is_first=is_first)]
+
+
+_LAYER = re.compile(r"(.*?)\.\d+(?=/|$)")
+"""Tag of a layer: up to the first number."""
+_NUMBER = re.compile(r"\.\d+(?=[./]|$)")
+"""Number in a tag or a path."""
+
+
+def _fold_layers(
+    modules: Sequence[records.ComparedModule],
+    rows: Sequence[Sequence[doc.Cell]],
+    numbers: Sequence[doc.Column],
+    first: records.ComparedModule | None,
+) -> Iterator[doc.Fold]:
+    """Yield a fold for each run of equal layers; no run contains the first diverging module.
+
+    Args:
+        modules: Modules in the order of computation.
+        rows: Their rows: path, class, numbers, remark.
+        numbers: Columns of the numbers.
+        first: The first diverging module.
+    """
+    layers = [
+        (tag, [place for place, _ in members])
+        for tag, members in itertools.groupby(enumerate(modules), lambda member: _layer_tag(member[1]))
+    ]
+
+    def likeness(layer: tuple[str, list[int]]) -> object:
+        kinds = [(_NUMBER.sub(".*", modules[place].identity.tag, count=1), rows[place][1]) for place in layer[1]]
+        return layer[0] if not layer[0] or any(modules[place] is first for place in layer[1]) else tuple(kinds)
+
+    for _, group in itertools.groupby(layers, likeness):
+        run = [places for _, places in group]
+        if len(run) < FEWEST_FOLDED:
+            continue
+        folded = []
+        for members in zip(*run, strict=True):
+            path = _NUMBER.sub(".*", str(rows[members[0]][0]), count=1)
+            spreads = [
+                _spread_cell(column, [rows[place][2 + index] for place in members])
+                for index, column in enumerate(numbers)
+            ]
+            folded.append([f"{path} × {len(run)}", rows[members[0]][1], *spreads, ""])
+        yield doc.Fold(run[0][0], run[-1][-1] + 1, folded)
+
+
+def _layer_tag(module: records.ComparedModule) -> str:
+    """Tag of the layer of a module; empty outside of numbered layers."""
+    match = _LAYER.match(module.identity.tag)
+    return match[0] if match else ""
+
+
+def _spread_cell(column: doc.Column, cells: Sequence[doc.Cell]) -> doc.Number:
+    """Format the smallest and the largest number of several cells: ``1.0e-01–1.8e-01``."""
+    values = sorted(cell for cell in cells if isinstance(cell, float | int))
+    if not values:
+        return doc.Number(None)
+    ends = dict.fromkeys(map(column.words, (values[0], values[-1])))
+    return doc.Number(values[-1], "–".join(ends))
 
 
 def _error_cells(fidelity: OutputFidelity | None) -> tuple[float | None, ...]:

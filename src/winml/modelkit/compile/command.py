@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @option(
     "list_",
     bool,
-    "List the execution providers that compile models, and which are installed.",
+    "List the execution providers that compile models, and state for each if it is installed.",
     DEVICE,
     spelling="--list",
     is_common=True,

@@ -8,15 +8,26 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
-from winml.modelkit.arrays import Arrays
+import numpy as np
+
+from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import FidelitySum, QualitySamples, quality_record
 from winml.modelkit.errors import InputError, UsageError, opt, spell
 from winml.modelkit.evaluate.evaluated_models import EvaluatedModel, Subject, opened_baseline, opened_model
 from winml.modelkit.evaluate.metrics import Interval, Measured, Metric, intervals, least_difference, ratio_of_sums
 from winml.modelkit.evaluate.options import AGREEMENT, EvaluationOptions
-from winml.modelkit.evaluate.records import EvaluatedData, EvaluatedSide, Evaluation, Limit, LimitKind, MetricResult
+from winml.modelkit.evaluate.records import (
+    ChangedSample,
+    Confusion,
+    EvaluatedData,
+    EvaluatedSide,
+    Evaluation,
+    Limit,
+    LimitKind,
+    MetricResult,
+)
 from winml.modelkit.evaluate.sides import Side, joined_inputs
 from winml.modelkit.evaluate.tasks.table import (
     chosen_metrics,
@@ -29,7 +40,7 @@ from winml.modelkit.options import Drop, drop_at, drop_words
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.latency import Progress
 from winml.modelkit.profile.statistics import are_disturbed, summarize
-from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.progress import StepClock, StepEvent, count_share
 from winml.modelkit.samples.columns import match_columns
 from winml.modelkit.samples.data_sets import DataSet, DataSetRequest, open_data_set
 from winml.modelkit.samples.media import Recording
@@ -208,6 +219,10 @@ class _Nearness:
         return quality_record(QualitySamples("dataset", count, seed), outputs)
 
 
+_MAX_CLASSES = 10
+"""Maximum number of classes of a confusion matrix. Chosen: a page shows that many columns."""
+
+
 @dataclass
 class Scores:
     """Predictions, references and agreement over all samples, by side."""
@@ -216,6 +231,8 @@ class Scores:
     references: list[Any] = field(default_factory=list)
     agreements: list[float] = field(default_factory=list)
     """Agreement from 0 to 1 of each sample; ``[]`` without a baseline."""
+    changed: list[ChangedSample] = field(default_factory=list)
+    """The first samples with different predictions, at most :data:`_MAX_CHANGED`."""
     nearness: _Nearness | None = None
     """Similarity of the first side's outputs to the second's; ``None`` without a baseline."""
 
@@ -240,6 +257,37 @@ class Scores:
     def is_disturbed(self, side: int) -> bool:
         """Return True if other load slowed the runs of a side: runs of equal sizes should take equally long."""
         return are_disturbed(self.sides[side].run_ms.values())
+
+    def confusion(self, classes: Sequence[str]) -> Confusion | None:
+        """Count the predictions of each label; ``None`` for tasks without classes.
+
+        Of many classes, those with the most errors have rows and columns of their own.
+
+        Args:
+            classes: Class names by index; ``()`` if predictions are no classes.
+        """
+        if not classes:
+            return None
+        sides = [np.asarray(side.predictions, np.int64) for side in self.sides]
+        labels = np.asarray(self.references, np.int64)
+        occurring = np.unique(np.concatenate([labels, *sides]))
+        errors = np.zeros(len(classes), np.int64)
+        for predictions in sides:
+            wrong = predictions != labels
+            np.add.at(errors, labels[wrong], 1)
+            np.add.at(errors, predictions[wrong], 1)
+        most = np.argsort(-errors[occurring], kind="stable")[:_MAX_CLASSES]
+        kept = np.sort(occurring[most])
+        folded = len(occurring) - len(kept)
+        rows = np.full(len(classes), len(kept), np.int64)
+        rows[kept] = np.arange(len(kept))
+
+        def counts(predictions: Array) -> tuple[tuple[int, ...], ...]:
+            matrix = np.zeros((len(kept) + bool(folded),) * 2, np.int64)
+            np.add.at(matrix, (rows[labels], rows[predictions]), 1)
+            return tuple(map(tuple, matrix.tolist()))
+
+        return Confusion(tuple(classes[number] for number in kept), folded, *map(counts, sides))
 
 
 def _score_samples(
@@ -368,6 +416,44 @@ def _finish_samples(scores: Scores, evaluator: Evaluator, waiting: dict[int, Sam
             side.predictions.append(evaluator.for_metrics(prediction, reference))
         if len(predictions) > 1:
             scores.agreements.append(evaluator.agreement(*predictions))
+            if scores.agreements[-1] < 1 and len(scores.changed) < _MAX_CHANGED:
+                scores.changed.extend(_changed_sample(evaluator, number, sample, reference, predictions))
+
+
+_MAX_CHANGED = 100
+"""Maximum number of recorded samples with different predictions. Chosen: a page of them is read in minutes."""
+_MAX_EXCERPT = 80
+"""Maximum number of characters of a recorded text. Chosen: enough to recognize the sample."""
+_TEXT_ROLES = ("question", "text", "text_pair")
+"""Roles whose values identify a sample to a reader."""
+
+
+def _changed_sample(
+    evaluator: Evaluator, number: int, sample: Sample, reference: Any, predictions: Sequence[Any]
+) -> Iterator[ChangedSample]:
+    """Yield the record of a sample with different predictions; nothing if predictions of the task have no text."""
+    model, baseline = map(evaluator.words, predictions)
+    if model is None or baseline is None:
+        return
+    effect: Literal["now wrong", "now right", "still wrong"] | None = None
+    if evaluator.classes:
+        is_right, was_right = (prediction == reference for prediction in predictions)
+        effect = "now right" if is_right else "now wrong" if was_right else "still wrong"
+    label = evaluator.words(reference)
+    text = " | ".join(sample[role] for role in _TEXT_ROLES if isinstance(sample.get(role), str))
+    yield ChangedSample(
+        number,
+        None if label is None else _shorten(label),
+        _shorten(baseline),
+        _shorten(model),
+        effect,
+        _shorten(text),
+    )
+
+
+def _shorten(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _MAX_EXCERPT else f"{text[: _MAX_EXCERPT - 1]}…"
 
 
 _DIFFERENCE = 2
@@ -459,7 +545,7 @@ def evaluate(
         sides = [model.side, *([baseline] if baseline is not None else [])]
         prepared = prepared.fitting(sides, model, options)
         with clock.step(_SAMPLES) as step:
-            scores = prepared.scores(sides, progress)
+            scores = prepared.scores(sides, progress or count_share("samples"))
             step.summary = f"{len(scores.references)} run"
         with clock.step(_METRICS):
             metrics = _metric_results(prepared.metrics, scores, options.seed)
@@ -588,6 +674,8 @@ def _make_evaluation(
         quality=None if scores.nearness is None else scores.nearness.record(len(scores.references), options.seed),
         agreement_words=prepared.task.agreement_words,
         differing=tuple(number for number, share in enumerate(agreements) if share < 1),
+        changed=tuple(sorted(scores.changed, key=lambda changed: changed.effect != "now wrong")),
+        confusion=scores.confusion(prepared.evaluator.classes),
         limits=_pair_limits(options, metrics, agreements),
         steps=clock.timings(),
         notes=notes,

@@ -114,7 +114,7 @@ class Limit(Record):
         verdict = self.verdict
         needs = f"; {verdict.decided_by} would decide" if verdict.is_undecided else ""
         missed = "; these samples miss it" if verdict.is_undecided and not self.is_met else ""
-        return f"{verdict.limit_words}: {self.question}, it is {verdict.reason}{missed}{needs}"
+        return f"{verdict.limit_words}: {self.question}; measured: {verdict.reason}{missed}{needs}"
 
     @property
     def question(self) -> str:
@@ -126,7 +126,7 @@ class Limit(Record):
 
     @property
     def _bound_words(self) -> str:
-        words = {"min": "at least", "max": "at most", "max_drop": "no more than"}[self.kind]
+        words = {"min": "at least", "max": "at most", "max_drop": "at most"}[self.kind]
         return f"{words} {self.limit:g}{' worse than the baseline' if self.kind == 'max_drop' else ''}"
 
     @property
@@ -155,6 +155,41 @@ class Limit(Record):
             count = needed_samples(margin)
         step = 10 ** max(len(str(count)) - 2, 0)
         return f"about {-(-count // step) * step} samples"
+
+
+@dataclass(frozen=True)
+class Confusion(Record):
+    """Confusion matrix of a classification; classes without an error are folded if there are many."""
+
+    classes: tuple[str, ...]
+    """Classes of the rows and columns."""
+    folded: int
+    """Number of classes that share the last row and column; 0: each class has its own."""
+    model: tuple[tuple[int, ...], ...]
+    """For each label, the number of samples by predicted class."""
+    baseline: tuple[tuple[int, ...], ...] | None = None
+    """The same of the baseline; ``None`` without a baseline."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the rows and columns."""
+        return (*self.classes, *([f"{self.folded} other{'s' * (self.folded > 1)}"] if self.folded else []))
+
+
+@dataclass(frozen=True)
+class ChangedSample(Record):
+    """A sample with different predictions of model and baseline; texts are shortened."""
+
+    sample: int
+    """Number from 0 among the samples run."""
+    label: str | None
+    """Reference value; ``None`` if the task has none."""
+    baseline: str
+    model: str
+    effect: Literal["now wrong", "now right", "still wrong"] | None
+    """Effect on the metric; ``None`` if predictions of the task are not either right or wrong."""
+    text: str = field(default="", metadata=entry(null_if_empty=True))
+    """First characters of the text of the sample; empty for images and audio."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +263,11 @@ class Evaluation(
     """Quality record of the outputs relative to the baseline, on the same samples; ``None`` without a baseline."""
     differing: tuple[int, ...] = field(default=(), metadata=entry(skip=True))
     """Indices of the samples without full agreement, from 0, among the samples run."""
+    changed: tuple[ChangedSample, ...] = field(default=(), metadata=entry(skip=True))
+    """Samples with different predictions, those now wrong first; a bounded number, of tasks with textual
+    predictions."""
+    confusion: Confusion | None = field(default=None, metadata=entry(before="limits"))
+    """Confusion matrix; ``None`` for tasks without classes."""
     limits: tuple[Limit, ...] = ()
     steps: tuple[StepTiming, ...] = ()
     notes: tuple[str, ...] = field(default=())
@@ -300,6 +340,7 @@ class Evaluation(
             "share": self.agreement,
             "means": self.agreement_words,
             "differing_samples": self.differing,
+            "changed_samples": [sample.as_record() for sample in self.changed],
             "quality": self.quality,
         }
 

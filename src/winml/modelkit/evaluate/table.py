@@ -6,22 +6,45 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from winml.modelkit.evaluate.records import EvaluatedSide, Evaluation, number_words
+from winml.modelkit.errors import opt
+from winml.modelkit.evaluate.records import Confusion, EvaluatedSide, Evaluation, number_words
 from winml.modelkit.report import document as doc
 from winml.modelkit.words import percent_words, rough_words
+
+_MAX_MATRIX_COLUMNS = 6
+"""Maximum number of classes of a confusion matrix in a terminal. Chosen: it fits beside names of ten letters."""
+_MAX_BRIEF_ROWS = 5
+"""Maximum number of changed samples and confusions in a terminal. Chosen: the metrics stay on the screen."""
 
 
 def evaluation_document(result: Evaluation) -> doc.Document:
     """Build the document: models, metrics with intervals, and limits."""
     return doc.Document(
-        [doc.Fields(list(_side_fields(result))), _metric_chart(result), _metric_table(result)],
+        [
+            doc.Fields(list(_side_fields(result))),
+            _metric_chart(result),
+            _metric_table(result),
+            *([] if result.confusion is None else _confusion_tables(result.confusion)),
+            _changed_table(result),
+        ],
         doc.Fields(list(_summary_fields(result))),
         title=Path(result.model.name).name or result.model.name,
         subject=f"{result.task} on {result.data.name}",
+        answer=_answer_words(result),
         introduction=f"{result.data.words} of split {result.data.split}. An interval holds the value in 95 of 100 "
         "draws of as many samples.",
         figures=list(_evaluation_figures(result)),
     )
+
+
+def _answer_words(result: Evaluation) -> str:
+    """Answer in one sentence: the verdict on the limits, else the first metric beside the baseline's."""
+    main = result.metrics[0]
+    if result.verdict is not None:
+        limits = f"Limit{'s' if len(result.limits) > 1 else ''} {result.verdict.limit_words}"
+        return f"{limits}: {result.verdict.question}; measured: {result.verdict.reason}."
+    beside = "" if main.baseline is None else f", {number_words(main.baseline)} of the baseline"
+    return f"{main.name} {number_words(main.value)}{beside}."
 
 
 def _evaluation_figures(result: Evaluation) -> Iterator[doc.Figure]:
@@ -109,9 +132,70 @@ def _metric_table(result: Evaluation) -> doc.Table:
     return doc.Table(columns, rows, name="metrics", heading="Metrics")
 
 
+def _confusion_tables(confusion: Confusion) -> Iterator[doc.Table]:
+    """Yield the confusion matrix and the most frequent confusions; a terminal shows only the matrix of few classes."""
+    is_small = len(confusion.names) <= _MAX_MATRIX_COLUMNS
+    baseline = confusion.baseline or confusion.model
+    rows: list[list[doc.Cell]] = []
+    pairs: list[tuple[int, str, str, int]] = []
+    for label, counts, before in zip(confusion.names, confusion.model, baseline, strict=True):
+        rows.append([label, *(_count_cell(*pair, sum(counts)) for pair in zip(counts, before, strict=True))])
+        pairs += [
+            (count, label, predicted, earlier)
+            for predicted, count, earlier in zip(confusion.names, counts, before, strict=True)
+            if predicted != label and count
+        ]
+    changes = ", with the change from the baseline" if baseline != confusion.model else ""
+    yield doc.Table(
+        doc.columns("label ↓ predicted →", *((name, "count") for name in confusion.names)),
+        rows,
+        name="confusion",
+        heading=f"Confusion matrix{changes}",
+        detail=doc.Detail.ALWAYS if is_small else doc.Detail.PAGE,
+    )
+    if not is_small:
+        of_baseline = [] if confusion.baseline is None else [doc.Column("baseline", "count")]
+        pairs.sort(key=lambda pair: -pair[0])
+        yield doc.Table(
+            doc.columns("label", "predicted", ("samples", "count"), *of_baseline),
+            [[label, predicted, count, *[before][: len(of_baseline)]] for count, label, predicted, before in pairs],
+            name="confusions",
+            heading="Most frequent confusions",
+            brief=range(_MAX_BRIEF_ROWS),
+            rest=f"… and {{}} more ({opt.report} lists all)",
+        )
+
+
+def _count_cell(count: int, baseline: int, samples: int) -> doc.Number:
+    """Return the cell of a count, with the difference to the baseline's if there is one."""
+    change = f" ({count - baseline:+d})" if count != baseline else ""
+    return doc.Number(count, f"{count}{change}", share=count / samples if samples else None)
+
+
+def _changed_table(result: Evaluation) -> doc.Table:
+    """List the samples with different predictions; columns without values are omitted."""
+    columns = doc.columns(("sample", "count"), "effect", "label", "baseline", "model", "text")
+    rows = [
+        [changed.sample, changed.effect or "", changed.label or "", changed.baseline, changed.model, changed.text]
+        for changed in result.changed
+    ]
+    used = [0, *(place for place in range(1, len(columns)) if any(row[place] for row in rows))]
+    first = f", the first {len(rows)} of {len(result.differing)}" if len(rows) < len(result.differing) else ""
+    return doc.Table(
+        [columns[place] for place in used],
+        [[row[place] for place in used] for row in rows],
+        name="changed",
+        heading=f"Samples with a changed prediction{first}",
+        brief=range(_MAX_BRIEF_ROWS),
+        rest=f"… and {{}} more samples with a changed prediction ({opt.report} lists them)",
+        is_searched=True,
+    )
+
+
 def _summary_fields(result: Evaluation) -> Iterator[doc.Field]:
     if result.agreement is not None:
-        differing = f"; {len(result.differing)} of {result.data.samples} samples differ" if result.differing else ""
+        count = len(result.differing)
+        differing = f"; {count} of {result.data.samples} samples differ{'s' if count == 1 else ''}" if count else ""
         yield "agreement", f"{percent_words(result.agreement)} ({result.agreement_words}{differing})"
     for limit in result.limits:
         yield "limit", limit.words

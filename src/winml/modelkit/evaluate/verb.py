@@ -50,7 +50,7 @@ class EvalRequest(PageAnswerRequest, ProviderFields, DataSetFields):
     )
     """Model to compare with."""
     min: dict[str, float] = declare_limits("min", LIMITS, is_common=True)
-    """Minimum of a metric. If it is missed, the exit code is 3."""
+    """Minimum value of a metric. If it is missed, the exit code is 3."""
     max: dict[str, float] = declare_limits("max", LIMITS)
     """Maximum of a metric where less is better. If it is exceeded, the exit code is 3."""
     max_drop: dict[str, Drop] = declare_limits("max_drop", LIMITS, is_common=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,7 @@ def command(context: click.Context, /, **options: Any) -> None:
     show_parts(
         results,
         options,
-        extract_document,
+        lambda result: extract_document(result).with_next(_next_command(result)),
         of_several=of_several,
         record=lambda result: {"folder": str(result.folder), **result.as_record()},
     )
@@ -88,6 +89,12 @@ def command(context: click.Context, /, **options: Any) -> None:
         )
         _streams.tell(f"error: {reason}; the remaining ones were written" if modules else f"error: {reason}")
         context.exit(1)
+
+
+def _next_command(result: ExtractResult) -> str:
+    """Return the command that measures the first extracted model; empty without one."""
+    files = [str(result.folder / module.file) for module in result.modules[:1]]
+    return shlex.join(["winml", "perf", *files]) if files else ""
 
 
 def _run_planned_extraction(plan: ExtractPlan, options: dict[str, object]) -> ExtractResult:

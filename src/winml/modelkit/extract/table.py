@@ -24,7 +24,7 @@ def _extract_fields(result: ExtractResult) -> Iterator[doc.Field]:
     if result.modules:
         worst = max(module.relative_diff for module in result.modules)
         equal = "bit for bit" if worst == 0 else f"largest relative difference {worst:.1e}"
-        yield "verified", f"each answers its recorded inputs as the whole model does ({equal})"
+        yield "verified", f"the outputs of each equal those inside the whole model, on the recorded inputs ({equal})"
     for refused in result.refused:
         yield "refused", f"{refused.identity.words} ({refused.identity.class_name}): {refused.reason}"
     for identity in result.without_nodes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from winml.modelkit.inspect.onnx_inspection import OnnxInspection
     from winml.modelkit.inspect.provider_fit import ProviderFit
     from winml.modelkit.models.request import ModelRequest
-    from winml.modelkit.report.document import Document
     from winml.modelkit.report.module_tree import TreeLimits
 
 FOR_CHECKPOINTS = (
@@ -185,8 +185,11 @@ def _find_file(name: str) -> str:
 
 def _print_files(parts: Mapping[str, Path], options: Mapping[str, Any], file_options: dict[str, object]) -> None:
     """Print the contents of a file, or of each part of a folder; with ``--module``, of parts with such a module."""
+    from winml.modelkit.inspect.onnx_table import onnx_inspection_document
+
     names = list(parts)
     of_several = len(parts) > 1
+    uses_hierarchy = options["hierarchy"] or options["module"] is not None
     if of_several and options["module"] is not None:
         from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
 
@@ -197,43 +200,23 @@ def _print_files(parts: Mapping[str, Path], options: Mapping[str, Any], file_opt
     show_parts(
         files,
         options,
-        lambda inspected: inspected.document(options),
+        lambda inspection: onnx_inspection_document(inspection, _tree_limits(options) if uses_hierarchy else None),
         of_several=of_several,
-        record=lambda inspected: inspected.as_record(options),
+        record=lambda inspection: inspection.as_record(
+            with_hierarchy=uses_hierarchy, with_weights=bool(options["verbose"])
+        ),
     )
-    for inspected in files.values():
-        _exit_if_unfit(inspected.fit)
+    for inspection in files.values():
+        _exit_if_unfit(inspection.fit)
 
 
-@dataclass(frozen=True)
-class _InspectedFile:
-    """Contents of a file, and its support by the requested provider."""
-
-    inspection: OnnxInspection
-    fit: ProviderFit | None
-
-    def as_record(self, options: Mapping[str, Any]) -> dict[str, object]:
-        record = self.inspection.as_record(with_hierarchy=_uses_hierarchy(options), with_weights=options["verbose"])
-        return {**record, "execution_provider": None if self.fit is None else self.fit.as_record()}
-
-    def document(self, options: Mapping[str, object]) -> Document:
-        from winml.modelkit.inspect.onnx_table import onnx_inspection_document
-
-        limits = _tree_limits(options) if _uses_hierarchy(options) else None
-        return _add_fit(onnx_inspection_document(self.inspection, limits), self.fit)
-
-
-def _uses_hierarchy(options: Mapping[str, Any]) -> bool:
-    return options["hierarchy"] or options["module"] is not None
-
-
-def _inspect_file(path: Path, options: Mapping[str, Any]) -> _InspectedFile:
+def _inspect_file(path: Path, options: Mapping[str, Any]) -> OnnxInspection:
     """Inspect a file and check the requested provider; raises UsageError for an option of checkpoints."""
     hint = "Omit it, or inspect the checkpoint that the file was exported from."
     refuse_checkpoint_options(path, options, FOR_CHECKPOINTS, hint)
     from winml.modelkit.inspect.onnx_inspection import inspect_onnx
 
-    return _InspectedFile(inspect_onnx(path, selector=options["module"]), _provider_fit(path, options))
+    return replace(inspect_onnx(path, selector=options["module"]), fit=_provider_fit(path, options))
 
 
 def _provider_fit(path: Path, options: Mapping[str, Any]) -> ProviderFit | None:
@@ -243,16 +226,6 @@ def _provider_fit(path: Path, options: Mapping[str, Any]) -> ProviderFit | None:
     from winml.modelkit.inspect.provider_check import check_provider
 
     return check_provider(path, options["ep"], options["device"], parse_ep_options(options["ep_options"]))
-
-
-def _add_fit(document: Document, fit: ProviderFit | None) -> Document:
-    """Append the support by a provider to a document, if checked."""
-    if fit is None:
-        return document
-    from winml.modelkit.inspect.onnx_table import provider_fit_document
-    from winml.modelkit.report.document import joined
-
-    return joined(document, provider_fit_document(fit))
 
 
 def _exit_if_unfit(fit: ProviderFit | None) -> None:
@@ -292,12 +265,15 @@ def _print_model_inspection(model: str | None, options: Mapping[str, Any]) -> No
         return
     with library_output_to_stderr(), show_wait("inspecting"):
         inspection = inspect_checkpoint(request, model_type=options["model_type"], hierarchy=options["hierarchy"])
-        fit = None
         if options["ep"] is not None:
             from winml.modelkit.builds.found_models import NamedModel
 
-            fit = _provider_fit(exported_path(NamedModel(request.model, request=request), show_step), options)
-    output = {**inspection.as_record(), "execution_provider": None if fit is None else fit.as_record()}
+            path = exported_path(NamedModel(request.model, request=request), show_step)
+            inspection = replace(inspection, fit=_provider_fit(path, options))
     limits = _tree_limits(options)
-    show_result(output, options, lambda: _add_fit(model_inspection_document(inspection, limits), fit))
-    _exit_if_unfit(fit)
+    # The check of a provider ends with its remedies.
+    following = shlex.join(["winml", "build", model, "-o", "built"]) if model and options["ep"] is None else ""
+    show_result(
+        inspection.as_record(), options, lambda: model_inspection_document(inspection, limits).with_next(following)
+    )
+    _exit_if_unfit(inspection.fit)

@@ -14,6 +14,7 @@ from typing import Any
 import onnx
 
 from winml.modelkit.file_names import sidecar_path
+from winml.modelkit.inspect.provider_fit import ProviderFit
 from winml.modelkit.metadata_keys import OUR_PREFIX, TREE_KEY
 from winml.modelkit.onnx.assumptions import Assumption
 from winml.modelkit.onnx.contents import (
@@ -132,6 +133,8 @@ class OnnxInspection(
     """Assumptions of the graph on other inputs; None if no sidecar beside the file states them."""
     notes: tuple[str, ...]
     """Problems and limits of the inspection, one sentence each."""
+    fit: ProviderFit | None = field(default=None, metadata=entry("execution_provider", last=True))
+    """Support by an execution provider; None if not checked."""
 
     @property
     @recorded(entry("path", before="files", attribute="path"))

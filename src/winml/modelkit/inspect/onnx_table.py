@@ -49,6 +49,7 @@ def onnx_inspection_document(inspection: OnnxInspection, limits: TreeLimits | No
             *([_module_table(inspection, limits)] if limits is not None and inspection.modules else []),
             *([_node_table(inspection)] if inspection.module_nodes is not None else []),
             _weight_table(inspection),
+            *([] if inspection.fit is None else provider_fit_document(inspection.fit).blocks),
         ]
     )
 
@@ -249,11 +250,11 @@ def _copy_fields(fit: ProviderFit) -> Iterator[doc.Field]:
 
 def provider_fit_document(fit: ProviderFit) -> doc.Document:
     """Describe the number of supported nodes, and each cause of unsupported nodes."""
-    verb = "lists" if fit.basis == "document" else "takes"
+    verb = "lists" if fit.basis == "document" else "runs"
     output = f"{verb} all {fit.nodes} nodes" if fit.runs_all else f"{verb} {fit.taken} of {fit.nodes} nodes"
     fields: list[doc.Field] = [
         ("provider", f"{fit.name}, for the {fit.device}: {output}"),
-        ("said by", f"{_BASIS_WORDS[fit.basis]} ({fit.source})"),
+        ("source", f"{_BASIS_WORDS[fit.basis]} ({fit.source})"),
         *_copy_fields(fit),
         *(("limit", f"{limit.count} {limit.operator}: {limit.limit}") for limit in fit.limits),
         *doc.note_fields(fit.notes),
@@ -263,7 +264,7 @@ def provider_fit_document(fit: ProviderFit) -> doc.Document:
         [
             doc.Fields(fields),
             doc.Table(
-                doc.columns("keeps nodes from it", ("nodes", "count"), "why", "modules"),
+                doc.columns("unsupported", ("nodes", "count"), "reason", "modules"),
                 [
                     [
                         f"{finding.kind} {finding.what}",
@@ -280,7 +281,7 @@ def provider_fit_document(fit: ProviderFit) -> doc.Document:
             ),
             doc.Fields(
                 [
-                    *(("do", remedy) for remedy in remedies),
+                    *(("remedy", remedy) for remedy in remedies),
                     *(
                         ("node", f"{name} ({finding.what})", doc.Detail.VERBOSE)
                         for finding in fit.findings

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml.modelkit.file_names import ONLY_PART
+from winml.modelkit.inspect.provider_fit import ProviderFit
 from winml.modelkit.models.checkpoints.processor_files import ProcessorClass
 from winml.modelkit.models.checkpoints.weight_files import StoredSize
 from winml.modelkit.models.parts import ModelInfo
@@ -106,6 +107,8 @@ class InspectedModel(Result, Record, kind="model", document="inspect.table:model
     """Source of the module tree: a description of the forward."""
     notes: tuple[str, ...] = ()
     """Notes for the user, one sentence each."""
+    fit: ProviderFit | None = field(default=None, metadata=entry("execution_provider", last=True))
+    """Support of the exported file by an execution provider; None if not checked."""
 
     @property
     def inputs(self) -> tuple[InputTensorSpec, ...]:

@@ -40,7 +40,12 @@ def model_inspection_document(record: InspectedModel, limits: TreeLimits | None 
         fields.append(("hierarchy", description))
     tree = [] if record.tree is None else [_module_tree(record.tree, record.never_ran, limits or TreeLimits())]
     bits = [] if record.quantization is None else [_bits_table(record.quantization)]
-    return doc.Document([doc.Fields([*fields, *doc.note_fields(record.notes)]), *bits, *tree])
+    fit: Sequence[doc.Block] = ()
+    if record.fit is not None:
+        from winml.modelkit.inspect.onnx_table import provider_fit_document  # reads graphs
+
+        fit = provider_fit_document(record.fit).blocks
+    return doc.Document([doc.Fields([*fields, *doc.note_fields(record.notes)]), *bits, *tree, *fit])
 
 
 def _model_fields(record: InspectedModel) -> Iterator[doc.Field]:

@@ -14,7 +14,7 @@ from winml.modelkit.words import count_noun, size_words
 
 _MAX_LISTED_MODULES = 3
 """Maximum number of modules per capability without ``--verbose``. Chosen: they fit on a line."""
-MAX_MODULE_ROWS = 12
+_MAX_MODULE_ROWS = 12
 """Maximum number of rows of the module table without ``--verbose``. Chosen: the whole summary fits on a screen."""
 
 
@@ -69,34 +69,38 @@ def optimization_document(result: OptimizedFile) -> doc.Document:
     """Describe nodes, operators, sizes and modules before and after."""
     before, after = result.before, result.after
     operators = [f"{name} {counts[0]} → {counts[1]}" for name, counts in result.operator_changes().items()]
-    fired = ", ".join(f"{name} {count}" for name, count in result.fired.items() if count)
+    applied = ", ".join(f"{name} {count}" for name, count in result.fired.items() if count)
     fields: list[doc.Field] = [
         ("nodes", f"{before.nodes} → {after.nodes}"),
         ("operators", ", ".join(operators) or "as before"),
         ("size", f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)}"),
         ("opset", f"{before.opset} → {after.opset}" if before.opset != after.opset else None),
-        ("fired", (fired or "none") if result.enabled else None),
+        ("applied", (applied or "none") if result.enabled else None),
         ("hierarchy", coverage_words(result.coverage, is_tagged=result.is_tagged)),
         ("functions", result.functions.words if result.functions else None),
         ("verified", "a copy of the source" if result.is_copy else equality_words(result.verification)),
         *written_fields(result.files),
         *doc.note_fields(result.notes),
     ]
+    rows: list[tuple[str, list[doc.Cell]]] = [
+        (
+            change.tag,
+            [
+                f"{change.nodes_before} → {change.nodes_after}",
+                ", ".join(f"{name} {count:+d}" for name, count in change.operators.items()),
+            ],
+        )
+        for change in result.module_changes()
+    ]
     return doc.Document(
         [
             doc.Fields(fields),
             doc.Table(
                 doc.columns(("module", "name"), ("nodes", "count"), "operators"),
-                [
-                    [
-                        change.tag,
-                        f"{change.nodes_before} → {change.nodes_after}",
-                        ", ".join(f"{name} {count:+d}" for name, count in change.operators.items()),
-                    ]
-                    for change in result.module_changes()
-                ],
-                brief=range(MAX_MODULE_ROWS),
-                rest=f"… and {{}} more modules ({opt.verbose} shows all)",
+                [[tag, *cells] for tag, cells in rows],
+                folds=doc.layer_folds(rows),
+                brief=range(_MAX_MODULE_ROWS),
+                rest=f"… and {{}} more rows ({opt.verbose} shows every module)",
             ),
         ]
     )

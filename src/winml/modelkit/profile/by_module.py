@@ -19,6 +19,8 @@ import onnx_ir as ir
 from winml.modelkit.compare.outputs import CUT_MODULE_THRESHOLD
 from winml.modelkit.errors import MeasureError, StageError, UsageError, WriteError, opt
 from winml.modelkit.extract import extraction
+from winml.modelkit.onnx import module_costs
+from winml.modelkit.onnx.contents import read_contents
 from winml.modelkit.onnx.contexts import refuse_compiled_modules
 from winml.modelkit.onnx.files.graph_reading import flat_file, graph_of
 from winml.modelkit.onnx.files.reading import read_structure, reading_graph
@@ -145,6 +147,16 @@ def profile_modules(
     notes = (*result.notes, *busy_notes({"the model with profiling": profiled}))
     result = replace(result, model_bytes=path.stat().st_size, notes=notes)
     return _charge_to_modules(result, (before, executed), path, tree, measured)
+
+
+def read_weight_bytes(path: Path) -> dict[str, int]:
+    """Return tag of a module → size of its weights and those of its submodules, as stored in the file."""
+    model = read_structure(path)
+    contents = read_contents(model)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    tree = read_tree([node.proto for node in contents.nodes], metadata, path.stem)
+    modules, _ = module_costs.charge_modules(tree, contents, [None] * len(contents.nodes))
+    return {module.tag: module.total.size_bytes for module in modules}
 
 
 _PROFILE = "device.csv"

@@ -19,7 +19,13 @@ from winml.modelkit.fields import MODEL
 from winml.modelkit.profile.verb import PerfRequest, PerfSubject, perf_request, plan_perf, run_perf
 
 if TYPE_CHECKING:
-    from winml.modelkit.profile.module_records import ModulePerfResult, ProfiledDecoder, ProfiledModules
+    from winml.modelkit.profile.module_records import (
+        ComparedProfiles,
+        ModulePerfResult,
+        ProfiledDecoder,
+        ProfiledModules,
+    )
+    from winml.modelkit.report.document import Document
     from winml.modelkit.verbs.answers import AnswerPlan
 
 
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
 @_options.option(
     "others",
     str,
-    "Second model, measured in alternation with the first, which becomes the baseline.",
+    "Second model: both are measured in alternation, and the first is the baseline.",
     MODEL,
     is_argument=True,
     is_repeatable=True,
@@ -55,6 +61,7 @@ def command(**options: Any) -> None:
       winml perf model.onnx -o latency.json
       winml perf model.onnx --shape-config '{"batch_size": 8, "sequence_length": 128}' --duration 10
       winml perf model.onnx --by-module --depth 4 --report time.html
+      winml perf model.onnx fast.onnx --by-module --report pair.html
       winml perf model.onnx --module 'encoder.layer.*' --iterations 50
       winml perf ./checkpoint --baseline pytorch
       winml perf built --generation
@@ -81,7 +88,15 @@ def command(**options: Any) -> None:
     else:
         files = [plan.subject.models[part].path for part in results]
         following = _next_step(files[0], options) if len(files) == 1 else {}
-        _show_parts(results, plan, options, lambda result: perf_document(result).with_rows(following.items()))
+        pages = plan.files.get("report", ())
+        results_by_page = dict(zip(pages, results.values(), strict=bool(pages)))
+        _show_parts(
+            results,
+            plan,
+            options,
+            lambda result: perf_document(result).with_rows(following.items()),
+            report=lambda page: _streams.page_text(perf_document(results_by_page[page]), page, plan.files),
+        )
 
 
 def _read_request(options: Mapping[str, Any]) -> PerfRequest:
@@ -123,11 +138,12 @@ def _show_parts(
     plan: AnswerPlan[PerfSubject],
     options: Mapping[str, object],
     describe: Callable[[Any], Any],
+    **texts: Callable[[Path], str],
 ) -> None:
-    """Write and print the result of one model, or those of several parts."""
+    """Write and print the result of one model, or those of several parts; ``texts``: as for ``show_answer``."""
 
     def show(record: Mapping[str, object], options: Mapping[str, Any], describe: Callable[[], Any]) -> None:
-        _streams.show_answer(record, plan.files, options, describe)
+        _streams.show_answer(record, plan.files, options, describe, **texts)
 
     show_parts(results, options, describe, of_several=len(plan.subject.models) > 1, show=show)
 
@@ -183,15 +199,25 @@ def _exit_on_failures(results: Mapping[str, ModulePerfResult]) -> None:
 
 
 def _show_by_module(
-    measured: ProfiledModules | ProfiledDecoder,
+    measured: ProfiledModules | ProfiledDecoder | ComparedProfiles,
     request: PerfRequest,
     plan: AnswerPlan[PerfSubject],
     options: Mapping[str, Any],
 ) -> None:
     """Write the files, and show where the time goes."""
     from winml.modelkit.profile.chrome_trace import chrome_trace_json
-    from winml.modelkit.profile.module_table import profile_document
+    from winml.modelkit.profile.module_records import ComparedProfiles
+    from winml.modelkit.profile.module_table import compared_document, profile_document
     from winml.modelkit.profile.node_data import profile_node_data
+
+    profiled = measured.model if isinstance(measured, ComparedProfiles) else measured
+
+    def document(**view: Any) -> Document:
+        return (
+            compared_document(measured, **view)
+            if isinstance(measured, ComparedProfiles)
+            else profile_document(measured, **view)
+        )
 
     by_class = request.group == "class"
     (model,) = plan.subject.models.values() if len(plan.subject.models) == 1 else (None,)
@@ -200,10 +226,8 @@ def _show_by_module(
         measured.as_record(depth=request.depth),
         plan.files,
         options,
-        lambda: profile_document(measured, depth=request.depth, top=request.top, by_class=by_class).with_rows(
-            following.items()
-        ),
-        report=lambda page: _streams.page_text(profile_document(measured), page, plan.files),
-        node_data=lambda _path: profile_node_data(measured),
-        trace=lambda _path: chrome_trace_json(measured),
+        lambda: document(depth=request.depth, top=request.top, by_class=by_class).with_rows(following.items()),
+        report=lambda page: _streams.page_text(document(), page, plan.files),
+        node_data=lambda _path: profile_node_data(profiled),
+        trace=lambda _path: chrome_trace_json(profiled),
     )

@@ -130,15 +130,28 @@ class ProfiledModules(Result, document="profile.module_table:profile_document", 
     node_ms: Mapping[str, float]
     """Name of a node in the file → time per run, for viewers of the file."""
 
+    @property
+    def phases(self) -> Mapping[str, ProfiledModules]:
+        """The single phase, without a name."""
+        return {"": self}
+
     def as_record(self, depth: int | None = None) -> dict[str, object]:
         """Return the JSON of ``winml perf --by-module``.
 
         Args:
             depth: Levels of the module tree to list. ``None``: all.
         """
+        return {**self.result.as_record(), **self.times_record(depth)}
+
+    def times_record(self, depth: int | None = None) -> dict[str, object]:
+        """Return the entry ``by_module``.
+
+        Args:
+            depth: Levels of the module tree to list. ``None``: all.
+        """
         times = module_times_record(self.profile, depth=depth)
         origin = {"tree_source": self.tree_source, "nodes_by_way": dict(self.carried.by_way)}
-        return {**self.result.as_record(), "by_module": {**times, **origin}}
+        return {"by_module": {**times, **origin}}
 
 
 @dataclass(frozen=True)
@@ -159,8 +172,51 @@ class ProfiledDecoder(Result, document="profile.module_table:profile_document"):
         Args:
             depth: Levels of the module trees to list. ``None``: all.
         """
-        records = {name: profiled.as_record(depth) for name, profiled in self.phases.items()}
-        return {"schema_version": SCHEMA_VERSION, **records}
+        return {"schema_version": SCHEMA_VERSION, **self.times_record(depth)}
+
+    def times_record(self, depth: int | None = None) -> dict[str, object]:
+        """Return a record per phase.
+
+        Args:
+            depth: Levels of the module trees to list. ``None``: all.
+        """
+        return {name: profiled.as_record(depth) for name, profiled in self.phases.items()}
+
+
+@dataclass(frozen=True)
+class ComparedProfiles(Result, document="profile.module_table:compared_document", rows="by_module.tree"):
+    """Latency of a model and of a baseline in alternation, and the times of their modules, profiled one after the
+    other.
+    """
+
+    result: PerfResult
+    """Measurement of both without profiling."""
+    model: ProfiledModules | ProfiledDecoder
+    baseline: ProfiledModules | ProfiledDecoder
+    model_weights: Mapping[str, int]
+    """Tag of a module of the model → size of its weights in the file, with those of its submodules."""
+    baseline_weights: Mapping[str, int]
+    """The same of the baseline."""
+
+    @property
+    def phases(self) -> Mapping[str, tuple[ProfiledModules, ProfiledModules]]:
+        """Phase name → times of the baseline and of the model."""
+        return {name: (self.baseline.phases[name], phase) for name, phase in self.model.phases.items()}
+
+    def as_record(self, depth: int | None = None) -> dict[str, object]:
+        """Return the JSON of ``winml perf --by-module --baseline``.
+
+        Args:
+            depth: Levels of the module trees to list. ``None``: all.
+        """
+        compared = self.result.as_record()
+        baseline = {
+            **dict(compared["baseline"]),  # type: ignore[call-overload]  # a JSON object
+            **self.baseline.times_record(depth),
+            "weight_bytes": dict(self.baseline_weights),
+        }
+        times = self.model.times_record(depth)
+        return {**compared, **times, "weight_bytes": dict(self.model_weights), "baseline": baseline}
 
 
 def module_times_record(profile: ModuleProfile, *, depth: int | None = None) -> dict[str, object]:

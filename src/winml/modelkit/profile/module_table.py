@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -11,11 +12,13 @@ from typing import Generic, TypeVar
 from winml.modelkit.errors import opt
 from winml.modelkit.profile import table
 from winml.modelkit.profile.module_profile import ClassTime, ModuleProfile, ModuleTime
-from winml.modelkit.profile.module_records import ModulePerfResult, ProfiledDecoder, ProfiledModules
+from winml.modelkit.profile.module_records import ComparedProfiles, ModulePerfResult, ProfiledDecoder, ProfiledModules
 from winml.modelkit.profile.records import PerfResult
+from winml.modelkit.profile.statistics import summarize
 from winml.modelkit.report import document as doc
+from winml.modelkit.report.module_tree import FEWEST_FOLDED
 from winml.modelkit.tags import address
-from winml.modelkit.words import count_noun
+from winml.modelkit.words import count_noun, size_words
 
 MAX_LISTED_OPERATORS = 3
 """Maximum number of operators per module in a terminal. Chosen: they fit on one line."""
@@ -70,18 +73,202 @@ def profile_document(
         doc.Fields([*times.summary.rows, *origin]),
         title=Path(main.result.model).name,
         subject="time by module",
+        answer=_largest_words(main.profile),
         introduction=f"{_clock_words(main)}{where}, charged to the PyTorch module each node came from; of each kernel "
         f"the mean over the middle half of {len(main.profile.run_ms)} runs with profiling on.",
         figures=[figure for name, phase in phases.items() for figure in _phase_figures(name, phase.profile)],
     )
 
 
+def compared_document(
+    compared: ComparedProfiles, *, depth: int | None = None, top: int | None = None, by_class: bool = False
+) -> doc.Document:
+    """Build the document of the times of a model's modules beside those of a baseline.
+
+    Args:
+        compared: The measured times.
+        depth: As in :func:`profile_document`.
+        top: As in :func:`profile_document`, by the time that a module gained or lost.
+        by_class: As in :func:`profile_document`.
+    """
+    result = compared.result
+    assert result.baseline is not None
+    names = [Path(result.baseline.name).name, Path(result.model).name]
+    names = names if len(set(names)) == 2 else ["baseline", "model"]
+    fields, *latencies = table.perf_blocks(result)
+    charts: list[doc.Block] = [fields]
+    tables: list[doc.Block] = []
+    for phase, sides in compared.phases.items():
+        profiles = [side.profile for side in sides]
+        charts.append(_change_bars(profiles, names, phase))
+        tables.append(_compared_table(compared, profiles, names, phase, depth, top, is_hidden=by_class))
+        tables.append(_compared_classes(profiles, names, phase, top, is_hidden=not by_class))
+    return doc.Document(
+        [*charts, *latencies, *tables],
+        doc.Fields([("modules", "profiled one model after the other; profiling slows down every kernel")]),
+        title=f"{result.baseline.name} → {result.model}",
+        subject="time by module",
+        answer=table.perf_document(result).answer,
+        introduction="The latency was measured in alternation, without profiling. Compare the times of modules with "
+        "each other, not with the latency.",
+        figures=list(table.latency_figures(result)),
+    )
+
+
+def _in_phase(heading: str, phase: str) -> str:
+    return f"{heading} in a {phase}" if phase else heading
+
+
+def _change_bars(profiles: Sequence[ModuleProfile], names: Sequence[str], phase: str) -> doc.Bars:
+    """Build the bars of the modules whose own kernels gained or lost the most time."""
+    changes = sorted(_self_changes(profiles), key=lambda change: -abs(change[2] - change[1]))[:MAX_BARS]
+    unit = profiles[-1].unit
+    return doc.Bars(
+        [
+            doc.Bar(name, after - before, f"{after - before:+.3f} {unit}", f"{before:.3f} → {after:.3f}")
+            for name, before, after in changes
+            if f"{before:.3f}" != f"{after:.3f}"
+        ],
+        heading=_in_phase("Modules with the largest change of self time", phase),
+        caption=f"{names[1]} minus {names[0]}: bars to the left are faster",
+    )
+
+
+def _self_changes(profiles: Sequence[ModuleProfile]) -> Iterator[tuple[str, float, float]]:
+    """Yield name and self time in both profiles of every module."""
+    for row in module_rows(profiles):
+        before, after = (0.0 if time is None else time.self_ms for time in row.times)
+        yield row.path, before, after
+
+
+def _compared_table(
+    compared: ComparedProfiles,
+    profiles: Sequence[ModuleProfile],
+    names: Sequence[str],
+    phase: str,
+    depth: int | None,
+    top: int | None,
+    *,
+    is_hidden: bool,
+) -> doc.Table:
+    """Build the table of the modules of two profiles, side by side."""
+    rows = module_rows(profiles, depth=depth)
+    if top is not None:
+        rows = sorted(rows, key=lambda row: -abs(_ends(row)[1] - _ends(row)[0]))[:top]
+    return _module_table(
+        rows,
+        [] if top is not None else list(_fold_layers(rows)),
+        [
+            *_compared_columns(profiles, names),
+            doc.Column("weights", "bytes", key="weights in the file, with those of the modules inside"),
+        ],
+        lambda module: [*_compared_cells(module.row), _weights_cell(compared, module.tags)],
+        is_tree=top is None,
+        is_hidden=is_hidden,
+        phase=phase,
+    )
+
+
+def _module_table(
+    rows: Sequence[TimedRow[ModuleTime]],
+    folds: Sequence[_FoldedLayers],
+    columns: Sequence[doc.Column | tuple[str, doc.Kind]],
+    cells_of: Callable[[_ModuleRow], Sequence[doc.Cell]],
+    *,
+    is_tree: bool,
+    is_hidden: bool,
+    phase: str = "",
+) -> doc.Table:
+    """Build a table of modules.
+
+    Args:
+        rows: The modules.
+        folds: Equal layers among them.
+        columns: Columns after name and class.
+        cells_of: Returns the cells of these columns.
+        is_tree: True if names are indented; else the rows are a list of paths.
+        is_hidden: True if a terminal does not show the table.
+        phase: Phase of a decoder with a table of its own.
+    """
+
+    def cells(module: _ModuleRow) -> list[doc.Cell]:
+        name = doc.Nested(*module.names, module.row.level) if is_tree else module.names[1]
+        return [name, module.row.entry.class_name, *cells_of(module)]
+
+    return doc.Table(
+        doc.columns(("module", "name"), doc.Column("class", detail=doc.Detail.PAGE), *columns),
+        [cells(_ModuleRow(row, (row.name, row.path), (row.entry.tag,))) for row in rows],
+        name=f"modules{phase}",
+        heading=_in_phase("Modules", phase),
+        folds=[doc.Fold(fold.start, fold.stop, list(map(cells, fold.layers))) for fold in folds],
+        is_searched=phase in ("", "step"),
+        detail=doc.Detail.PAGE if is_hidden else doc.Detail.ALWAYS,
+    )
+
+
+def _compared_classes(
+    profiles: Sequence[ModuleProfile], names: Sequence[str], phase: str, top: int | None, *, is_hidden: bool
+) -> doc.Table:
+    """Build the table of the classes of two profiles, side by side."""
+    return doc.Table(
+        doc.columns("class", *_compared_columns(profiles, names)),
+        [[row.entry.class_name, *_compared_cells(row)] for row in _class_rows(profiles, top)],
+        name=f"classes{phase}",
+        heading=_in_phase("Classes", phase),
+        detail=doc.Detail.PAGE if is_hidden else doc.Detail.ALWAYS,
+    )
+
+
+def _compared_columns(profiles: Sequence[ModuleProfile], names: Sequence[str]) -> list[doc.Column]:
+    """Build the columns of two profiles: total time of each, ratio and change."""
+    unit = profiles[-1].unit
+    return [
+        *(doc.Column(f"{name} {unit}", "ms", key="total of the modules inside and its own") for name in names),
+        doc.Column("ratio", "score"),
+        doc.Column(f"change {unit}", "ms"),
+    ]
+
+
+def _ends(row: TimedRow[_TimeT]) -> tuple[float, float]:
+    """Return the total time of a row in both profiles."""
+    before, after = (0.0 if time is None else time.total_ms for time in row.times)
+    return before, after
+
+
+def _compared_cells(row: TimedRow[_TimeT]) -> Iterator[doc.Cell]:
+    before, after = _ends(row)
+    yield from (before, after)
+    yield doc.Number(after / before, f"{after / before:.2f}") if before else None
+    yield doc.Number(after - before, f"{after - before:+.3f}")
+
+
+def _weights_cell(compared: ComparedProfiles, tags: Iterable[str]) -> doc.Number:
+    """Format the size of the weights of modules in both files: ``1.8 MB → 452.7 kB``."""
+    sides = (compared.baseline_weights, compared.model_weights)
+    sizes = [sum(weights.get(tag, 0) for tag in tags) for weights in sides]
+    words = list(map(size_words, sizes))
+    return doc.Number(sizes[-1], words[0] if words[0] == words[1] else " → ".join(words))
+
+
+def _largest_words(profile: ModuleProfile) -> str:
+    """Name the class with the longest self time, and its share; empty without kernels."""
+    longest = max(profile.by_class(), key=lambda entry: entry.self_ms, default=None)
+    if longest is None:
+        return ""
+    return f"{longest.class_name} takes {_share(longest.self_ms, profile):.0%} of the kernel time."
+
+
 def _phase_figures(phase: str, profile: ModuleProfile) -> Iterator[doc.Figure]:
-    """Yield the figures of one phase: kernel time, largest class, slowest module, unattributed share."""
+    """Yield the figures of one phase: kernel time, largest class, slowest module, unattributed share.
+
+    Times that other load slowed have no figure, only shares.
+    """
     unit, run = profile.unit, profile.whole_ms
     of_phase = f" ({phase})" if phase else ""
-    meaning = f"of {run:.3f} {unit} for a run with profiling on; in the rest no kernel ran"
-    yield doc.Figure(f"kernel time{of_phase}", f"{profile.kernel_ms:.3f} {unit}", meaning)
+    is_doubtful = summarize(profile.run_ms).is_disturbed
+    if not is_doubtful:
+        meaning = f"of {run:.3f} {unit} for a run with profiling on; in the rest no kernel ran"
+        yield doc.Figure(f"kernel time{of_phase}", f"{profile.kernel_ms:.3f} {unit}", meaning)
     longest = max(profile.by_class(), key=lambda entry: entry.self_ms, default=None)
     if longest is not None:
         instances = count_noun(longest.instances, "module")
@@ -89,8 +276,9 @@ def _phase_figures(phase: str, profile: ModuleProfile) -> Iterator[doc.Figure]:
         yield doc.Figure(f"largest class{of_phase}", f"{_share(longest.self_ms, profile):.1%}", meaning)
     slowest = max(profile.modules(), key=lambda module: module.self_ms, default=None)
     if slowest is not None:
+        value = f"{_share(slowest.self_ms, profile):.1%}" if is_doubtful else f"{slowest.self_ms:.3f} {unit}"
         meaning = f"self time of {slowest.path or slowest.tag}, a {slowest.class_name}"
-        yield doc.Figure(f"slowest module{of_phase}", f"{slowest.self_ms:.3f} {unit}", meaning)
+        yield doc.Figure(f"slowest module{of_phase}", value, f"{'of the kernel time is ' * is_doubtful}{meaning}")
     meaning = "of the kernel time belongs to nodes without a module"
     yield doc.Figure(f"unattributed{of_phase}", f"{profile.unattributed_share:.1%}", meaning)
 
@@ -142,6 +330,7 @@ def times_document(
     """
     runs = [*profiles.values()]
     modules, classes = module_rows(runs, depth=depth, top=top), _class_rows(runs, top)
+    folds = [] if top is not None else list(_fold_layers(modules))
     charts = [
         replace(
             _time_boxes(profile, captions.get(name, "")),
@@ -154,28 +343,23 @@ def times_document(
     blocks: list[doc.Block] = [
         *charts,
         *(_class_bars(profile, name, captions.get(name, "")) for name, profile in profiles.items()),
-        doc.Table(
-            doc.columns(
-                ("module", "name"),
-                doc.Column("class", detail=doc.Detail.PAGE),
+        _module_table(
+            modules,
+            folds,
+            [
                 *times,
+                *([doc.Column(f"each {runs[-1].unit}", key="total of each")] if folds else []),
                 doc.Column("output bytes", "bytes", doc.Detail.PAGE),
                 operators,
-            ),
-            [
-                [
-                    row.path if top is not None else doc.Nested(row.name, row.path, row.level),
-                    row.entry.class_name,
-                    *_time_cells(row, runs),
-                    row.entry.output_bytes,
-                    _operator_cell(row),
-                ]
-                for row in modules
             ],
-            name="modules",
-            heading="Modules",
-            detail=doc.Detail.PAGE if by_class else doc.Detail.ALWAYS,
-            is_searched=True,
+            lambda module: [
+                *_time_cells(module.row, runs),
+                *([module.each] if folds else []),
+                module.row.entry.output_bytes,
+                _operator_cell(module.row),
+            ],
+            is_tree=top is None,
+            is_hidden=by_class,
         ),
         doc.Table(
             doc.columns("class", ("instances", "count"), *times, operators),
@@ -257,6 +441,110 @@ def module_rows(
     if top is None:
         return list(rows([profile.roots for profile in profiles], 0))
     return _flat_rows(by_tag, top)
+
+
+@dataclass(frozen=True)
+class _ModuleRow:
+    """A module, or the same module of several equal layers."""
+
+    row: TimedRow[ModuleTime]
+    """Times; sums over the layers."""
+    names: tuple[str, str]
+    """Short and full name; for layers with their range."""
+    tags: tuple[str, ...]
+    """Tag of the module, or its tags in the layers."""
+    each: str = ""
+    """Smallest and largest total time of one layer; empty for a single module."""
+
+
+@dataclass(frozen=True)
+class _FoldedLayers:
+    """Equal layers in a list of rows."""
+
+    start: int
+    stop: int
+    layers: Sequence[_ModuleRow]
+
+
+def _fold_layers(
+    rows: Sequence[TimedRow[ModuleTime]], start: int = 0, stop: int | None = None
+) -> Iterator[_FoldedLayers]:
+    """Yield runs of consecutive modules with equal classes and equal inner modules, outermost first.
+
+    Args:
+        rows: Rows of a tree in preorder.
+        start: First row: a module, whose siblings are examined with their inner modules.
+        stop: Position after the last row. ``None``: all rows.
+    """
+    stop = len(rows) if stop is None else stop
+    if start == stop:
+        return
+    starts = [place for place in range(start, stop) if rows[place].level == rows[start].level]
+    ends = [*starts[1:], stop]
+    likeness = [
+        [(row.level, row.entry.class_name) for row in rows[begin:end]] for begin, end in zip(starts, ends, strict=True)
+    ]
+    first = 0
+    while first < len(starts):
+        last = first
+        while last + 1 < len(starts) and likeness[last + 1] == likeness[first]:
+            last += 1
+        if last - first + 1 >= FEWEST_FOLDED:
+            inner = range(ends[first] - starts[first])
+            layers = [_join_layers([rows[begin + offset] for begin in starts[first : last + 1]]) for offset in inner]
+            yield _FoldedLayers(starts[first], ends[last], layers)
+        else:
+            for place in range(first, last + 1):
+                yield from _fold_layers(rows, starts[place] + 1, ends[place])
+        first = last + 1
+
+
+def _join_layers(rows: Sequence[TimedRow[ModuleTime]]) -> _ModuleRow:
+    """Sum the times of the same module in several layers, phase by phase."""
+    phases = [[time for time in times if time is not None] for times in zip(*(row.times for row in rows), strict=True)]
+    totals = [time.total_ms for time in phases[-1]]
+    first, last = rows[0], rows[-1]
+    return _ModuleRow(
+        TimedRow(tuple(_sum_times(times) if times else None for times in phases), first.level),
+        (f"{_range_words(first.name, last.name)} × {len(rows)}", _range_words(first.path, last.path)),
+        tuple(row.entry.tag for row in rows),
+        f"{min(totals):.3f}–{max(totals):.3f}" if totals else "",
+    )
+
+
+def _sum_times(times: Sequence[ModuleTime]) -> ModuleTime:
+    operators: dict[str, float] = defaultdict(float)
+    for time in times:
+        for name, milliseconds in time.operators.items():
+            operators[name] += milliseconds
+    output_bytes = [time.output_bytes for time in times if time.output_bytes is not None]
+    return replace(
+        times[0],
+        self_ms=sum(time.self_ms for time in times),
+        total_ms=sum(time.total_ms for time in times),
+        kernels=sum(time.kernels for time in times),
+        total_kernels=sum(time.total_kernels for time in times),
+        operators=dict(sorted(operators.items(), key=lambda entry: -entry[1])),
+        output_bytes=sum(output_bytes) if output_bytes else None,
+    )
+
+
+def _range_words(first: str, last: str) -> str:
+    """Format the names of the first and the last of equal modules; for inner modules, as a selector.
+
+    >>> _range_words("encoder.layer.0", "encoder.layer.5"), _range_words("Dense", "Dense")
+    ('encoder.layer.0 … .5', 'Dense')
+    >>> _range_words("encoder.layer.0.attention", "encoder.layer.5.attention")
+    'encoder.layer.*.attention'
+    """
+    if first == last:
+        return first
+    starts, ends = first.split("."), last.split(".")
+    if len(starts) != len(ends) or len(starts) == 1:
+        return f"{first} … {last}"
+    if starts[:-1] == ends[:-1]:
+        return f"{first} … .{ends[-1]}"
+    return ".".join(start if start == end else "*" for start, end in zip(starts, ends, strict=True))
 
 
 def _class_rows(profiles: Sequence[ModuleProfile], top: int | None) -> list[TimedRow[ClassTime]]:

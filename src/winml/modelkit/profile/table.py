@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml.modelkit.profile.latency import LatencyResult
@@ -22,7 +23,45 @@ LATENCIES = tuple(doc.Column(name, "latency") for name in SUMMARY)
 
 def perf_document(result: PerfResult) -> doc.Document:
     """Build the document of a model's latency, and of its comparison with a baseline."""
-    return doc.Document(perf_blocks(result))
+    return doc.Document(
+        perf_blocks(result),
+        title=Path(result.model).name or result.model,
+        subject="latency" if result.baseline is None else f"latency beside {result.baseline.name}",
+        answer=_answer_words(result),
+        figures=list(latency_figures(result)),
+    )
+
+
+def _answer_words(result: PerfResult) -> str:
+    """Answer in one sentence: the verdict beside a baseline, else the median latency unless other load slowed it."""
+    if result.baseline is not None:
+        words = ratio_words(result.baseline.ratio, result.model, result.baseline.name)
+        return f"{words[0].upper()}{words[1:]}." if words.startswith(("no ", "undecided")) else f"{words}."
+    summary = result.latency.summary
+    return "" if summary.is_disturbed else f"A run takes {time_words(summary.p50)} ms (median)."
+
+
+def latency_figures(result: PerfResult) -> Iterator[doc.Figure]:
+    """Yield the figures of a model and its baseline: latency, ratio, memory; none of a time that other load slowed."""
+    sides = {"latency" if result.baseline is None else f"latency of {Path(result.model).name}": result.latency}
+    if result.baseline is not None:
+        sides[f"latency of {Path(result.baseline.name).name}"] = result.baseline.latency
+    for name, latency in sides.items():
+        summary = latency.summary
+        if not summary.is_disturbed:
+            meaning = f"median of {len(latency.samples_ms)} runs; 99 % take at most {time_words(summary.p99)} ms"
+            yield doc.Figure(name, f"{time_words(summary.p50)} ms", meaning)
+    if result.baseline is not None and not (ratio := result.baseline.ratio).is_disturbed:
+        tones: Mapping[str, doc.Tone] = {"faster": "good", "slower": "bad"}
+        ends = (
+            "too few runs for an interval"
+            if ratio.low is None
+            else f"95 % interval {ratio.low:.2f} to {ratio.high:.2f}"
+        )
+        meaning = f"of the time of {result.baseline.name}; {ends}"
+        yield doc.Figure("ratio", f"{ratio.value:.2f}", meaning, tones.get(ratio.verdict, ""))
+    added = f"opening the session added {size_words(result.memory.session_bytes)}"
+    yield doc.Figure("peak memory", size_words(result.memory.peak_bytes), f"of the process; {added}")
 
 
 def perf_blocks(result: PerfResult) -> list[doc.Block]:
@@ -65,7 +104,7 @@ def _summary_fields(result: PerfResult) -> Iterator[doc.Field]:
 
 def runs_words(result: PerfResult) -> str:
     """Describe the number of measured runs."""
-    return f"{len(result.latency.samples_ms)} counted, after {result.options.warmup} to warm up"
+    return f"{len(result.latency.samples_ms)} counted, after {result.options.warmup} warm-up runs"
 
 
 def throughput_words(result: PerfResult) -> str:

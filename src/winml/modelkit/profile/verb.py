@@ -13,6 +13,7 @@ from winml.modelkit.export.declared_options import DynamicFields
 from winml.modelkit.fields import INPUTS, OUTPUT, declare, refuse_stated
 from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART
 from winml.modelkit.models.load_options import InputFields
+from winml.modelkit.progress import notebook_progress
 from winml.modelkit.report.plan import PlannedStep
 from winml.modelkit.tags.selector import Selector
 from winml.modelkit.verbs.answers import AnswerPlan, ModuleAnswerRequest, plan_answer
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.found_models import NamedModel
     from winml.modelkit.ort.opened_model import RunOptions
     from winml.modelkit.profile.latency import LatencyOptions, Progress
-    from winml.modelkit.profile.module_records import ModulePerfResult
+    from winml.modelkit.profile.module_records import ComparedProfiles, ModulePerfResult
     from winml.modelkit.profile.perf import Baseline
     from winml.modelkit.profile.records import GenerationPerf
     from winml.modelkit.progress import StepEvent
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _GENERATION_RUNS, _GENERATION_WARMUP = 20, 2
 """Chosen: a prompt of a thousand tokens takes seconds, and each length is measured on its own."""
 _PYTORCH = "pytorch"
-_ONLY_BY_MODULE = ("depth", "top", "group", "report", "node_data", "trace")
+_ONLY_BY_MODULE = ("depth", "top", "group", "node_data", "trace")
 _OF_ONE_GRAPH = ("by_module", "baseline", "input_data")
 
 
@@ -64,7 +65,7 @@ class PerfRequest(ModuleAnswerRequest, ProviderFields, LatencyFields, InputField
     generation: bool = declare(False, MEASUREMENT, is_common=True)
     """Generative models: measure the time to first token by prompt length, and tokens/s by cache length."""
     baseline: str | None = declare(None, MEASUREMENT, metavar="pytorch|FILE", is_common=True)
-    """Measure this model too, in alternation, and compare."""
+    """Model to compare with: both are measured in alternation."""
     depth: int | None = declare(None, OUTPUT, minimum=1, default_words="all")
     """Levels of the module tree to show."""
     top: int | None = declare(None, OUTPUT, minimum=1, default_words="all")
@@ -147,13 +148,15 @@ def _refuse_combinations(request: PerfRequest) -> None:
             f"{{}} measures the whole model, and cannot be combined with {opt.module} {request.module}",
             "Use one of them, or extract the modules first: winml extract.",
         )
+    if request.module is not None or request.generation:
+        option = spell("module" if request.module is not None else "generation")
+        refuse_stated(request, ("report",), f"{{}} has no effect with {option}", "Omit it; -o writes the numbers.")
     if request.by_module:
-        refuse_stated(
-            request,
-            ("baseline",),
-            f"{{}} {request.baseline}: profiling slows down both differently, so {opt.by_module} has no baseline",
-            f"Compare in a separate run without {opt.by_module}.",
-        )
+        if request.baseline == _PYTORCH:
+            raise UsageError(
+                f"{opt.by_module} {opt.baseline} {_PYTORCH}: ONNX Runtime profiles the modules of ONNX files only",
+                hint=f"Compare with PyTorch in a separate run without {opt.by_module}.",
+            )
         for name in ("group", "top"):
             if request.depth is not None and (value := getattr(request, name)) is not None:
                 raise UsageError(
@@ -278,6 +281,8 @@ def run_perf(
         return {ONLY_PART: _measure_generation(subject, request, exported)}
     if request.module is not None:
         return _measure_selected(subject, request.module, exported, on_step, progress)
+    if request.by_module and subject.baseline is not None:
+        return _profile_beside_baseline(subject, subject.baseline, exported, progress)
     results: dict[str, Any] = {}
     for part, run in subject.runs.items():
         path = exported(subject.models[part])
@@ -291,6 +296,26 @@ def run_perf(
             requested = PerfOptions(run, subject.latency, subject.baseline)
             results[part] = measure_model(path, requested, progress=progress, tell=tell)
     return results
+
+
+def _profile_beside_baseline(
+    subject: PerfSubject, baseline: Baseline, exported: Callable[[NamedModel], Path], progress: Progress | None
+) -> dict[str, ComparedProfiles]:
+    """Measure a model and an ONNX baseline in alternation, then profile one after the other."""
+    from winml.modelkit.profile.by_module import profile_by_module, read_weight_bytes
+    from winml.modelkit.profile.module_records import ComparedProfiles
+    from winml.modelkit.profile.perf import PerfOptions, measure_model
+
+    assert baseline.path is not None  # refused otherwise
+    ((part, run),) = subject.runs.items()
+    path = exported(subject.models[part])
+    result = measure_model(path, PerfOptions(run, subject.latency, baseline), progress=progress)
+    model_profile, baseline_profile = (
+        profile_by_module(file, replace(run, shown=shown), subject.latency, progress=progress)
+        for file, shown in ((path, run.shown), (baseline.path, baseline.name))
+    )
+    weights = read_weight_bytes(path), read_weight_bytes(baseline.path)
+    return {part: ComparedProfiles(result, model_profile, baseline_profile, *weights)}
 
 
 def _measure_selected(
@@ -346,7 +371,8 @@ def profile_model(
             ``duration``, ``sizes``, ``batch_size``, ``ep``, ``threads`` and so on, and options of loading.
 
     Returns:
-        The latency; with ``by_module``, the time of each module; with ``module``, the latency of the selected modules;
+        The latency; with ``by_module``, the time of each module, beside the baseline's if there is one; with
+        ``module``, the latency of the selected modules;
         with ``generation``, times of prompts and tokens. For a folder of several parts, part → result.
 
     Raises:
@@ -362,5 +388,6 @@ def profile_model(
     request = perf_request(values, stated_keywords(PerfRequest, options))
     plan = plan_perf(request)
     plan.recover()
+    progress = progress or notebook_progress("runs")
     results = run_perf(plan, request, lambda found: exported_file(found, on_step), on_step=on_step, progress=progress)
     return next(iter(results.values())) if len(results) == 1 else results

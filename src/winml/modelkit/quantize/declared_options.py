@@ -58,7 +58,7 @@ class QuantizeFields:
     include: tuple[str, ...] = declare((), QUANTIZATION, metavar="SELECTOR", min_length=1, default_words="all")
     """Quantize only these modules. Submodules are included."""
     per_module: dict[str, PrecisionName] = declare({}, QUANTIZATION, metavar="JSON", read=_json_reader("--per-module"))
-    """Precision by selector, such as {"BertPooler": "fp32"}. The first selector that matches a module applies, before
+    """Precision by selector, such as {"BertLayer.0": "fp32"}. The first selector that matches a module applies, before
     `precision`. The command takes a file or JSON text."""
     per_channel: bool | None = declare(
         None, QUANTIZATION, spelling="--per-channel/--per-tensor", default_words="per channel"
@@ -71,7 +71,7 @@ class QuantizeFields:
     block_size: BlockSize | None = declare(None, QUANTIZATION, default_words="32 with 4 bits, 64 with 8 bits")
     """Weight-only: number of values of a weight that share a scale."""
     block_sizes: dict[str, BlockSize] = declare({}, QUANTIZATION, metavar="JSON", read=_json_reader("--block-sizes"))
-    """Weight-only: block size by selector, such as {"BertPooler": 128}. The first selector that matches a module
+    """Weight-only: block size by selector, such as {"BertLayer.0": 128}. The first selector that matches a module
     applies, before `block_size`. The command takes a file or JSON text."""
     algorithm: Algorithm = declare("rtn", QUANTIZATION)
     """Weight-only: how weights are rounded. `rtn`: round to nearest. `hqq` and `k_quant`: search for better scales, 5
@@ -146,7 +146,7 @@ class QuantizeFields:
         default_words="samples generated for the tokenizer or processor beside the model, else random values",
         is_common=True,
     )
-    """Dataset that judges: file, folder or Hub name. Without `--calibration-data`,
+    """Dataset to measure quality on: file, folder or Hub name. Without `--calibration-data`,
     `--split` and `--columns` belong to it. With `--sensitivity`, the dataset of `--target`, as in winml eval."""
     min_sqnr_db: float | None = declare(
         None,

@@ -52,7 +52,7 @@ from winml.modelkit.tags.tagging import measure_coverage
 from winml.modelkit.transform import graph_file
 from winml.modelkit.transform.module_functions import graph_modules, source_notes
 from winml.modelkit.transform.records import GraphSummary
-from winml.modelkit.words import count_noun, size_words
+from winml.modelkit.words import count_noun, size_change_words, size_words
 
 
 def _kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[str]:
@@ -207,7 +207,13 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             *(calibration.notes if calibration is not None else ()),
             *done.file.notes,
             *self.late_notes(done.result.model),
-            *(_size_notes(done.file.before, done.file.after) if modes and not outcome.is_further else ()),
+            *(
+                _size_notes(
+                    done.file.before, done.file.after, has_left=any(module.left for module in done.result.modules)
+                )
+                if modes and not outcome.is_further
+                else ()
+            ),
         )
         file = {**vars(done.file), "notes": notes}
         return QuantizedFile(
@@ -537,12 +543,22 @@ def _provider_notes(options: QuantizeOptions) -> Iterator[str]:
         )
 
 
-def _size_notes(before: GraphSummary, after: GraphSummary) -> tuple[str, ...]:
-    """Note a hardly smaller file: scripts that read the exit code would not notice."""
+def _size_notes(before: GraphSummary, after: GraphSummary, *, has_left: bool) -> tuple[str, ...]:
+    """Note a file that is not clearly smaller: scripts that read the exit code would not notice.
+
+    Args:
+        before: The source.
+        after: The result.
+        has_left: True if nodes with weights stay in float.
+    """
     if after.size_bytes < _LEAST_SAVING * before.size_bytes:
         return ()
-    sizes = f"{size_words(after.size_bytes)} of {size_words(before.size_bytes)}"
-    return (f"The file is hardly smaller than its source ({sizes}): see which nodes were not quantized, and why.",)
+    sizes = f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)}"
+    change = size_change_words(before.size_bytes, after.size_bytes)
+    reason = "the lines left state which nodes stay in float, and why"
+    if not has_left:
+        reason = "in a small file, the operators and scales of the quantization take what the weights save"
+    return (f"Compared with its source, the result is {change} ({sizes}): {reason}.",)
 
 
 def _range_notes(model: ir.Model) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from winml.modelkit.options import options_of, unknown_key_message
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.latency import LatencyOptions
-from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.progress import StepClock, StepEvent, count_share
 from winml.modelkit.quantize.calibration import calibration_data
 from winml.modelkit.quantize.module_parts import ModulePart, excluding_options, list_parts, only_options
 from winml.modelkit.quantize.options import QuantizeOptions
@@ -211,6 +211,7 @@ def quantization_sensitivity(
         )
         study = _Study(graph, options, plan, parts, variants, selecting if search_samples is not samples else variants)
         with clock.step(_MODULES) as step:
+            progress = progress or count_share("measurements")
             study.measure_modules(sensitivity.jobs, progress, _first_samples(sensitivity, evaluator, samples))
             step.summary = f"{variants.cost.measured} variants measured"
         exclude_list = times = None

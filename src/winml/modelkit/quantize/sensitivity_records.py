@@ -11,6 +11,7 @@ from winml.modelkit.compare.fidelity import OutputFidelity, QualitySamples, Qual
 from winml.modelkit.evaluate.metrics import needed_samples
 from winml.modelkit.profile.statistics import Ratio
 from winml.modelkit.progress import StepTiming
+from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.report.result import Result
 from winml.modelkit.verdicts import Verdict
@@ -325,6 +326,18 @@ class QuantizationSensitivity(
         default_factory=dict, metadata=entry("scores", within="float", before="modules", omit_empty=True)
     )
     """Metric → score of the float model, if a target of the task was not met."""
+
+    @property
+    @recorded(entry("limit_db", before="modules"))
+    def limit_db(self) -> float | None:
+        """SQNR that a quantization has to reach: the target, else the default minimum; ``None`` for other metrics."""
+        if self.exclude_list is None:
+            agreement = None if self.whole.worst is None else self.whole.worst.prediction_agreement
+            return PRECISIONS[self.precision].minimum.searched_db(agreement)
+        target = self.exclude_list.target
+        if target.metric == "relative_error":
+            return -20 * math.log10(target.value) if target.value > 0 else None
+        return target.value if target.metric == "sqnr_db" else None
 
     @property
     def unmet_words(self) -> str:

@@ -30,7 +30,7 @@ _NEARNESS = (
 
 def sensitivity_document(result: sensitivity_records.QuantizationSensitivity) -> doc.Document:
     """Build the document of the ranking, in descending order of sensitivity, and of the exclude list."""
-    modules = result.modules
+    modules, limit = result.modules, result.limit_db
     with_parameters = [module for module in modules if module.part == "module" and module.parameters]
     return doc.Document(
         [
@@ -40,9 +40,16 @@ def sensitivity_document(result: sensitivity_records.QuantizationSensitivity) ->
                 heading="SQNR by module, each quantized alone",
                 size_title="number of parameters",
                 size_unit="parameters",
-                shades=doc.Shades("SQNR in dB", high=_BEST_DB, is_dark_low=True, folded="min"),
+                shades=doc.Shades(
+                    "SQNR in dB",
+                    high=_BEST_DB,
+                    is_dark_low=True,
+                    folded="min",
+                    limit=limit,
+                    limit_words="" if limit is None else f"limit {limit:.4g} dB",
+                ),
             ),
-            _error_bars(modules),
+            _error_bars(modules, limit),
             doc.Table(
                 doc.columns(
                     ("module", "name"),
@@ -66,10 +73,24 @@ def sensitivity_document(result: sensitivity_records.QuantizationSensitivity) ->
         ],
         title=Path(result.model).name,
         subject="sensitivity to quantization",
+        answer=_answer_words(result),
         introduction="Each module was quantized alone, the others stayed in float. SQNR is the signal-to-quantization-"
         "noise ratio of the worst output: the lower it is, the more sensitive is the module.",
         figures=list(_sensitivity_figures(result)),
     )
+
+
+def _answer_words(result: sensitivity_records.QuantizationSensitivity) -> str:
+    """Answer in one sentence if the whole model reaches the limit, or which modules have to stay in float."""
+    listed, whole, limit = result.exclude_list, result.whole.worst, result.limit_db
+    if listed is not None:
+        return f"Target {listed.verdict.limit_words}: {listed.verdict.question}."
+    if whole is None or result.whole.problem or limit is None:
+        return f"{result.precision} of all modules: {result.whole.problem or 'not comparable'}."
+    lower, sqnr = sqnr_words(whole.lower_db), sqnr_words(whole.sqnr_db)
+    ends = "" if lower == sqnr else f" ({lower} at the lower end of its interval)"
+    side = "above" if whole.lower_db >= limit else "below"
+    return f"With all modules in {result.precision}, the SQNR is {sqnr}{ends}, {side} the limit of {limit:.4g} dB."
 
 
 def _sensitivity_figures(result: sensitivity_records.QuantizationSensitivity) -> Iterator[doc.Figure]:
@@ -101,8 +122,9 @@ def _innermost(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> list
     return [module for module in modules if module.tag not in around or module.part != "module"]
 
 
-def _error_bars(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> doc.Bars:
-    """Create the bar chart of the innermost modules with the largest relative errors."""
+def _error_bars(modules: Sequence[sensitivity_records.ModuleSensitivity], limit_db: float | None) -> doc.Bars:
+    """Create the bar chart of the innermost modules with the largest relative errors, and a line at the limit."""
+    limit_words = "" if limit_db is None else f"; dotted line: the error at the limit of {limit_db:.4g} dB"
     errors = [
         (module, module.form.measures().get("relative_error"))
         for module in _innermost(modules)
@@ -122,7 +144,9 @@ def _error_bars(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> doc
             for module, error in sorted(measured, key=lambda entry: -entry[1])[:MAX_BARS]
         ],
         heading="Most sensitive modules",
-        caption="relative error of the worst output with this module alone quantized; innermost measured modules",
+        caption="relative error of the worst output with this module alone quantized; innermost measured "
+        f"modules{limit_words}",
+        line=None if limit_db is None else 10 ** (-limit_db / 20),
     )
 
 

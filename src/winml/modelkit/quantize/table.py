@@ -13,9 +13,9 @@ from winml.modelkit.quantize.records import BudgetSearch, QuantizedFile
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
 from winml.modelkit.transform.table import written_fields
-from winml.modelkit.words import size_words, sqnr_words
+from winml.modelkit.words import size_change_words, size_words, sqnr_words
 
-MAX_MODULE_ROWS = 12
+_MAX_MODULE_ROWS = 12
 """Default number of rows of the module table, modules with unquantized nodes first. Chosen: the summary fits on a
 screen."""
 
@@ -24,7 +24,7 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
     """Build the document of a quantization."""
     before, after = result.before, result.after
     quantized = f"{result.quantized} of {result.quantized + sum(result.left.values())}"
-    ratio = before.size_bytes / max(after.size_bytes, 1)
+    change = size_change_words(before.size_bytes, after.size_bytes)
     fields: list[doc.Field] = [
         ("precision", f"{result.precision} ({', '.join(result.modes)})" if result.modes else None),
         ("KV cache", f"{result.kv_cache}, a scale for each channel" if result.kv_cache is not None else None),
@@ -33,7 +33,7 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
         ("quantized", f"{quantized} nodes with weights{_mixture_words(result)}" if result.modes else None),
         *(("left", f"{count} {reason}") for reason, count in result.left.items()),
         ("nodes", f"{before.nodes} → {after.nodes}"),
-        ("size", f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)} (÷ {ratio:.1f})"),
+        ("size", f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)} ({change})"),
         ("opset", f"{before.opset} → {after.opset}" if before.opset != after.opset else None),
         ("hierarchy", coverage_words(result.coverage, is_tagged=result.is_tagged)),
         (
@@ -45,26 +45,30 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
     ]
     # Modules with unquantized nodes first: they differ from the request.
     modules = sorted(result.modules, key=lambda module: (not module.left, module.quantized > 0 and bool(module.left)))
+    rows: list[tuple[str, list[doc.Cell]]] = [
+        (
+            module.tag or "?",
+            [
+                module.requested,
+                module.actual,
+                module.quantized,
+                ", ".join(f"{count} {reason}" for reason, count in module.left.items()),
+            ],
+        )
+        for module in modules
+    ]
     return doc.Document(
         [
             doc.Fields(fields),
             *(_budget_blocks(result.budget) if result.budget is not None else ()),
             doc.Table(
                 doc.columns(("module", "name"), "requested", "actual", ("quantized", "count"), "left"),
-                [
-                    [
-                        module.tag or "?",
-                        module.requested,
-                        module.actual,
-                        module.quantized,
-                        ", ".join(f"{count} {reason}" for reason, count in module.left.items()),
-                    ]
-                    for module in modules
-                ],
+                [[name, *cells] for name, cells in rows],
                 name="modules",
                 heading="Precision by module",
-                brief=range(MAX_MODULE_ROWS),
-                rest=f"… and {{}} more modules ({opt.verbose} shows all)",
+                folds=doc.layer_folds(rows),
+                brief=range(_MAX_MODULE_ROWS),
+                rest=f"… and {{}} more rows ({opt.verbose} shows every module)",
             ),
         ]
     )
@@ -100,7 +104,7 @@ def _budget_figures(search: BudgetSearch) -> Iterator[doc.Figure]:
 def _file_figures(result: QuantizedFile) -> Iterator[doc.Figure]:
     """Yield the figures of a file: size and number of quantized nodes."""
     before, after = result.before.size_bytes, result.after.size_bytes
-    meaning = f"of the file, {size_words(before)} before: {before / max(after, 1):.1f} times smaller"
+    meaning = f"of the file, {size_words(before)} before ({size_change_words(before, after)})"
     yield doc.Figure("size", size_words(after), meaning)
     unchanged = sum(result.left.values())
     meaning = "nodes with weights" if not unchanged else f"nodes with weights; the table lists why {unchanged} are not"

@@ -7,6 +7,7 @@ A subject is described once, as a :class:`Document`. Blocks of the longer output
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -72,6 +73,8 @@ class Number:
     """Formatted value; empty: formatted by the kind of the column."""
     earlier: float | None = None
     """The same number of an earlier run, to compare with on a page."""
+    share: float | None = None
+    """Length of the bar behind the number on a page, 0 to 1; None: no bar, or that of a share."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,17 @@ class Fields:
 
 
 @dataclass(frozen=True)
+class Fold:
+    """Consecutive rows of equal modules, and the rows that stand for them."""
+
+    start: int
+    stop: int
+    """Position after the last row."""
+    rows: Sequence[Sequence[Cell]]
+    """Rows in place of the folded ones; a page opens the fold at the first of them."""
+
+
+@dataclass(frozen=True)
 class Table:
     """Rows of cells with named columns."""
 
@@ -192,6 +206,11 @@ class Table:
     """Positions of the rows without ``--verbose``, in display order; None: all rows."""
     rest: str = ""
     """Line below brief rows if rows are omitted; ``{}`` stands for the number of omitted rows."""
+    folds: Sequence[Fold] = ()
+    """Folded rows in ascending order, without overlap. A terminal without ``--verbose`` shows their rows, a page opens
+    and closes them."""
+    page_folds: Sequence[Fold] = ()
+    """Folded rows of a page only, in place of ``folds``."""
     is_searched: bool = False
     """True if a page filters the rows by a typed text; for one table of a document."""
     variants: Sequence[tuple[str, str]] = ()
@@ -203,15 +222,71 @@ class Table:
     def visible(self, detail: Detail) -> Table:
         """Return the table with the columns and rows of a detail level; ``rest`` is empty if no row is omitted."""
         columns = [index for index, column in enumerate(self.columns) if column.detail <= detail]
-        brief = None if detail is not Detail.ALWAYS else self.brief
-        rows = self.rows if brief is None else [self.rows[index] for index in brief if index < len(self.rows)]
+        is_short = detail is Detail.ALWAYS
+        brief = self.brief if is_short else None
+        all_rows = list(_folded_rows(self.rows, self.folds)) if is_short and self.folds else self.rows
+        rows = all_rows if brief is None else [all_rows[index] for index in brief if index < len(all_rows)]
+
+        def cells(row: Sequence[Cell]) -> list[Cell]:
+            return [_cell_for_detail(row[index], detail) for index in columns]
+
+        folds = self.page_folds or self.folds if detail is Detail.PAGE else ()
         return replace(
             self,
             columns=[self.columns[index] for index in columns],
-            rows=[[_cell_for_detail(row[index], detail) for index in columns] for row in rows],
+            rows=list(map(cells, rows)),
+            folds=[replace(fold, rows=list(map(cells, fold.rows))) for fold in folds],
+            page_folds=(),
             brief=None,
-            rest=self.rest.replace("{}", str(len(self.rows) - len(rows))) if len(rows) < len(self.rows) else "",
+            rest=self.rest.replace("{}", str(len(all_rows) - len(rows))) if len(rows) < len(all_rows) else "",
         )
+
+
+def _folded_rows(rows: Sequence[Sequence[Cell]], folds: Iterable[Fold]) -> Iterator[Sequence[Cell]]:
+    """Yield the rows of a table with the rows of each fold in place of the folded ones."""
+    start = 0
+    for fold in folds:
+        yield from rows[start : fold.start]
+        yield from fold.rows
+        start = fold.stop
+    yield from rows[start:]
+
+
+_LAYER_NUMBER = re.compile(r"\.\d+(?=/|$)")
+"""Number of a module among its siblings, in a tag."""
+
+
+def group_layers(rows: Iterable[tuple[str, Sequence[Cell]]]) -> list[tuple[list[str], str, Sequence[Cell]]]:
+    """Group the rows of modules whose cells are equal, and whose tags differ in numbers only.
+
+    Args:
+        rows: Tag and other cells of each row.
+
+    Returns:
+        For each group its tags, its name, and its cells; the name of several modules has ``*`` for numbers.
+
+    >>> group_layers([("/Net/Layer.0", [1]), ("/Net/Layer.1", [1]), ("/Net/Head", [1])])
+    [(['/Net/Layer.0', '/Net/Layer.1'], '/Net/Layer.* × 2', [1]), (['/Net/Head'], '/Net/Head', [1])]
+    """
+    groups: dict[tuple[str, tuple[Cell, ...]], list[str]] = {}
+    for tag, cells in rows:
+        groups.setdefault((_LAYER_NUMBER.sub(".*", tag), tuple(cells)), []).append(tag)
+    return [
+        (tags, tags[0] if len(tags) == 1 else f"{kind} × {len(tags)}", list(cells))
+        for (kind, cells), tags in groups.items()
+    ]
+
+
+def layer_folds(rows: Sequence[tuple[str, Sequence[Cell]]]) -> list[Fold]:
+    """Fold a table into the groups of :func:`group_layers`; ``[]`` if no rows are equal.
+
+    Args:
+        rows: Tag and other cells of each row.
+    """
+    groups = group_layers(rows)
+    if len(groups) == len(rows):
+        return []
+    return [Fold(0, len(rows), [[name, *cells] for _, name, cells in groups])]
 
 
 def _text_for_detail(text: str | Shortened, detail: Detail) -> str:
@@ -312,6 +387,10 @@ class Shades:
     """True if small values are dark; else large values are dark."""
     folded: Literal["sum", "max", "min"] = "max"
     """Aggregation of the values of folded boxes."""
+    limit: float | None = None
+    """Value that the legend marks; None: no mark."""
+    limit_words: str = ""
+    """Text of the mark."""
 
 
 @dataclass(frozen=True)
@@ -354,6 +433,8 @@ class Bars:
     heading: str
     caption: str = ""
     """Meaning of the bars."""
+    line: float | None = None
+    """Position of a line that separates better from worse values."""
     detail: Detail = Detail.PAGE
 
 
@@ -422,8 +503,10 @@ class Document:
     """Title of a page or a file. Not printed in a terminal, where the command precedes the result."""
     subject: str = ""
     """Name of the measured model, in the title of the window."""
+    answer: str = ""
+    """Answer of the report in one sentence, below the title of a page. A terminal prints it in the blocks."""
     introduction: str = ""
-    """Text below the title."""
+    """Text below the title and the answer."""
     figures: Sequence[Figure] = ()
     """Key numbers at the top of a page."""
     links: Sequence[Linked] = ()

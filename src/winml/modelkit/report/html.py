@@ -60,7 +60,7 @@ def _load_template() -> Template:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_make_printable)
     kinds = (doc.Fields, doc.Table, doc.Tree, doc.Paragraph, doc.Section, doc.Boxes, doc.Bars, doc.Dots)
     environment.tests |= {kind.__name__.lower(): lambda value, kind=kind: isinstance(value, kind) for kind in kinds}
-    environment.filters |= {"cells": _cell_rows, "bar_rows": _bar_rows, "dot_chart": _dot_chart, "box_data": _box_data}
+    environment.filters |= {"rows": _page_rows, "bar_rows": _bar_rows, "dot_chart": _dot_chart, "box_data": _box_data}
     environment.filters |= {"href": quote}
     return environment.from_string(_read_resource(TEMPLATE))
 
@@ -80,12 +80,37 @@ class _PageCell:
     """Value for sorting and comparison; None for texts."""
     earlier: float | None
     bar_percent: str
-    """Length of the background bar of a share in percent; else empty."""
+    """Length of the background bar in percent; empty: no bar."""
     link: doc.Linked | None
 
 
-def _cell_rows(table: doc.Table) -> list[list[_PageCell]]:
-    """Return the cells of a table, row by row."""
+@dataclass(frozen=True)
+class _PageRow:
+    cells: Sequence[_PageCell]
+    variant: tuple[str, str] | None = None
+    """Item and variant, for a comparison of variants."""
+    fold: int | None = None
+    """Number of the fold of the row; None: not folded."""
+    place: str = ""
+    """``head``: opens the fold; ``inner``: another row of the closed fold; empty: a row of the open fold."""
+
+
+def _page_rows(table: doc.Table) -> Iterator[_PageRow]:
+    """Yield the rows of a table; those of a fold follow the rows that stand for them."""
+    starts = {fold.start: number for number, fold in enumerate(table.folds)}
+    current: int | None = None
+    for place, cells in enumerate(_cell_rows(table, table.rows)):
+        if place in starts:
+            current = starts[place]
+            for number, summary in enumerate(_cell_rows(table, table.folds[current].rows)):
+                yield _PageRow(summary, fold=current, place="inner" if number else "head")
+        if current is not None and place >= table.folds[current].stop:
+            current = None
+        yield _PageRow(cells, table.variants[place] if table.variants else None, current)
+
+
+def _cell_rows(table: doc.Table, rows: Sequence[Sequence[doc.Cell]]) -> list[list[_PageCell]]:
+    """Return the cells of rows of a table."""
     names = [index for index, column in enumerate(table.columns) if column.kind == "name"]
     title = names[0] if names else 0
     columns = [
@@ -93,8 +118,7 @@ def _cell_rows(table: doc.Table) -> list[list[_PageCell]]:
         for index, column in enumerate(table.columns)
     ]
     return [
-        [_page_cell(column, style, cell) for (column, style), cell in zip(columns, row, strict=True)]
-        for row in table.rows
+        [_page_cell(column, style, cell) for (column, style), cell in zip(columns, row, strict=True)] for row in rows
     ]
 
 
@@ -112,7 +136,8 @@ def _page_cell(column: doc.Column, style: str, cell: doc.Cell) -> _PageCell:
     text = column.words(cell)
     link = cell if isinstance(cell, doc.Linked) else None
     pieces = re.split(r"(?<=[./])(?=.)", text) if style.startswith("long") else [text]
-    bar_percent = _css_percent(value) if column.kind == "share" and value is not None else ""
+    share = value if column.kind == "share" else number.share
+    bar_percent = "" if share is None else _css_percent(share)
     return _PageCell(
         pieces, " ".join(filter(None, (style, column.tones.get(text, "")))), value, number.earlier, bar_percent, link
     )
@@ -150,11 +175,13 @@ class _Scale:
         return _css_percent(start), _css_percent(end - start)
 
 
-def _bar_rows(chart: doc.Bars) -> list[tuple[doc.Bar, tuple[str, str]]]:
-    """Return each bar with its start and length."""
+def _bar_rows(chart: doc.Bars) -> list[tuple[doc.Bar, tuple[str, str], str]]:
+    """Return each bar with its start and length, and the position of the line of the chart; empty: no line."""
     bars = [bar for bar in chart.bars if math.isfinite(bar.value)]
-    scale = _Scale(min(0.0, *(bar.value for bar in bars), 0.0), max(0.0, *(bar.value for bar in bars), 0.0))
-    return [(bar, scale.span(min(0.0, bar.value), max(0.0, bar.value))) for bar in bars]
+    ends = [0.0, *(bar.value for bar in bars), *([] if chart.line is None else [chart.line])]
+    scale = _Scale(min(ends), max(ends))
+    line = "" if chart.line is None else _css_percent(scale.position(chart.line))
+    return [(bar, scale.span(min(0.0, bar.value), max(0.0, bar.value)), line) for bar in bars]
 
 
 @dataclass(frozen=True)
@@ -227,6 +254,8 @@ def _box_data(chart: doc.Boxes) -> str:
             "logarithmic": shades.is_logarithmic,
             "darkLow": shades.is_dark_low,
             "folded": shades.folded,
+            "limit": shades.limit,
+            "limitWords": printable(shades.limit_words),
         }
     data = {
         "unit": printable(chart.size_unit),

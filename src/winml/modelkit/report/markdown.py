@@ -25,6 +25,7 @@ def render_markdown(document: doc.Document, *, level: int = 1, detail: doc.Detai
         detail: Highest detail level to include.
     """
     groups = [[f"{'#' * level} {_markdown_text(document.title)}"]] if document.title else []
+    groups += [[_line_text(document.answer)]] if document.answer else []
     groups += [[_line_text(document.introduction)]] if document.introduction else []
     groups += _format_blocks(doc.visible(document.page_blocks, detail), level + 1)
     return "\n\n".join("\n".join(group) for group in groups) + "\n"

@@ -15,27 +15,62 @@ for (const table of document.querySelectorAll("table")) {
     for (const other of heads) other.removeAttribute("aria-sort");
     head.setAttribute("aria-sort", isDescending ? "descending" : "ascending");
     const sign = isDescending ? -1 : 1;
+    table.dataset.sorted = "";
     body.append(...[...body.rows].sort((left, right) => {
       const [a, b] = [left.cells[column], right.cells[column]];
       if (!isNumber) return sign * a.textContent.localeCompare(b.textContent, "en", { numeric: true });
       const [x, y] = [numberOf(a), numberOf(b)];
       return Number.isNaN(x) - Number.isNaN(y) || sign * (x - y);  // what was not measured comes last
     }));
+    showFolds(table);
   }));
+  for (const row of body.querySelectorAll("tr[data-place=head]")) {
+    const opener = document.createElement("button");
+    opener.type = "button";
+    opener.className = "opener";
+    opener.addEventListener("click", () => {
+      row.toggleAttribute("data-open");
+      showFolds(table);
+    });
+    row.querySelector(".title").prepend(opener);
+  }
+  showFolds(table);
+}
+
+/** Show each fold of a table open or closed; a sorted or filtered table has no folds. */
+function showFolds(table) {
+  const isFiltered = !!table.closest(".scroll").previousElementSibling?.matches("form.filter") && filterWords().length > 0;
+  const isFlat = isFiltered || "sorted" in table.dataset;
+  const open = new Set([...table.querySelectorAll("tr[data-open]")].map(row => row.dataset.fold));
+  for (const row of table.querySelectorAll("tr[data-fold]")) {
+    const { fold, place } = row.dataset, isOpen = open.has(fold);
+    if (!place) row.classList.toggle("folded", !isFlat && !isOpen);
+    else row.hidden = isFlat || (place === "inner" && isOpen);
+    const opener = row.querySelector(".opener");
+    if (opener) {
+      opener.textContent = isOpen ? "▾ " : "▸ ";
+      opener.setAttribute("aria-expanded", isOpen);
+    }
+  }
+}
+
+function filterWords() {
+  return (document.getElementById("filter")?.value ?? "").toLowerCase().split(/\s+/).filter(Boolean);
 }
 
 const form = document.querySelector("form.filter");
-const rows = [...form?.nextElementSibling.firstElementChild.tBodies[0].rows ?? []];
+const rows = [...form?.nextElementSibling.firstElementChild.tBodies[0].rows ?? []].filter(row => !row.dataset.place);
 const filter = document.getElementById("filter"), choices = document.querySelectorAll(".choice");
 const reference = document.getElementById("reference");
 
 function select() {
-  const words = filter.value.toLowerCase().split(/\s+/);
+  const words = filterWords();
   for (const row of rows) {
     const text = row.textContent.toLowerCase();
     row.hidden = !words.every(word => text.includes(word))
       || [...choices].some(choice => choice.value !== "" && row.cells[choice.dataset.column].textContent !== choice.value);
   }
+  showFolds(form.nextElementSibling.firstElementChild);
   document.getElementById("count").textContent = `${rows.filter(row => !row.hidden).length} of ${rows.length} rows`;
 }
 
@@ -126,6 +161,12 @@ function joined(group, merge) {
   };
 }
 
+/** Return the position of a value between the ends of a colour scale, from 0 to 1. */
+function partOf(value, { logarithmic }, [low, high]) {
+  const at = logarithmic ? value => Math.log10(Math.max(value, low)) : value => value;
+  return at(high) > at(low) ? (at(Math.min(Math.max(value, low), high)) - at(low)) / (at(high) - at(low)) : 0;
+}
+
 function showBoxes(chart, data, classes) {
   const plot = chart.querySelector(".plot"), path = chart.querySelector(".path"), about = chart.querySelector("output");
   const toRows = chart.querySelector(".rows"), legend = chart.querySelector(".legend");
@@ -144,16 +185,15 @@ function showBoxes(chart, data, classes) {
   const name = node => node.count > 1 ? `${node.label} (${node.count} ×)` : node.label;
   const byClass = () => colour.value === "class";
   const ends = () => {
-    const found = endsOf(root()), { low, high } = data.shades;
+    const { low, high, limit } = data.shades, found = endsOf(root());
+    if (limit !== null) found.splice(0, 2, Math.min(found[0], limit), Math.max(found[1], limit));
     return [low ?? (Number.isFinite(found[0]) ? found[0] : 0), high ?? (Number.isFinite(found[1]) ? found[1] : 1)];
   };
 
   function place(node) {  // from 0 to 1: how dark
-    const { logarithmic, darkLow } = data.shades, [low, high] = ends();
     if (node.shade === null) return 0;
-    const at = logarithmic ? value => Math.log10(Math.max(value, low)) : value => value;
-    const part = at(high) > at(low) ? (at(Math.min(Math.max(node.shade, low), high)) - at(low)) / (at(high) - at(low)) : 0;
-    return darkLow ? 1 - part : part;
+    const part = partOf(node.shade, data.shades, ends());
+    return data.shades.darkLow ? 1 - part : part;
   }
 
   function describe(node) {
@@ -292,7 +332,9 @@ function drawLegend(legend, classes) {
 
 function drawRamp(legend, shades, ends) {
   const [low, high] = ends.map(value => Math.abs(value) < 0.01 && value ? value.toExponential(0) : String(Number(value.toPrecision(3))));
-  legend.replaceChildren(`${shades.title}: ${low} `, element("i", shades.darkLow ? "ramp reversed" : "ramp"), high);
+  const ramp = element("i", shades.darkLow ? "ramp reversed" : "ramp");
+  if (shades.limit !== null) ramp.append(Object.assign(element("u"), { style: `left:${100 * partOf(shades.limit, shades, ends)}%` }));
+  legend.replaceChildren(`${shades.title}: ${low} `, ramp, high, ...(shades.limit === null ? [] : [` ▏${shades.limitWords}`]));
 }
 
 const charts = new Map([...document.querySelectorAll(".boxes")].map(chart => [chart, JSON.parse(chart.querySelector("script").textContent)]));

@@ -49,17 +49,17 @@ class SweepRequest:
     set: dict[str, tuple[Any, ...]] = declare(
         {}, _CELLS, metavar="KEY=V,V", is_repeatable=True, read=_read_settings, is_common=True
     )
-    """Values of a config key, one configuration each."""
+    """Values of a config key; each value is a configuration of its own."""
     do: tuple[str, ...] = declare(
         (), _CELLS, metavar="STEPS", is_repeatable=False, read=_read_steps, default_words="build", is_common=True
     )
     """Steps, separated by commas: export, build, perf, eval, compare."""
     min: dict[str, float] = declare_limits("min", LIMITS, "MEASURE=N", is_common=True)
-    """Minimum of a measure. If it is missed, the exit code is 3."""
+    """Minimum of a measured value. If it is missed, the exit code is 3."""
     max: dict[str, float] = declare_limits("max", LIMITS, "MEASURE=N", is_common=True)
-    """Maximum of a measure. If it is exceeded, the exit code is 3."""
+    """Maximum of a measured value. If it is exceeded, the exit code is 3."""
     timeout: float | None = declare(None, _WORK, metavar="SECONDS", above=0, default_words="3600 s", is_common=True)
-    """Time limit of each configuration and model, in seconds."""
+    """Time limit of each model in each configuration, in seconds."""
     memory: float | None = declare(
         None, _WORK, metavar="GB", above=0, default_words="share of the free memory", is_common=True
     )
@@ -77,7 +77,7 @@ class SweepRequest:
     keep: bool = declare(True, OUTPUT)
     """Keep built models after they are measured."""
     retry_failed: bool = declare(False, _CELLS, is_common=True)
-    """Retry what failed in an earlier run."""
+    """Retry the models and configurations that failed in an earlier run."""
     against: Path | None = declare(None, LIMITS, is_common=True)
     """Folder of an earlier sweep to compare with."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
@@ -16,7 +18,7 @@ from winml.modelkit.transform.retag_verb import RetagRequest, plan_retag, run_re
 @request_options(RetagRequest)
 @result_options()
 def command(**options: object) -> None:
-    """Transfer the module tags of BEFORE to AFTER, made from BEFORE by another tool.
+    """Transfer the module tags of BEFORE to AFTER, which another tool made from BEFORE.
 
     Only the metadata of AFTER changes. No weights are read.
 
@@ -31,4 +33,5 @@ def command(**options: object) -> None:
     result = run_retag(plan)
     from winml.modelkit.transform.table import retagged_document
 
-    show_result(result.as_record(), options, lambda: retagged_document(result))
+    following = shlex.join(["winml", "inspect", str(result.model_path), "-H"])
+    show_result(result.as_record(), options, lambda: retagged_document(result).with_next(following))

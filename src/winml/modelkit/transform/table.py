@@ -8,7 +8,7 @@ from winml.modelkit.compare.words import coverage_words
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags.carry.matching import Way
 from winml.modelkit.transform.records import PinnedModel, RetaggedModel, WrittenFile
-from winml.modelkit.words import size_words
+from winml.modelkit.words import count_noun, size_words
 
 MAX_ROWS = 12
 """Rows of a table without ``--verbose``. Chosen: the whole summary fits on a screen."""
@@ -56,7 +56,7 @@ def retagged_document(result: RetaggedModel) -> doc.Document:
     fields: list[doc.Field] = [
         ("hierarchy", coverage_words(result.coverage)),
         *(("", f"{ways[rule]} {rule_words}") for rule, rule_words in _WAY_WORDS.items() if ways.get(rule)),
-        ("repaired", f"{result.repaired} nodes whose keys stood there twice" if result.repaired else None),
+        ("repaired", f"{count_noun(result.repaired, 'node')} with duplicate keys" if result.repaired else None),
         ("wrote", f"{result.model_path} ({size_words(result.size_bytes)})"),
         *doc.note_fields(result.notes),
     ]

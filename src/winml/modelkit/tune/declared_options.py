@@ -59,8 +59,8 @@ class TuneFields(DataSetFields):
     """Maximum drop of a task metric on `dataset` from the unoptimized model, such as accuracy=0.01 (absolute) or
     accuracy=1% (relative)."""
     dataset: str | None = declare(None, DATASET, metavar="PATH|NAME", min_length=1, is_common=True)
-    """Dataset that candidates are judged on: outputs, or with `max_drop` a metric. A file, a folder, or a name on the
-    Hub."""
+    """Dataset to evaluate candidates on: their outputs, or with `max_drop` a task metric. A file, a folder, or a
+    name on the Hub."""
     ep: str | None = declare(
         None, DEVICE, metavar="NAME", min_length=1, default_words="all installed ones", is_common=True
     )

@@ -9,16 +9,18 @@ from pathlib import Path
 from winml.modelkit.file_names import TUNE_RESULT_NAME
 from winml.modelkit.options import drop_words
 from winml.modelkit.report import document as doc
-from winml.modelkit.tune.records import TunedCandidate, TuneResult
+from winml.modelkit.tune.records import CandidateStatus, TunedCandidate, TuneResult
 from winml.modelkit.words import count_noun, decibel_words, percent_words, size_words, sqnr_words
 
+_STATUS_WORDS: Mapping[CandidateStatus, str] = {"right": "within the limit", "wrong": "outside the limit"}
+"""Status → its text, if different."""
 _GRADES: Mapping[str, doc.Grade] = {"won": "best", "right": "good", "slower": "fair"}
 _MAX_BAR_DB = 80.0
 """Chosen: maximum bar length; above this SQNR, noise is rounding noise."""
 
 
 def tuning_document(result: TuneResult) -> doc.Document:
-    """Describe the winner, and every candidate in :func:`_table_order`."""
+    """Describe the winner beside the plain file, and every candidate in :func:`_table_order`."""
     metrics = tuple(result.limits["max_drop"])
     candidates = _table_order(result)
     return doc.Document(
@@ -32,6 +34,7 @@ def tuning_document(result: TuneResult) -> doc.Document:
                 value_line=1,
                 bar_line=result.limits["min_sqnr_db"],
             ),
+            _winner_table(result, metrics),
             doc.Table(
                 doc.columns(
                     ("candidate", "name"),
@@ -54,10 +57,44 @@ def tuning_document(result: TuneResult) -> doc.Document:
         ],
         title=Path(result.model).name,
         subject="fastest variant within the quality limit",
+        answer=f"{'Best so far' if result.verdict.is_undecided else 'Winner'}: {result.winner.name}, "
+        f"{result.won.candidate.words}. {result.verdict.words.capitalize()}.",
         introduction="Every candidate was made from one export, run in a separate process, and timed in turns with the "
         "others. SQNR is the signal-to-quantization-noise ratio of the worst output, compared with the plain file.",
         figures=list(_list_figures(result)),
         links=[doc.Linked("– the results as JSON", TUNE_RESULT_NAME, TUNE_RESULT_NAME)],
+    )
+
+
+def _winner_table(result: TuneResult, metrics: Sequence[str]) -> doc.Table:
+    """Set the plain file and the winner side by side; no rows if the plain file won or has no facts."""
+    plain = next((tuned for tuned in result.candidates if tuned.candidate.kind == "plain"), None)
+    sides = [] if plain is None or plain is result.won else [plain, result.won]
+    facts = [tuned.facts for tuned in sides if tuned.facts is not None]
+    rows: list[list[doc.Cell]] = []
+
+    def add(name: str, kind: doc.Kind, values: Sequence[float | None]) -> None:
+        if len(values) < 2 or any(value is None for value in values):
+            return
+        before, after = (value or 0.0 for value in values)
+        rows.append([name, *map(doc.Column(name, kind).words, values), f"{after / before:.2f} ×" if before else ""])
+
+    ratio = result.winner.ratio_to_plain
+    if ratio is None or not ratio.is_disturbed:
+        add("latency, p50 ms", "latency", [None if side.latency is None else side.latency.p50_ms for side in sides])
+    add("size", "bytes", [fact.size_bytes for fact in facts])
+    add("memory", "bytes", [fact.memory_bytes for fact in facts])
+    add("session ms", "whole", [fact.session_creation_ms for fact in facts])
+    for metric in metrics:
+        add(metric, "score", [fact.scores.get(metric) for fact in facts])
+    won = result.won.facts
+    if rows and won is not None and won.sqnr_db is not None:
+        rows.append(["SQNR dB", "reference", decibel_words(won.sqnr_db), ""])
+    return doc.Table(
+        doc.columns("measure", "plain file", result.winner.name, "ratio"),
+        rows,
+        name="winner",
+        heading=f"Plain file and {result.winner.name}",
     )
 
 
@@ -67,11 +104,12 @@ def _list_figures(result: TuneResult) -> Iterator[doc.Figure]:
         yield doc.Figure("verdict", "undecided", result.verdict.words.removeprefix("undecided: "))
     else:
         yield doc.Figure("winner", winner.name, tuned.candidate.words)
-    if tuned.latency is not None:
+    is_doubtful = winner.ratio_to_plain is not None and winner.ratio_to_plain.is_disturbed
+    if tuned.latency is not None and not is_doubtful:
         ends = _interval_text(tuned.latency.p50_ms, tuned.latency.low_ms, tuned.latency.high_ms).partition(" ")[2]
         interval = f"median, 95 % interval {ends}" if ends else "median"
         yield doc.Figure("latency", f"{tuned.latency.p50_ms:.2f} ms", interval)
-    if winner.ratio_to_plain is not None:
+    if winner.ratio_to_plain is not None and not is_doubtful:
         ratio = winner.ratio_to_plain.value
         meaning = f"{ratio:.2f} of the latency of the plain file"
         yield doc.Figure("speedup", f"{1 / ratio:.2f} ×" if ratio > 0 else "–", meaning)
@@ -83,7 +121,7 @@ def _list_figures(result: TuneResult) -> Iterator[doc.Figure]:
         minimum = result.limits["min_sqnr_db"]
         meaning = "of the worst output" if minimum is None else f"of the worst output; the minimum is {minimum:g} dB"
         yield doc.Figure("SQNR", sqnr_words(winner.sqnr_db), meaning)
-    statuses = Counter(tuned.status for tuned in result.candidates)
+    statuses = Counter(_status_words(tuned, result) for tuned in result.candidates)
     status_words = ", ".join(f"{count} {status}" for status, count in statuses.items())
     yield doc.Figure("candidates", str(len(result.candidates)), status_words)
 
@@ -167,10 +205,16 @@ def _table_row(tuned: TunedCandidate, metrics: Sequence[str], result: TuneResult
 
 
 def _outcome_words(item: TunedCandidate, result: TuneResult) -> str:
-    """Describe the outcome of a candidate; an undecided tuning has no winner."""
-    if item.status == "won":
-        return "best so far" if result.verdict.is_undecided else "won"
-    return f"{item.status}: {item.reason}" if item.reason else item.status
+    """Describe the outcome of a candidate."""
+    status = _status_words(item, result)
+    return f"{status}: {item.reason}" if item.reason and item.status != "won" else status
+
+
+def _status_words(item: TunedCandidate, result: TuneResult) -> str:
+    """Describe the status of a candidate; an undecided tuning has no winner."""
+    if item.status == "won" and result.verdict.is_undecided:
+        return "best so far"
+    return _STATUS_WORDS.get(item.status, item.status)
 
 
 def _interval_text(value: float, low: float | None, high: float | None) -> str:
@@ -208,6 +252,6 @@ def _chart_dot(tuned: TunedCandidate) -> doc.Dot:
             tuned.candidate.words,
             f"{milliseconds} ms, {_latency_ratio(tuned):.2f} of the plain file",
             size_words(facts.size_bytes),
-            tuned.status,
+            _STATUS_WORDS.get(tuned.status, tuned.status),
         ),
     )

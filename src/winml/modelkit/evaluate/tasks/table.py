@@ -38,8 +38,15 @@ class _ClassEvaluator(Evaluator):
     labels: LabelMap
     notes: tuple[str, ...] = ()
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.labels.model
+
     def reference(self, sample: Sample) -> int:
         return self.labels.number(sample["label"])
+
+    def words(self, value: int) -> str:
+        return self.labels.model[value]
 
     def row_predictions(self, outputs: Outputs, batch: Batch) -> list[int]:  # noqa: ARG002  # scores say it all
         classes: list[int] = np.argmax(named_output(outputs, "logits"), axis=-1).tolist()

@@ -62,6 +62,11 @@ class Evaluator(ABC):
     notes: tuple[str, ...] = ()
     """Notes on defaults, one sentence each."""
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names by index if each prediction is the index of one class; else ``()``."""
+        return ()
+
     def fed(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         """Yield the samples fed to the model."""
         yield from samples
@@ -89,6 +94,10 @@ class Evaluator(ABC):
     def agreement(self, ours: Any, theirs: Any) -> float:
         """Agreement of two predictions for one sample, 0 to 1."""
         return float(ours == theirs)
+
+    def words(self, value: Any) -> str | None:
+        """Format a prediction or a reference value on one line; ``None`` if it has no text, such as an image."""
+        return value if isinstance(value, str) else None
 
     def for_metrics(self, prediction: Any, reference: Any) -> Any:  # noqa: ARG002  # some need it
         """Part of a prediction that metrics need; the rest is not stored."""

@@ -125,6 +125,9 @@ class _MaskedWordEvaluator(task.Evaluator):
     def agreement(self, ours: tuple[int, ...], theirs: tuple[int, ...]) -> float:
         return float(ours[0] == theirs[0])
 
+    def words(self, value: tuple[int, ...] | int) -> str:
+        return str(self.tokenizer.decode([value if isinstance(value, int) else value[0]])).strip()
+
 
 def _first_accuracy(predictions: Sequence[tuple[int, ...]], references: Sequence[int]) -> Any:
     """Return the accuracy of the likeliest token."""
@@ -183,6 +186,9 @@ class _AnswerEvaluator(task.Evaluator):
         if not best.characters or (self.may_be_empty and min(output.empty_score for output in outputs) > best.score):
             return ""
         return str(sample["context"])[slice(*best.characters)]
+
+    def words(self, value: str | list[str]) -> str:
+        return value if isinstance(value, str) else " / ".join(value)
 
 
 @dataclass(frozen=True)
@@ -280,6 +286,9 @@ class _TagEvaluator(task.Evaluator):
             if (word := words[index]) is not None:
                 tags[word] = self.labels.model[numbers[index]]
         return tags
+
+    def words(self, value: Sequence[str | None]) -> str:
+        return " ".join(tag or "–" for tag in value)
 
     def for_metrics(self, prediction: list[str], reference: list[str | None]) -> list[str]:
         """Tags of the words that are not ignored."""
