@@ -185,8 +185,6 @@ def _find_file(name: str) -> str:
 
 def _print_files(parts: Mapping[str, Path], options: Mapping[str, Any], file_options: dict[str, object]) -> None:
     """Print the contents of a file, or of each part of a folder; with ``--module``, of parts with such a module."""
-    from winml.modelkit.inspect.onnx_table import onnx_inspection_document
-
     names = list(parts)
     of_several = len(parts) > 1
     uses_hierarchy = options["hierarchy"] or options["module"] is not None
@@ -197,6 +195,8 @@ def _print_files(parts: Mapping[str, Path], options: Mapping[str, Any], file_opt
     with show_wait("inspecting"):
         numbered = counted(names, "part") if of_several else names
         files = {part: _inspect_file(parts[part], file_options) for part in numbered}
+    from winml.modelkit.inspect.onnx_table import onnx_inspection_document
+
     show_parts(
         files,
         options,
