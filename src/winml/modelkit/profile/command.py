@@ -88,14 +88,13 @@ def command(**options: Any) -> None:
     else:
         files = [plan.subject.models[part].path for part in results]
         following = _next_step(files[0], options) if len(files) == 1 else {}
-        pages = plan.files.get("report", ())
-        results_by_page = dict(zip(pages, results.values(), strict=bool(pages)))
+        first = next(iter(results.values()))  # a page is of one graph
         _show_parts(
             results,
             plan,
             options,
             lambda result: perf_document(result).with_rows(following.items()),
-            report=lambda page: _streams.page_text(perf_document(results_by_page[page]), page, plan.files),
+            report=lambda page: _streams.page_text(perf_document(first), page, plan.files),
         )
 
 

@@ -40,7 +40,7 @@ _GENERATION_RUNS, _GENERATION_WARMUP = 20, 2
 """Chosen: a prompt of a thousand tokens takes seconds, and each length is measured on its own."""
 _PYTORCH = "pytorch"
 _ONLY_BY_MODULE = ("depth", "top", "group", "node_data", "trace")
-_OF_ONE_GRAPH = ("by_module", "baseline", "input_data")
+_OF_ONE_GRAPH = ("by_module", "baseline", "input_data", "report")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,7 +146,7 @@ class QuantizeFields:
         default_words="samples generated for the tokenizer or processor beside the model, else random values",
         is_common=True,
     )
-    """Dataset to measure quality on: file, folder or Hub name. Without `--calibration-data`,
+    """Dataset for quality: file, folder or Hub name. Without `--calibration-data`,
     `--split` and `--columns` belong to it. With `--sensitivity`, the dataset of `--target`, as in winml eval."""
     min_sqnr_db: float | None = declare(
         None,
