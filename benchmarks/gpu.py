@@ -150,7 +150,7 @@ def generate(session: Any, count: int) -> list[int]:
     inputs = {value.name: value for value in session.get_inputs()}
     dtypes = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
     past = {
-        name: np.zeros([1, value.shape[1], 0, value.shape[3]], dtypes[value.type])
+        name: np.zeros([1, SIZES["num_key_value_heads"], 0, SIZES["head_dim"]], dtypes[value.type])
         for name, value in inputs.items()
         if name.startswith("past_key_values")
     }
