@@ -86,6 +86,8 @@ class ProviderComparison(Options):
     """Minimum of every output, in dB."""
     samples: int | None = None
     """Number of samples."""
+    is_near: bool = True
+    """False if an output is below the minimum: an error on a device, but not on a simulated one, which may be wrong."""
 
     @property
     def words(self) -> str:
@@ -94,10 +96,12 @@ class ProviderComparison(Options):
             return f"not compared ({self.problem}); the stages compared the result on the CPU"
         device = f"{self.device}, simulated on the {self.simulated_on}" if self.simulated_on else self.device
         assert self.sqnr_db is not None
-        return (
+        text = (
             f"{device}: {sqnr_words(self.sqnr_db)} relative to the CPU for {self.output} on {self.samples} samples "
             f"(minimum {self.min_sqnr_db:.4g} dB)"
         )
+        below = "; below the minimum: the simulation or the provider computes the file differently, a device may not"
+        return text if self.is_near else f"{text}{below}"
 
 
 class StageRecord(Options):
