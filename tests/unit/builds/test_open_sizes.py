@@ -100,7 +100,7 @@ def test_size_that_the_model_fixes_is_fixed_with_a_note(place: Path) -> None:
     plan = plan_build(to_build_config(_CONFIG), ModelRequest(f"{place / 'nets.py'}:net"))
     result = _build(plan)
     assert () == _exported(result).dynamic
-    (note,) = [line for line in result.notes if line.startswith("Batch is fixed")]
+    (note,) = [line for line in result.notes if "batch_size" in line]
     assert note in _build(plan).notes
 
 

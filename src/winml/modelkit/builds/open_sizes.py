@@ -104,12 +104,13 @@ def make_most_open(
         except _NO_SIZES:
             raise
         except (errors.UsageError, errors.StageError, errors.VerificationError) as error:
+            remaining = _remaining_choices(_CHOICES if choice == remembered else choices, error)
+            if not remaining:  # the error with fixed sizes shows a fault of the model
+                raise
             if choice == remembered:  # of another version of the model's code
                 remembered, notes, choices = None, [], list(_CHOICES)
                 continue
-            choices = _remaining_choices(choices, error)
-            if not choices:  # the error with fixed sizes shows a fault of the model
-                raise
+            choices = remaining
             if error.frozen or not isinstance(error, errors.UsageError):
                 notes.append(_fallback_note(choice, choices[0], error))
             continue
@@ -145,9 +146,11 @@ def _remaining_choices(choices: Sequence[dict[str, bool]], error: errors.WinMLEr
 
 def _fallback_note(tried: Mapping[str, bool], used: Mapping[str, bool], error: errors.WinMLError) -> str:
     """Return a note on sizes that are fixed because the attempt to make them dynamic failed."""
-    words = {"dynamic_batch": ("Batch", opt.dynamic_batch), "dynamic_sequence": ("Sequence", opt.dynamic_seq_len)}
-    name, option = next(words[key] for key in tried if key not in used)
-    return f"{name} is fixed, because the build failed with a dynamic one ({option}): {error.message.rstrip('.')}."
+    options = {"dynamic_batch": opt.dynamic_batch, "dynamic_sequence": opt.dynamic_seq_len}
+    fixed = [key for key in tried if key not in used]
+    names = " and ".join(key.removeprefix("dynamic_") for key in fixed)
+    words = " ".join(options[key] for key in fixed)
+    return f"Fixed size of {names}: the build failed with a dynamic one ({words}): {error.message.rstrip('.')}."
 
 
 def _apply_choice(plan: BuildPlan, choice: Mapping[str, bool]) -> BuildPlan:

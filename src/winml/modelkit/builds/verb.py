@@ -288,7 +288,8 @@ def _refuse_fixed_sizes(request: BuildRequest) -> None:
     if is_onnx_path(name):
         raise UsageError(
             f"{opt.fixed_sizes} does not apply to {name}, which is an ONNX file",
-            hint=f"Fix its dynamic dimensions first: winml export -m {name} -o fixed.onnx {opt.shape_config} SIZES.",
+            hint=f"Fix its dynamic dimensions first: winml export -m {name} -o fixed.onnx "
+            f"{opt.shape_config} '{{\"batch_size\": 1}}'; then build fixed.onnx.",
         )
     if export is not None and configured_request(request.model, export).is_dynamic:
         raise UsageError(f"{opt.fixed_sizes}: dynamic dimensions are requested as well", hint="Omit one of them.")

@@ -31,6 +31,9 @@ _EMBEDDING_TASKS = ("feature-extraction", "sentence-similarity", "image-feature-
 _EMBEDDING_TASKS_BY_INPUT = {"input_ids": "feature-extraction", "pixel_values": "image-feature-extraction"}
 """Input of a graph → task of the pipeline that returns its embeddings."""
 
+_GENERATING_TASKS, _NEW_TOKENS = ("text-generation", "text2text-generation"), 20
+"""Tasks that generate text, and the number of tokens: without it, runtimes generate more than small models accept."""
+
 _AUDIO_TASKS = ("audio-classification", "automatic-speech-recognition")
 """Tasks whose pipeline takes the path of an audio file in Python; in JavaScript, it takes samples."""
 
@@ -49,10 +52,11 @@ def optimum_usage(folder: BuiltFolder) -> Sequence[str]:
     task = _pipeline_task(folder)
     argument = json.dumps("audio.wav") if task in _AUDIO_TASKS else _ARGUMENTS.get(task)
     if argument is not None:
+        limit = f", max_new_tokens={_NEW_TOKENS}" if task in _GENERATING_TASKS else ""
         return (
             "from optimum.onnxruntime import pipeline",
             f'run = pipeline("{task}", model={folder.text})',
-            f"print(run({argument}))",
+            f"print(run({argument}{limit}))",
         )
     from winml.modelkit.models.checkpoints.task import inference_class
 
@@ -67,7 +71,8 @@ def transformers_js_usage(folder: BuiltFolder) -> Sequence[str]:
     task, options = _pipeline_task(folder), f'{folder.text}, {{ dtype: "{dtype}" }}'
     opened: tuple[str, ...] = (f"const model = await AutoModel.from_pretrained({options});",)
     if (argument := _ARGUMENTS.get(task)) is not None:
-        opened = (f'const run = await pipeline("{task}", {options});', f"console.log(await run({argument}));")
+        limit = f", {{ max_new_tokens: {_NEW_TOKENS} }}" if task in _GENERATING_TASKS else ""
+        opened = (f'const run = await pipeline("{task}", {options});', f"console.log(await run({argument}{limit}));")
     return (
         f'import {{ {"AutoModel" if argument is None else "pipeline"}, env }} from "@huggingface/transformers";',
         'env.localModelPath = ""; env.allowRemoteModels = false;',
