@@ -121,12 +121,13 @@ def test_sentences_calibrate_a_bert_and_are_compared_on() -> None:
 
 
 def test_build_of_a_file_prepares_arrays_with_the_processors_beside_the_file() -> None:
-    """The build folder has no tokenizer yet, so that of the source is used; another tokenizer makes another result."""
+    """The tokenizer of the source is used and copied; another tokenizer makes another result."""
     command = ("build", "-m", "bert/model.onnx", "-o", "built", "-p", "w8a8", "--calibration-data", "sentences.parquet")
     done = run_here(*command, "-q")
     assert 0 == done.code, done.err
     assert 5 == _calibration_of(Path("built/model.onnx"))["samples"]
-    assert not Path("built/tokenizer.json").exists()
+    assert Path("bert/tokenizer.json").read_bytes() == Path("built/tokenizer.json").read_bytes()
+    assert not {"model.safetensors", "export.json"} & {path.name for path in Path("built").iterdir()}
     assert "reused" in run_here(*command).err
     text = Path("bert/tokenizer.json").read_text("utf-8")
     Path("bert/tokenizer.json").write_text(text.replace('"dog"', '"cat"'), "utf-8")
@@ -250,6 +251,8 @@ def test_result_is_judged_on_the_samples_of_the_user(
         assert (None, 0.85) == (record["limits"]["min_sqnr_db"], record["limits"]["min_agreement"])
         samples = record["candidates"][1]["quality"]["samples"]
         assert "dynamic-int8" == record["winner"]["name"]
+        ran = run_here("run", tmp_path / "tuned" / "best", SENTENCES[0])
+        assert 0 == ran.code, ran.err
     assert ("dataset", 3) == (samples["source"], samples["count"])
 
 

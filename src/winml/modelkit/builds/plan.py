@@ -67,7 +67,7 @@ class BuildPlan:
     verify: bool = True
     """Compare the result of each stage with its input."""
     with_companions: bool = True
-    """Copy config, tokenizer and processor files of the checkpoint beside the result."""
+    """Copy config, tokenizer and processor files of the model beside the result."""
     is_deployed: bool = True
     """True if the finished model may be moved out of the folder. A model that is only read in the folder shares the
     data files of its last stage."""
@@ -149,6 +149,7 @@ def plan_build(
         switched_off=sections_off,
         skip_pre_normalization=skip_pre_normalization,
         verify=verify,
+        with_companions=with_companions,
         deploy_only=deploy_only,
     )
     if is_onnx_path(request.model):
@@ -173,7 +174,7 @@ def plan_build(
     request = replace(request, cross_keys=find_layout(config.layout).cross_keys)
     if not verify:
         config = with_values(config, {"export": {"verify": False}})
-    return _with_default_level(replace(plan, config=config, request=request, with_companions=with_companions))
+    return _with_default_level(replace(plan, config=config, request=request))
 
 
 def _with_default_level(plan: BuildPlan) -> BuildPlan:

@@ -56,7 +56,7 @@ class BuildRequest:
     deploy_only: bool = declare(False, OUTPUT)
     """Retain only the files to deploy: the model, and the files that runtimes need beside it."""
     tokenizer: bool = declare(True, OUTPUT)
-    """Copy the config, tokenizer and processor files of the checkpoint into the folder."""
+    """Copy the config, tokenizer and processor files beside the model into the folder."""
     optimize: bool = declare(True, STAGES)
     """Run the optimization stage."""
     quant: bool = declare(True, STAGES)
