@@ -22,8 +22,10 @@ import onnx_ir as ir
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.quality_minimum import QualityMinimum
+from winml.modelkit.compare.quality_samples import refuse_unfit_data
 from winml.modelkit.compare.words import comparison_words
 from winml.modelkit.errors import InputError, StageError, VerificationError
+from winml.modelkit.file_names import files_folder
 from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, FLOAT_SOURCE_KEY, NORMALIZED_KEY, QUANTIZATION_KEY
 from winml.modelkit.onnx.contexts import refuse_compiled
 from winml.modelkit.onnx.files.content_digest import content_digest
@@ -38,6 +40,7 @@ from winml.modelkit.onnx.fingerprint import is_normalized, stamp
 from winml.modelkit.onnx.stage import StageResult
 from winml.modelkit.onnx.validity import OLDEST_OPSET, refuse_cycles, refuse_invalid
 from winml.modelkit.options import load_metadata
+from winml.modelkit.ort.decoding.inputs import inputs_of_file
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.graph_sessions import newest_ir_version
 from winml.modelkit.progress import StepClock, StepEvent
@@ -156,6 +159,14 @@ class GraphWork(ABC, Generic[ResultT]):
     def may_be_requested(self) -> bool:
         """True if a request may change the graph, even a request made during the work; if False, no weight is read."""
         return self.is_requested
+
+    def judging_request(self, seed: int) -> DataSetRequest | None:  # noqa: ARG002 - others read it
+        """Return the request for the samples of a dataset that the result is compared on; ``None`` without a dataset.
+
+        Args:
+            seed: Seed of the selection.
+        """
+        return None
 
     def refuse_graph(self, model: ir.Model) -> None:
         """Refuse a graph whose structure the work does not support; weights are not loaded.
@@ -346,7 +357,7 @@ def check_source(task: GraphFileTask, work: GraphWork[ResultT]) -> CheckedSource
     """Read the structure of a source, and refuse unsuitable structures; no weight is read, and nothing is written.
 
     Raises:
-        UsageError: the output is a data file of the source, or the work does not fit the graph.
+        UsageError: the output is a data file of the source, or the work or its dataset does not fit the graph.
         InputError: the file is no ONNX model or not a valid one, its data is missing, or it is compiled already.
     """
     source = task.source
@@ -359,6 +370,8 @@ def check_source(task: GraphFileTask, work: GraphWork[ResultT]) -> CheckedSource
     if task.functions is not None:
         find_function_targets(model, task.functions)
     work.refuse_graph(model)
+    if (request := work.judging_request(task.seed)) is not None:
+        refuse_unfit_data(request, inputs_of_file(source), task.processors or files_folder(source.absolute()))
     return CheckedSource(model, notes, data, states)
 
 
