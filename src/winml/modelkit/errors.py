@@ -427,7 +427,7 @@ def python_function(
                 _refuse_wrong_types(function, signature, arguments, keywords)
                 return function(*arguments, **keywords)
             except WinMLError as error:
-                error.message, error.hint = python_words(error.message), python_words(error.hint)
+                error.message, error.hint = _python_words(error.message), _python_words(error.hint)
                 raise
             finally:
                 _speller.reset(token)
@@ -446,21 +446,21 @@ _FUNCTIONS = {
 """Command → function."""
 _VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s,;]*[^\s,;.])"
 _WORD = (
-    rf"-[mop] {_VALUE}|--(?:ep|kv-cache|layout|level|mode|module|opset|precision|shape-config|task)[ =]{_VALUE}"
-    r"|--[a-z][\w-]*|-H"
+    rf"-[mop] {_VALUE}|-{{2}}(?:ep|kv-cache|layout|level|mode|module|opset|precision|shape-config|task)[ =]{_VALUE}"
+    r"|-{2}[a-z][\w-]*|-H"
     r"|'[^']*'|[\w\-./\\]*[./\\][\w\-./\\]*\w|[A-Z]{2,}"
 )
 """A word of a command in a sentence: an option, a path, or a placeholder in capitals."""
 _COMMAND = re.compile(rf"winml ({'|'.join(_FUNCTIONS)})\b((?: (?:{_WORD}))*)(?! (?:…|-|[\w.]+ -))")
-_ONLY_IN_COMMAND = re.compile(r"--(list|schema|check|help)\b")
+_ONLY_IN_COMMAND = re.compile(r"-{2}(list|schema|check|help)\b")
 
 
-def python_words(text: str) -> str:
+def _python_words(text: str) -> str:
     """Replace commands in a text by calls of their functions; commands without a function stay.
 
-    >>> python_words("Build it first: winml build -m ckpt -o built --level full")
+    >>> _python_words("Build it first: winml build -m ckpt -o built --level full")
     "Build it first: build_model('ckpt', 'built', level='full')"
-    >>> python_words("Export it with winml export, or see winml sys. winml compile --list lists them.")
+    >>> _python_words("Export it with winml export, or see winml sys. winml compile --list lists them.")
     'Export it with export_model, or see winml sys. winml compile --list lists them.'
     """
     return _COMMAND.sub(_python_call, text)

@@ -16,7 +16,6 @@ from winml.modelkit.cli._requests import exported_path, stated_fields
 from winml.modelkit.errors import UsageError, WinMLError
 from winml.modelkit.fields import MODEL
 from winml.modelkit.profile.verb import PerfRequest, PerfSubject, perf_request, plan_perf, run_perf
-from winml.modelkit.verbs.next_commands import transforming_command
 
 if TYPE_CHECKING:
     from winml.modelkit.profile.module_records import ModulePerfResult, ProfiledDecoder, ProfiledModules
@@ -154,6 +153,8 @@ def _next_step(path: Path | None, options: Mapping[str, Any], *, counts_nodes: b
     is_plain = EXPORT_KEY in keys and QUANTIZATION_KEY not in keys
     if not is_plain or any(node.domain for node in model.graph.node):
         return {}
+    from winml.modelkit.verbs.next_commands import transforming_command
+
     command = {"next": transforming_command("optimize", path, ["--level", "full"], suffix="full")}
     if not counts_nodes:
         return command

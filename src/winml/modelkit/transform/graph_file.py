@@ -22,10 +22,8 @@ import onnx_ir as ir
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.quality_minimum import QualityMinimum
-from winml.modelkit.compare.quality_samples import refuse_unfit_data
 from winml.modelkit.compare.words import comparison_words
 from winml.modelkit.errors import InputError, StageError, VerificationError
-from winml.modelkit.file_names import files_folder
 from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, FLOAT_SOURCE_KEY, NORMALIZED_KEY, QUANTIZATION_KEY
 from winml.modelkit.onnx.contexts import refuse_compiled
 from winml.modelkit.onnx.files.content_digest import content_digest
@@ -40,7 +38,6 @@ from winml.modelkit.onnx.fingerprint import is_normalized, stamp
 from winml.modelkit.onnx.stage import StageResult
 from winml.modelkit.onnx.validity import OLDEST_OPSET, refuse_cycles, refuse_invalid
 from winml.modelkit.options import load_metadata
-from winml.modelkit.ort.decoding.inputs import inputs_of_file
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.graph_sessions import newest_ir_version
 from winml.modelkit.progress import StepClock, StepEvent
@@ -370,9 +367,32 @@ def check_source(task: GraphFileTask, work: GraphWork[ResultT]) -> CheckedSource
     if task.functions is not None:
         find_function_targets(model, task.functions)
     work.refuse_graph(model)
-    if (request := work.judging_request(task.seed)) is not None:
-        refuse_unfit_data(request, inputs_of_file(source), task.processors or files_folder(source.absolute()))
+    _refuse_unfit_data(task, work, is_remote=False)
     return CheckedSource(model, notes, data, states)
+
+
+def _refuse_unfit_data(task: GraphFileTask, work: GraphWork[Any], *, is_remote: bool) -> None:
+    """Refuse a dataset that does not fit the source, before the work.
+
+    Args:
+        task: The task.
+        work: The work, which is compared on the dataset.
+        is_remote: True for a dataset on the Hub, which a plan does not fetch; False for one on this disk.
+
+    Raises:
+        UsageError: the dataset does not fit the inputs.
+    """
+    request = work.judging_request(task.seed)
+    if request is None:
+        return
+    from winml.modelkit.compare.quality_samples import refuse_unfit_data
+    from winml.modelkit.file_names import files_folder
+    from winml.modelkit.ort.decoding.inputs import inputs_of_file
+    from winml.modelkit.samples.data_sources import find_source
+
+    if (find_source(request.source).path is None) is is_remote:
+        folder = task.processors or files_folder(task.source.absolute())
+        refuse_unfit_data(request, inputs_of_file(task.source), folder)
 
 
 def may_be_copy(task: GraphFileTask, checked: CheckedSource) -> bool:
@@ -489,6 +509,7 @@ class _TransformationRun(Generic[ResultT]):
         with self._clock.step(_READING) as step:
             if checked is None or not checked.is_current:
                 checked = check_source(task, work)
+            _refuse_unfit_data(task, work, is_remote=True)
             # The structure only: a copy by reference never reads the weights.
             model = checked.model
             before = summarize_graph(model, sum(file.stat().st_size for file in (task.source, *checked.data)))
