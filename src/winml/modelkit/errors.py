@@ -496,11 +496,10 @@ def _switch_words(name: str) -> str:
     return keyword if "=" in keyword else f"{keyword}=True"
 
 
-_TEXT, _PATH = "str", "PathLike"
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "None": ((type(None),), "None"),
-    _TEXT: ((str,), "text"),
-    _PATH: ((os.PathLike,), "a path"),
+    "str": ((str,), "text"),
+    "PathLike": ((os.PathLike,), "a path"),
     "bool": ((bool,), "True or False"),
     "int": ((numbers.Integral,), "a whole number"),
     "float": ((numbers.Real,), "a number"),
@@ -575,4 +574,5 @@ def _argument_hint(function: Callable[..., object], name: str, value: object) ->
         rf"^ +\*?{name}: (.+?)(?=\n\n|\n +\*{{0,2}}\w+: |\Z)", function.__doc__ or "", re.DOTALL | re.MULTILINE
     )
     text = "" if described is None else " ".join(described[1].split()).replace("``", "")
-    return f"Expected: {text}" if text else ""
+    plain_text = re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"\1", text)
+    return f"Expected: {plain_text}" if text else ""
