@@ -179,7 +179,7 @@ def test_target_of_the_task_is_searched_on_a_dataset(exported: Path, tmp_path: P
     table = tmp_path / "reviews.csv"
     table.write_text("text,label\n" + "a dog runs,positive\nthe cat,negative\n" * 4)
     result = winml.quantization_sensitivity(
-        exported, dataset=str(table), target="accuracy=0", depth=1, samples=8, iterations=1
+        exported, dataset=table, target="accuracy=0", depth=1, samples=8, iterations=1
     )
     assert ("dataset", 8, "reviews.csv") == (result.input_source, result.samples, result.data)
     assert result.exclude_list is not None

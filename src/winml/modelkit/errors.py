@@ -498,7 +498,7 @@ def _switch_words(name: str) -> str:
 
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "None": ((type(None),), "None"),
-    "str": ((str,), "text"),
+    "str": ((str, os.PathLike), "text"),
     "PathLike": ((os.PathLike,), "a path"),
     "bool": ((bool,), "True or False"),
     "int": ((numbers.Integral,), "a whole number"),
@@ -507,7 +507,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "Sequence": ((Collection,), "a list"),
     "Callable": ((Callable,), "a function"),  # type: ignore[dict-item]  # isinstance takes it
 }
-"""Name of an annotated type → the types of its values, and words."""
+"""Name of an annotated type → the types of its values, and words. A path may be the text of a dataset."""
 _CLASS_NAME = re.compile(r"\w+(Config|Evaluator|Listener|Options|Request)|Module")
 """Names of classes that annotations refer to; such a class is told by its name, without an import."""
 

@@ -288,7 +288,7 @@ def _split_flags(
     for name in flags:
         if name not in field_names:
             raise ConfigError(unknown_key_message(name, field_names, _NAME))
-    values = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in flags.items()}
+    values = dict(flags)
     measuring = {name: values.pop(name) for name in flags if name in SensitivityOptions.model_fields}
     return (
         options_of(QuantizeOptions, options, values, _NAME),
