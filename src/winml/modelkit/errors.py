@@ -482,7 +482,8 @@ def _python_call(match: re.Match[str]) -> str:
         elif not flag.startswith("-"):
             places[f"{len(places)}"] = word.strip("'")
         else:
-            name = {"-p": "precision", "--shape-config": "sizes"}.get(flag, flag.lstrip("-").replace("-", "_"))
+            name = flag.lstrip("-").replace("-", "_")
+            name = {"p": "precision", "shape_config": "sizes"}.get(name, name)
             literal = value if value.startswith("{") else repr(value)
             keywords.append(f"{spell_keyword(name)}={literal}" if value else _switch_words(name))
     values = [places[flag] for flag in ("-m", *(name for name in places if name.isdigit()), "-o") if flag in places]
