@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from e2e.in_process import run_here
 from e2e.workplace import Outcome
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare import quality_samples
-from winml.modelkit.ort.opened_model import Values
+from winml.modelkit.compare.quality_samples import SampleValues
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.samples.data_sets import DataSetRequest
 
@@ -121,12 +122,13 @@ def test_sentences_calibrate_a_bert_and_are_compared_on() -> None:
 
 
 def test_build_of_a_file_prepares_arrays_with_the_processors_beside_the_file() -> None:
-    """The build folder has no tokenizer yet, so that of the source is used; another tokenizer makes another result."""
+    """The tokenizer of the source is used and copied; another tokenizer makes another result."""
     command = ("build", "-m", "bert/model.onnx", "-o", "built", "-p", "w8a8", "--calibration-data", "sentences.parquet")
     done = run_here(*command, "-q")
     assert 0 == done.code, done.err
     assert 5 == _calibration_of(Path("built/model.onnx"))["samples"]
-    assert not Path("built/tokenizer.json").exists()
+    assert Path("bert/tokenizer.json").read_bytes() == Path("built/tokenizer.json").read_bytes()
+    assert not {"model.safetensors", "export.json"} & {path.name for path in Path("built").iterdir()}
     assert "reused" in run_here(*command).err
     text = Path("bert/tokenizer.json").read_text("utf-8")
     Path("bert/tokenizer.json").write_text(text.replace('"dog"', '"cat"'), "utf-8")
@@ -229,7 +231,7 @@ def test_result_is_judged_on_the_samples_of_the_user(
     """The quality record names the dataset; ``--samples`` selects from it. A build keeps no quality record."""
     requests: list[DataSetRequest] = []
 
-    def read(inputs: Any, sizes: Any, request: DataSetRequest, folder: Path) -> list[Values]:
+    def read(inputs: Any, sizes: Any, request: DataSetRequest, folder: Path) -> SampleValues:
         requests.append(request)
         return all_values(inputs, sizes, request, folder)
 
@@ -250,6 +252,8 @@ def test_result_is_judged_on_the_samples_of_the_user(
         assert (None, 0.85) == (record["limits"]["min_sqnr_db"], record["limits"]["min_agreement"])
         samples = record["candidates"][1]["quality"]["samples"]
         assert "dynamic-int8" == record["winner"]["name"]
+        ran = run_here("run", tmp_path / "tuned" / "best", SENTENCES[0])
+        assert 0 == ran.code, ran.err
     assert ("dataset", 3) == (samples["source"], samples["count"])
 
 
@@ -277,3 +281,80 @@ def test_optimized_file_is_compared_on_the_samples_of_the_user(tmp_path: Path, m
     done = run_here("optimize", "-m", tmp_path / "bert.onnx", "-o", tmp_path / "full.onnx", *options)
     assert 0 == done.code, done.err
     assert sorted({len(text.split()) for text in SENTENCES}) == sorted({*lengths})
+
+
+def _save_splits(folder: Path, counts: dict[str, int]) -> None:
+    """Save distinct images of one size, by split."""
+    drawn = np.random.default_rng(1)
+    for split, count in counts.items():
+        (folder / split / "cat").mkdir(parents=True)
+        for number in range(count):
+            pixels = drawn.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / split / "cat" / f"{number}.png")
+
+
+def test_named_dataset_calibrates_on_other_samples_than_it_judges_on(tmp_path: Path) -> None:
+    """The split train calibrates; without it, or if it is named, the samples that do not judge."""
+    _save_splits(tmp_path / "three", {"train": 24, "validation": 18})
+    expected = {("--split", "validation"): ("train", 24), (): ("train", 24)}
+    for number, (split, (calibrating, count)) in enumerate(expected.items()):
+        output = tmp_path / f"{number}.onnx"
+        asked = ("--mode", "qdq", "--dataset", tmp_path / "three", *split, "--format", "json")
+        record = _answer(run_here("quantize", "vit/model.onnx", "-o", output, *asked))
+        assert (calibrating, count) == (record["calibration"]["split"], record["calibration"]["samples"])
+        samples = record["verification"]["quality"]["samples"]
+        assert ("dataset", 16, "three, split validation") == (samples["source"], samples["count"], samples["data"])
+    asked = ("--mode", "qdq", "--dataset", tmp_path / "three", "--split", "train", "--samples", "6", "--format", "json")
+    record = _answer(run_here("quantize", "vit/model.onnx", "-o", tmp_path / "train.onnx", *asked))
+    assert ("train", 18) == (record["calibration"]["split"], record["calibration"]["samples"])
+    assert 6 == record["verification"]["quality"]["samples"]["count"]
+
+
+def test_few_samples_of_a_dataset_calibrate_and_judge_with_a_note(tmp_path: Path) -> None:
+    asked = ("--mode", "qdq", "--dataset", "sentences.parquet", "--format", "json")
+    record = _answer(run_here("quantize", "bert/model.onnx", "-o", tmp_path / "int8.onnx", *asked))
+    assert 5 == record["calibration"]["samples"] == record["verification"]["quality"]["samples"]["count"]
+    assert any("also judge the result" in note for note in record["notes"])
+
+
+def test_sensitivity_ranks_on_the_samples_of_the_dataset(tmp_path: Path) -> None:
+    """A target of the outputs is measured on them too; the printed command selects the same samples."""
+    asked = ("--sensitivity", "--depth", "2", "--dataset", "saved", "--split", "train", "--samples", "4")
+    more = ("--columns", "text=sentence", "--target", "sqnr_db=1", "--format", "json")
+    record = _answer(run_here("quantize", "bert/model.onnx", *asked, *more))
+    assert (4, "dataset", "saved, split train") == (record["samples"], record["input_source"], record["data"])
+    words = shlex.split(record["next"])
+    assert {"--split", "train", "--samples", "4", "--dataset", "saved"} < {*words}
+    done = run_here(*words[1:], "--format", "json")
+    assert 4 == _answer(done)["verification"]["quality"]["samples"]["count"]
+
+
+@pytest.mark.parametrize("verb", ["quantize", "optimize", "build"])
+def test_column_that_no_role_takes_is_refused_before_the_work(verb: str, tmp_path: Path) -> None:
+    table = tmp_path / "reviews.csv"
+    table.write_text("review_body,stars\n" + "the dog,1\n" * 20)
+    precision = ("-p", "int8") if verb == "build" else ()
+    done = run_here(verb, "bert/model.onnx", "-o", tmp_path / f"{verb}.onnx", *precision, "--dataset", table)
+    assert (2, True) == (done.code, "--columns text=COLUMN" in done.err), done.err
+    planned = run_here("quantize", "bert/model.onnx", "-o", tmp_path / "planned.onnx", "--dataset", table, "--dry-run")
+    assert 2 == planned.code, planned.out
+
+
+def test_command_after_a_measurement_in_a_build_names_the_folder(tmp_path: Path) -> None:
+    """Beside the model of a finished build, another model would have no place."""
+    built = run_here("build", "bert/model.onnx", "-o", tmp_path / "built", "-q")
+    assert 0 == built.code, built.err
+    record = _answer(
+        run_here("quantize", tmp_path / "built" / "model.onnx", "--sensitivity", "--depth", "1", "--format", "json")
+    )
+    command = shlex.split(record["next"])
+    assert [str(tmp_path / "built"), "-o", str(tmp_path / "built_int8")] == command[2:5]
+    done = run_here(*command[1:], "-q")
+    assert 0 == done.code, done.err
+    assert (tmp_path / "built_int8" / "tokenizer.json").is_file()
+
+
+def test_build_in_half_precision_is_not_quantized_to_it_again(tmp_path: Path) -> None:
+    done = run_here("build", "bert-checkpoint", "-o", tmp_path / "half", "--dtype", "fp16", "-p", "fp16", "-f", "json")
+    stages = {stage["name"]: stage for stage in _answer(done)["parts"][0]["stages"]}
+    assert ("skipped", True) == (stages["quantize"]["status"], "fp16 already" in stages["quantize"]["reason"])

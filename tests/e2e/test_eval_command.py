@@ -32,7 +32,6 @@ from evaluation_checkpoints import (
 )
 from winml.modelkit import evaluate_model
 from winml.modelkit.builds.build_model import build_hf_model
-from winml.modelkit.builds.evaluated_models import variant_evaluator
 from winml.modelkit.cli import _progress
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate import evaluation as scoring
@@ -40,6 +39,7 @@ from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.file_names import EVALUATION_NAME
 from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.ort.sessions import Session
+from winml.modelkit.quantize.variant_evaluation import variant_evaluator
 from winml.modelkit.samples.preprocessing import Preprocessor
 from winml.modelkit.tune.contestants import Contestants
 from winml.modelkit.tune.options import TuneOptions
@@ -449,7 +449,6 @@ def test_modules_stay_in_float_until_a_metric_is_reached(tmp_path: Path) -> None
     for arguments, problem in (
         (("--target", "wer=0.1", "--dataset", "texts.csv"), "--target wer: not a metric of text-classification"),
         (("--target", "accuracy=0.9"), "no metric is named 'accuracy'"),
-        (("--dataset", "texts.csv"), "--target"),
         (("--target", "accuracy=0.9", "--dataset", "texts.csv", "-o", "texts.csv", "--overwrite"), "texts.csv"),
     ):
         refused = run_here(*asked, *arguments)

@@ -72,7 +72,7 @@ def test_summary_without_data_has_a_note(workplace: Workplace) -> None:
     assert 0 == outcome.code, outcome.err
     words = " ".join(outcome.out.split())
     assert "random values" in words
-    assert "Use --calibration-data for a result that you deploy." in words
+    assert "Use --calibration-data or --dataset for a result that you deploy." in words
 
 
 @pytest.mark.usefixtures("model")

@@ -168,6 +168,7 @@ def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, smal
     ("typed", "meant"),
     [
         ("convert ckpt model.onnx", "export ckpt -o model.onnx"),
+        ("convert model.onnx", "winml optimize model.onnx or: winml quantize model.onnx -p fp16"),
         ("convert ckpt model.onnx --half --dynamic", "export ckpt --dtype fp16 --dynamic-batch --dynamic-seq-len -o"),
         ("benchmark model.onnx --runs 5", "perf model.onnx --iterations 5"),
         ("profile model.onnx", "perf model.onnx --by-module"),
@@ -197,6 +198,13 @@ def test_words_of_other_tools_name_the_command_to_type(typed: str, meant: str) -
     refused = run_here(*typed.split())
     assert (2, "") == (refused.code, refused.out)
     assert meant in " ".join(refused.err.split())
+
+
+def test_third_model_of_a_comparison_is_no_output() -> None:
+    """The output of a comparison is JSON."""
+    refused = run_here("compare", "a.onnx", "b.onnx", "c.onnx")
+    assert (2, False) == (refused.code, " -o " in refused.err), refused.err
+    assert "compare a.onnx b.onnx -o c.json" in run_here("compare", "a.onnx", "b.onnx", "c.json").err
 
 
 def test_every_synonym_leads_to_options_that_exist() -> None:

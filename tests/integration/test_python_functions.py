@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,89 @@ def test_number_below_the_minimum_of_its_option_is_refused(exported: Path, itera
         winml.profile_model(exported, iterations=iterations)
 
 
+_PATHS = {"model": "m.onnx", "output": "o", "reference": "m.onnx", "candidate": "m.onnx", "before": "m.onnx"} | {
+    "after": "m.onnx", "module": "Linear", "models": ["m.onnx"],
+}  # fmt: skip
+_COMMAND_FUNCTIONS = sorted(
+    name for name in {*winml.__all__} - winml._FORMER if name.endswith(("_model", "_models", "_modules"))
+)
+
+
+@pytest.mark.parametrize("name", [*_COMMAND_FUNCTIONS, "quantization_sensitivity"])
+def test_argument_of_a_wrong_type_is_refused_with_the_expected_types(name: str) -> None:
+    """Each positional argument is named, with the type of its value; a module is told from a file."""
+    function = getattr(winml, name)
+    positional = [p for p in inspect.signature(function).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    required = {p.name: _PATHS[p.name] for p in positional if p.default is p.empty}
+    for parameter in positional:
+        if "ExampleInputs" in str(parameter.annotation):
+            continue  # of any type that a module takes
+        with pytest.raises(winml.UsageError, match=rf"^{name}: {parameter.name} is of type int, expected "):
+            function(**{**required, parameter.name: 3})
+    if name not in ("export_model", "compare_models", "sweep_models"):
+        with pytest.raises(winml.UsageError, match="type Linear, expected text or a path") as refused:
+            function(**{**required, positional[0].name: torch.nn.Linear(1, 1)})
+        assert refused.value.hint.startswith("Export the module")
+
+
+@pytest.mark.parametrize(
+    ("function", "keywords"),
+    [
+        ("profile_model", {"iterations": "many"}),
+        ("profile_model", {"ep": 3}),
+        ("build_model", {"output": "built", "level": 3}),
+        ("build_model", {"output": "built", "exclude": "BertPooler"}),
+        ("run_model", {"top": "all"}),
+        ("quantize_model", {"output": "q.onnx", "exclude": "BertPooler"}),
+        ("evaluate_model", {"dataset": "reviews.csv", "samples": "all"}),
+    ],
+)
+def test_keyword_of_a_wrong_type_is_refused_with_its_value(
+    function: str, keywords: dict[str, Any], exported: Path
+) -> None:
+    name, value = list(keywords.items())[-1]
+    with pytest.raises(winml.ConfigError, match=rf"{name}: .*{value}"):
+        getattr(winml, function)(exported, **keywords)
+
+
+def test_hint_names_the_function_of_a_command(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(winml.UsageError) as refused:
+        winml.quantize_model(checkpoint, tmp_path / "int8.onnx")
+    assert refused.value.hint.endswith(f"build_model('{checkpoint}', 'built')")
+
+
+def test_two_models_are_measured_in_alternation(exported: Path) -> None:
+    race = winml.profile_model(exported, exported, iterations=3)
+    assert race.verdict == race.baseline.verdict(race.model)
+    assert race.baseline.session_creation_ms > 0
+    with pytest.raises(winml.UsageError, match="baseline"):
+        winml.profile_model(exported, exported, baseline="pytorch")
+
+
+def test_graph_runs_on_arrays(exported: Path) -> None:
+    """Arrays, tensors and lists; whole numbers take the type of the input."""
+    values = {"input_ids": np.ones((1, 16), np.int32), "attention_mask": torch.ones(1, 16, dtype=torch.int64)}
+    answer = winml.run_model(exported, {**values, "token_type_ids": [[0] * 16]})
+    assert "tensors" == answer.kind
+    assert answer.entries == winml.run_model(exported, inputs={**values, "token_type_ids": [[0] * 16]}).entries
+    with pytest.raises(winml.UsageError, match=r"'ids'.*input_ids"):
+        winml.run_model(exported, {"ids": np.ones((1, 16))})
+    with pytest.raises(winml.UsageError, match="rows of equal length"):
+        winml.run_model(exported, {**values, "token_type_ids": [[0], [0, 0]]})
+
+
+def test_target_of_the_task_is_searched_on_a_dataset(exported: Path, tmp_path: Path) -> None:
+    """Modules are ranked on the dataset, too; a share of zero is reached by definition."""
+    table = tmp_path / "reviews.csv"
+    table.write_text("text,label\n" + "a dog runs,positive\nthe cat,negative\n" * 4)
+    result = winml.quantization_sensitivity(
+        exported, dataset=table, target="accuracy=0", depth=1, samples=8, iterations=1
+    )
+    assert ("dataset", 8, "reviews.csv") == (result.input_source, result.samples, result.data)
+    assert result.exclude_list is not None
+    assert "yes" == result.exclude_list.verdict.answer
+
+
 def test_run_returns_the_answer(exported: Path, tmp_path: Path) -> None:
     """Texts are positional or named, tensors by name; PyTorch is the reference on request."""
     answer = winml.run_model(exported, "A dog runs.", top=1, reference=True)
@@ -124,6 +208,16 @@ def test_file_is_verified_against_its_recorded_checkpoint(exported: Path, checkp
         assert proof.worst.fidelity.cosine == pytest.approx(1, abs=1e-5)
     with pytest.raises(winml.UsageError, match="no ONNX file"):
         winml.verify_model(checkpoint)
+
+
+def test_file_is_verified_against_a_live_module(tmp_path: Path) -> None:
+    """The file states the inputs; without a module, the hint says what to pass."""
+    net, path = torch.nn.Sequential(torch.nn.Linear(3, 2)), tmp_path / "net.onnx"
+    winml.export_model(net, path, torch.ones(1, 3))
+    assert winml.verify_model(path, net).worst.fidelity.cosine == pytest.approx(1, abs=1e-5)
+    with pytest.raises(winml.UsageError, match=r"reference: .*not a checkpoint") as refused:
+        winml.verify_model(path)
+    assert "module" in refused.value.hint
 
 
 def test_inspect_describes_files_and_checkpoints(exported: Path, checkpoint: Path) -> None:

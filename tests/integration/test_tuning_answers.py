@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from module_chains import save_chain
+from winml.modelkit.profile.statistics import IDLE_MACHINE
 from winml.modelkit.tune import contest
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.records import TuneResult
@@ -65,7 +66,7 @@ def test_faster_candidate_on_a_busy_machine_is_undecided(known: KnownTimes) -> N
     """The whole interval lies below 1, so the reason does not call the two indistinguishable."""
     result = known.answer(right={"plain": BUSY, FORM: scale(0.88, BUSY)}, variations=variations(BUSY, "plain", 1.0))
     form, winner = result.candidate(FORM), result.as_record()["winner"]
-    assert ("undecided", "an idle machine") == (result.verdict.answer, result.verdict.decided_by)
+    assert ("undecided", IDLE_MACHINE) == (result.verdict.answer, result.verdict.decided_by)
     assert ("plain", "right") == (winner["name"], form.status)
     assert form.ratio_to_winner is not None
     assert "undecided" == form.ratio_to_winner.verdict

@@ -43,7 +43,7 @@ def test_config_with_a_wrong_value_is_refused_in_one_sentence(values: dict[str, 
 
 def test_invalid_model_is_refused_and_a_path_is_accepted() -> None:
     """A function that takes a model accepts a path and refuses None."""
-    with pytest.raises(UsageError, match="expected a name or a path, got None"):
+    with pytest.raises(UsageError, match="model is of type NoneType, expected text or a path"):
         build_hf_model(None)  # type: ignore[arg-type]
     assert str(Path("folder") / "model") == ModelRequest(Path("folder") / "model").model  # type: ignore[arg-type]
 

@@ -459,7 +459,10 @@ def options_of(
         UsageError: both are passed.
     """
     if options is None:
-        return parse_options(record, dict(keywords), function)
+        values = {
+            name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in keywords.items()
+        }
+        return parse_options(record, values, function)
     if keywords:
         raise UsageError(
             f"{function}: {next(iter(keywords))} is passed in addition to options",

@@ -38,9 +38,14 @@ def section(**values: Any) -> QuantSection:
     return quant
 
 
+def config_of(**values: Any) -> WinMLBuildConfig:
+    """Return a config with a section."""
+    return WinMLBuildConfig(quant=section(**values))
+
+
 def plan_for(**quant: Any) -> BuildPlan:
     """Return the plan of a build of a checkpoint."""
-    return plan_build(WinMLBuildConfig(quant=section(**quant)), ModelRequest("checkpoint"))
+    return plan_build(config_of(**quant), ModelRequest("checkpoint"))
 
 
 @pytest.mark.parametrize(
@@ -67,14 +72,14 @@ def test_fusions_that_quantization_does_not_take_are_off(quant: dict[str, Any], 
 
 def test_limit_alone_requests_no_quantization() -> None:
     """A minimum SQNR applies to the stages that run, and is refused if none runs."""
-    assert idle_quantization(section(min_sqnr_db=20.0))
+    assert idle_quantization(config_of(min_sqnr_db=20.0))
     with pytest.raises(UsageError, match="neither quantizes nor compiles"):
         plan_for(min_sqnr_db=20.0)
     compiled = parse_build_config({"compile": {"ep": "cpu"}, "quant": {"min_sqnr_db": 20.0}}, "test")[0]
     plan = plan_build(compiled, ModelRequest("checkpoint"))
     assert plan.config.quant is not None
-    assert idle_quantization(plan.config.quant)
-    assert not idle_quantization(section(min_sqnr_db=20.0, precision="int8"))
+    assert idle_quantization(plan.config)
+    assert not idle_quantization(config_of(min_sqnr_db=20.0, precision="int8"))
 
 
 def test_section_has_every_option_of_the_stage_and_a_place() -> None:
@@ -115,7 +120,7 @@ def test_auto_is_decided_by_the_device(place: dict[str, str], precision: str) ->
 )
 def test_empty_section_has_a_reason_for_no_quantization(values: dict[str, Any], words: str) -> None:
     """A build reports the reason."""
-    assert words in idle_quantization(section(**values))
+    assert words in idle_quantization(config_of(**values))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +135,7 @@ def test_empty_section_has_a_reason_for_no_quantization(values: dict[str, Any], 
 )
 def test_section_with_any_request_quantizes(values: dict[str, Any]) -> None:
     """An exclude list alone means int8, as in ``winml quantize``."""
-    assert "" == idle_quantization(section(**values))
+    assert "" == idle_quantization(config_of(**values))
 
 
 @pytest.mark.parametrize(("ep", "is_another"), [(None, False), ("cpu", False), ("OpenVINOExecutionProvider", True)])
@@ -142,7 +147,7 @@ def test_provider_of_a_build_decides_the_form_of_tables(ep: str | None, is_anoth
     assert plan.config.quant is not None
     assert quantize_options(plan.config.quant).takes_constant_tables == is_another
     assert (quantize.options(plan) != quantize.options(plan_for(precision="int4"))) == is_another
-    assert idle_quantization(section(ep="openvino"))
+    assert idle_quantization(config_of(ep="openvino"))
 
 
 def test_precision_wins_over_the_section_and_keeps_its_other_keys() -> None:

@@ -168,6 +168,7 @@ def test_interval_is_not_narrower_than_samples_resolve(
 
 def test_equal_predictions_bound_the_difference() -> None:
     assert (-0.01, 0.01) == pytest.approx(ACCURACY.resolved((0.0, 0.0), 0.0, 300, is_difference=True))
+    assert (-0.5, 1.0) == ACCURACY.resolved((0.5, 0.5), 0.5, 2, is_difference=True)
 
 
 def test_intervals_depend_on_the_seed() -> None:

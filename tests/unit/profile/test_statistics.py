@@ -72,7 +72,7 @@ def test_interval_needs_six_pairs(pairs: int, has_interval: bool) -> None:
 def test_verdict_is_a_difference_only_for_a_whole_interval(low: float | None, high: float | None, verdict: str) -> None:
     """An interval that touches the range of noise is no difference, regardless of its middle."""
     assert verdict == Ratio(1.0, low, high, 0.95, 30).verdict
-    assert "undecided" == Ratio(1.0, low, high, 0.95, 30, is_disturbed=True).verdict
+    assert "undecided" == Ratio(1.0, low, high, 0.95, 30, slowdown=2.0).verdict
 
 
 def test_outlier_moves_neither_ratio_nor_interval() -> None:

@@ -31,6 +31,7 @@ def test_sizes_are_fixed_in_the_file_of_a_fixed_candidate(
     """The file that was given stays open, and the winner's config starts from the fixed one, which stays."""
     source = tmp_path / "open.onnx"
     onnx.save(onnx.parser.parse_model(OPEN), source)
+    (tmp_path / "tokenizer.json").write_text("{}")
     folder = tmp_path / "tuned"
     folder.mkdir()
     builds = CandidateBuilds(tuned_model(ModelRequest(model=str(source)), WinMLExportConfig()), folder)
@@ -38,3 +39,4 @@ def test_sizes_are_fixed_in_the_file_of_a_fixed_candidate(
     assert shape == input_shape(built.model_path)
     assert ["batch", "width"] == input_shape(source)
     assert bool(sizes) == (folder / "exported" / "fixed.onnx").is_file()
+    assert (built.folder / "tokenizer.json").is_file(), "the tokenizer beside the model goes with every candidate"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.found_models import part_files, refuse_unknown_parts, resolve_side
-from winml.modelkit.errors import ConfigError, UsageError, opt, python_function
+from winml.modelkit.errors import ConfigError, UsageError, opt, python_function, refuse_wrong_type
 from winml.modelkit.fields import RECORDED
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.models.request import ModelRequest
@@ -61,10 +61,11 @@ def compare_models(
     """
     from winml.modelkit.compare import comparing as flow
 
-    field_names = [field.name for field in fields(flow.CompareOptions)]
-    for name in changes:
-        if name not in field_names:
-            raise ConfigError(unknown_key_message(name, field_names, "compare_models"))
+    types = {field.name: str(field.type) for field in fields(flow.CompareOptions)}
+    for name, value in changes.items():
+        if name not in types:
+            raise ConfigError(unknown_key_message(name, [*types], "compare_models"))
+        refuse_wrong_type(f"compare_models: {name}", value, types[name])
     merged_options = replace(options or flow.CompareOptions(), **changes)
     run = merged_options.run
     run = replace(
@@ -112,7 +113,11 @@ def verify_model(
         if isinstance(side, ModelRequest):
             raise UsageError(f"{model}: no ONNX file", hint="Export it first: export_model.")
         metadata = {entry.key: entry.value for entry in read_structure(side).metadata_props}
-        reference = reference_checkpoint(metadata, str(model), RECORDED)
+        try:
+            reference = reference_checkpoint(metadata, str(model), RECORDED)
+        except UsageError as error:
+            error.hint = "Pass the module, or its checkpoint, as the second argument."
+            raise
     return compare_models(reference, model, options, **changes)
 
 

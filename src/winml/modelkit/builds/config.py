@@ -275,7 +275,7 @@ def quantize_options(section: QuantSection) -> QuantizeOptions:
 
 def requested_quantization(config: WinMLBuildConfig) -> QuantizeOptions | None:
     """Return the options of the quantize stage; ``None`` if nothing is quantized."""
-    return None if config.quant is None or idle_quantization(config.quant) else quantize_options(config.quant)
+    return None if config.quant is None or idle_quantization(config) else quantize_options(config.quant)
 
 
 _DEFAULT_LEVEL: Final = "full"
@@ -287,17 +287,19 @@ def with_default_level(section: OptimSection) -> OptimSection:
     return section if section.states_optimization else section.model_copy(update={"level": _DEFAULT_LEVEL})
 
 
-def idle_quantization(section: QuantSection) -> str:
-    """Return the reason why a build with this section quantizes nothing; ``""`` if anything is quantized."""
+def idle_quantization(config: WinMLBuildConfig) -> str:
+    """Return the reason why the quant section of a config quantizes nothing; ``""`` if anything is quantized."""
+    section = config.quant
+    assert section is not None  # checked by the caller
     options = quantize_options(section)
     # A provider and a limit request nothing by themselves.
     if options.model_copy(update={"ep": None, "min_sqnr_db": None}) == QuantizeOptions():
         return f"no precision was requested ({opt.precision})"
-    if (
-        options.kv_cache is not None
-        or options.base.modes
-        or any(PRECISIONS[name].modes for name in options.per_module.values())
-    ):
+    has_rules = options.kv_cache is not None or any(PRECISIONS[name].modes for name in options.per_module.values())
+    dtype = None if config.loader is None or config.export is None else config.loader.dtype
+    if dtype == options.base.name and not has_rules:
+        return f"the model is exported in {dtype} already ({opt.dtype} {dtype})"
+    if options.base.modes or has_rules:
         return ""
     return auto_words(section) or f"precision {options.base.name} is that of the model"
 

@@ -9,14 +9,18 @@ from pathlib import Path
 
 from winml.modelkit.builds.config import QuantSection, WinMLBuildConfig, quantize_options, requested_quantization
 from winml.modelkit.builds.layouts.layout import LAYOUTS, Dtype, find_layout
-from winml.modelkit.errors import UsageError, opt
+from winml.modelkit.errors import UsageError, opt, spell
+from winml.modelkit.fields import fields_of
 from winml.modelkit.optimize.options import OptimizeOptions
+from winml.modelkit.quantize.declared_options import QuantizeFields
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS
 
 _OPTIONS_OF_ONE_FILE = ("precision", "mode", "per_module", "kv_cache", "budget", "max_size", "max_drop")
 """Options of the quantize stage that decide the precision, which each dtype decides itself."""
-_OPTIONS_OF_FLOATS = {"include", "exclude", "min_sqnr_db", "ep", "device"}
+_OPTIONS_OF_FLOATS = {
+    "include", "exclude", "min_sqnr_db", "ep", "device", "dataset", "split", "columns", "samples",
+}  # fmt: skip
 """Options of the quantize stage that apply to a conversion to float16."""
 
 
@@ -114,8 +118,25 @@ def refuse_dtypes(config: WinMLBuildConfig) -> None:
             f"{request} cannot be combined with a compilation for {config.compile.ep}",
             hint=f"Remove {opt.ep} (compile.ep in a config): {config.layout} compiles the files itself.",
         )
+    _refuse_unread_by_all(config, section)
     for name in quantized_dtypes(config):
         _refuse_unread_options(config, name)
+
+
+def _refuse_unread_by_all(config: WinMLBuildConfig, section: QuantSection) -> None:
+    """Refuse options of the quantize stage that the quantization of no dtype reads; raises UsageError."""
+    names = {name: dtype.precision for name, dtype in dtypes_of(config).items()}
+    is_float = {precision is None or bool(PRECISIONS[precision].float_type) for precision in names.values()}
+    if is_float != {True}:
+        return
+    read = _OPTIONS_OF_FLOATS if any(names.values()) else {"ep", "device"}
+    for field in fields_of(QuantizeFields):
+        value = getattr(section, field.name)
+        if field.name in section.model_fields_set - read and value != field.default:
+            raise UsageError(
+                f"{spell(field.option(value))} does not apply to {opt.dtypes} {','.join(names)}",
+                hint="Omit the option, or add a quantized dtype such as q8.",
+            )
 
 
 def _refuse_unread_options(config: WinMLBuildConfig, dtype: str) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,15 +15,13 @@ from winml.modelkit.models.checkpoints.adapters import named_adapter
 from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.options import parse_options, unknown_key_message
-from winml.modelkit.samples.data_sources import find_source, source_files
+from winml.modelkit.samples.data_sources import find_source
 
 if TYPE_CHECKING:
     from winml.modelkit.evaluate.evaluated_models import Subject
     from winml.modelkit.evaluate.records import Evaluation
     from winml.modelkit.ort.opened_model import RunOptions
-    from winml.modelkit.ort.sessions import Session
     from winml.modelkit.progress import StepEvent
-    from winml.modelkit.quantize.quantized_variants import VariantEvaluator
 
 _NAME = "evaluate_model"
 _RUN_OPTIONS = ("ep", "device", "ep_options", "threads")
@@ -204,49 +201,3 @@ def evaluate_build(
     subject = Subject(model, RunOptions(model.name), baseline, _has_baseline(options))
     with spell_options(_SECTION_KEYS):
         return evaluate(subject, options, on_step=on_step)
-
-
-@contextmanager
-def variant_evaluator(model: Path, options: EvaluationOptions, target: tuple[str, float]) -> Iterator[VariantEvaluator]:
-    """Yield an evaluator of quantized variants of an ONNX file.
-
-    Args:
-        model: The file, with config and processors in the same folder.
-        options: Options with the samples.
-        target: Metric of the model's task, and its required value.
-
-    Raises:
-        UsageError: the task has no evaluation or no such metric, a column is missing, or labels are not those of the
-            model.
-        InputError: a file is missing or damaged.
-    """
-    from winml.modelkit.evaluate.evaluated_models import Subject, opened_model
-    from winml.modelkit.evaluate.evaluation import prepared_data
-    from winml.modelkit.evaluate.metrics import least_difference
-    from winml.modelkit.evaluate.sides import CachedBatches, onnx_side
-    from winml.modelkit.evaluate.tasks.table import chosen_metrics, task_definition
-    from winml.modelkit.onnx.files.placing import file_digest
-    from winml.modelkit.ort.opened_model import RunOptions
-    from winml.modelkit.quantize.quantized_variants import VariantEvaluator
-    from winml.modelkit.quantize.sensitivity_records import MetricTarget
-
-    name, value = target
-    with ExitStack() as stack:
-        evaluated = opened_model(Subject(model, RunOptions(str(model))), options.task, stack)
-        task = evaluated.task
-        metrics = chosen_metrics(task_definition(task), (name,), "target")
-        metric_options = options.model_copy(update={"metrics": (name,)})
-        prepared = prepared_data(evaluated, metric_options, stack)
-        prepared = replace(prepared, preprocessor=CachedBatches.keeping(prepared.preprocessor))
-        del evaluated  # its session holds the weights, and only variants are run
-
-        def measure_scores(session: Session) -> dict[str, float]:
-            scores = prepared.scores([onnx_side(session, session.name, "cpu")])
-            return {metric.name: scores.measured(metric)[0].value for metric in metrics}
-
-        source = find_source(options.dataset)
-        root = source.folder or Path()
-        digests = {path.relative_to(root).as_posix(): file_digest(path) for path in source_files(source)}
-        request = {**metric_options.model_dump(mode="json"), "content": digests, "task": task}
-        least = least_difference(len(prepared.data_set)) if metrics[0].resolution == "each" else None
-        yield VariantEvaluator(MetricTarget(name, value, metrics[0].is_higher_better, least), measure_scores, request)

@@ -18,6 +18,7 @@ from typing import Any
 from winml.modelkit.builds.cache import file_digest, read_digest
 from winml.modelkit.builds.manifest_records import FileRecord
 from winml.modelkit.errors import InputError
+from winml.modelkit.file_names import files_folder
 from winml.modelkit.models.checkpoints.adapters import adapter_files, read_adapters
 from winml.modelkit.models.checkpoints.companion_files import card_files, companion_files
 from winml.modelkit.models.request import ModelRequest, ModelSource, checkpoint_path, resolve_source
@@ -36,8 +37,8 @@ class ModelIdentity:
     Attributes:
         is_repeatable: True if equal records mean equal models; a factory may return another model each time.
         places: Files and folders on this disk that no output may replace.
-        companions: Config, tokenizer and processor files of a checkpoint: name beside the result → file.
-        card: Its card and licence: name beside the result → file.
+        companions: Config, tokenizer and processor files beside the model: name beside the result → file.
+        card: Card and licence: name beside the result → file.
     """
 
     def __init__(
@@ -114,15 +115,25 @@ def identify_model(request: ModelRequest) -> ModelIdentity:
     )
 
 
-def identify_onnx(path: Path) -> ModelIdentity:
+def identify_onnx(path: Path, companions: Mapping[str, Path] | None = None) -> ModelIdentity:
     """Return the identity of an ONNX file with its current data files.
+
+    Args:
+        path: The file.
+        companions: Its config, tokenizer and processor files; None: those beside it.
 
     Raises:
         ModelPathError: there is no such file.
-        InputError: the file is no ONNX file, or a data file is missing or cannot be read.
+        InputError: the file is no ONNX file, a data file is missing or cannot be read, or a file beside the model is a
+            link that leads out of the folder.
     """
     files = (path, *external_files(path))
-    return ModelIdentity(lambda: {"files": file_digests(files)}, is_repeatable=True, places=files)
+    return ModelIdentity(
+        lambda: {"files": file_digests(files)},
+        is_repeatable=True,
+        places=files,
+        companions=companion_files(files_folder(path)) if companions is None else companions,
+    )
 
 
 def file_digests(files: Iterable[Path] | Mapping[str, Path]) -> dict[str, str]:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from winml.modelkit.builds.config import quantize_options
 from winml.modelkit.builds.dtypes import planned_optimization
-from winml.modelkit.builds.plan import BuildPlan, has_coded_weights, stage_in_memory
+from winml.modelkit.builds.plan import BuildPlan, stage_in_memory
 from winml.modelkit.builds.stages import Stage, StageOutcome, StageTask, external_from_bytes, run_export
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _handover_to_quantize(
     """
     from winml.modelkit.models.request import processor_folder
     from winml.modelkit.quantize.calibration.calibration_data import Calibration
-    from winml.modelkit.quantize.file_quantization import Quantization, calibration_options
+    from winml.modelkit.quantize.file_quantization import Quantization
     from winml.modelkit.transform.graph_file import GraphHandover, is_external
 
     quant = plan.config.quant
@@ -104,7 +104,7 @@ def _handover_to_quantize(
     goes_outside = partial(is_external, from_bytes=external)
 
     def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
-        samples = Calibration(calibration_options(options), processors or path.parent, {}, plan.request.seed)
+        samples = Calibration(options, processors or path.parent, {}, plan.request.seed)
         other_parts = [work for name, work in quantizations.items() if name != path.name]
         # Parts already within the limit may stay float, except the last one if all others did.
         all_stay = len(other_parts) + 1 == len(names) and all(work.outcome.stays_float for work in other_parts)
@@ -123,7 +123,7 @@ def _handover_to_optimize(plan: BuildPlan) -> GraphHandover:
 
     export = plan.config.export
     assert export is not None  # an export is planned
-    codes = handover_of_codes(plan.request, export) if has_coded_weights(plan.request) else None
+    codes = handover_of_codes(plan.request, export) if plan.has_coded_weights else None
 
     def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
         return [*(codes.works(path, model) if codes is not None else ()), *_optimization_work(plan, model)]

@@ -67,13 +67,15 @@ class BuildPlan:
     verify: bool = True
     """Compare the result of each stage with its input."""
     with_companions: bool = True
-    """Copy config, tokenizer and processor files of the checkpoint beside the result."""
+    """Copy config, tokenizer and processor files of the model beside the result."""
     is_deployed: bool = True
     """True if the finished model may be moved out of the folder. A model that is only read in the folder shares the
     data files of its last stage."""
     deploy_only: bool = False
     """Leave only the files to deploy and the manifest in the folder: no files of stages, no sidecar, no build
     config."""
+    has_coded_weights: bool = False
+    """True if the checkpoint has quantized weights, as its files say when the plan is made."""
     has_default_level: bool = False
     """True if the optimization level is the default, so that a lower one is used if the result is not exact."""
 
@@ -149,6 +151,7 @@ def plan_build(
         switched_off=sections_off,
         skip_pre_normalization=skip_pre_normalization,
         verify=verify,
+        with_companions=with_companions,
         deploy_only=deploy_only,
     )
     if is_onnx_path(request.model):
@@ -173,7 +176,8 @@ def plan_build(
     request = replace(request, cross_keys=find_layout(config.layout).cross_keys)
     if not verify:
         config = with_values(config, {"export": {"verify": False}})
-    return _with_default_level(replace(plan, config=config, request=request, with_companions=with_companions))
+    is_coded = config.optim is not None and _has_coded_weights(request)
+    return _with_default_level(replace(plan, config=config, request=request, has_coded_weights=is_coded))
 
 
 def _with_default_level(plan: BuildPlan) -> BuildPlan:
@@ -204,11 +208,11 @@ def stage_in_memory(plan: BuildPlan) -> Literal["quantize", "optimize"] | None:
         return "quantize"
     if plan.config.optim is not None:
         is_fused = plan.layout.for_onnxruntime and not plan.verify
-        return "optimize" if is_fused or has_coded_weights(plan.request) else None
+        return "optimize" if is_fused or plan.has_coded_weights else None
     return None
 
 
-def has_coded_weights(request: ModelRequest) -> bool:
+def _has_coded_weights(request: ModelRequest) -> bool:
     """Return True if a checkpoint on this disk has quantized weights; False if it cannot be read."""
     path = named_path(request.model.strip())
     if request.random_weights:

@@ -274,7 +274,7 @@ class _Outline(StageWalk):
         """Return the files that the build reads: model, adapters and calibration data."""
         plan = self.plan
         quant = plan.config.quant
-        data = quant.calibration_data if quant is not None else None
+        data = None if quant is None else quant.calibration_data or quant.dataset
         samples = () if data is None else calibration_files(data).values()
         if plan.onnx_path is not None:
             return (plan.onnx_path, *external_files(plan.onnx_path), *samples)

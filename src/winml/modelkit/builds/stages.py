@@ -405,13 +405,13 @@ def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str,
         record["plug_ins"] = plug_ins
     record["per_module"] = [list(rule) for rule in options.per_module.items()]
     record["algorithms"] = [list(rule) for rule in options.algorithms.items()]
-    if options.calibration_data is not None:
+    if (data := options.calibrating_data) is not None:
         from winml.modelkit.builds.identity import file_digests
 
         # A data set of the Hub is identified by its name.
-        files = calibration_files(options.calibration_data)
-        record["calibration_data"] = file_digests(files) if files else options.calibration_data
-        if plan.onnx_path is not None and calibration_kind(options.calibration_data) != "arrays":
+        files = calibration_files(data)
+        record["calibration_data"] = file_digests(files) if files else data
+        if plan.onnx_path is not None and calibration_kind(data) != "arrays":
             # The identity of an ONNX file does not include the processor files beside it.
             record["processors"] = file_digests(processor_files(file_names.files_folder(plan.onnx_path)))
     return record
@@ -421,8 +421,8 @@ def _quantize_options(plan: BuildPlan) -> dict[str, object]:
     """Return the values of the plan that affect a quantized graph, with digests of calibration data."""
     assert plan.config.quant is not None  # skipped otherwise
     options = quantize_options(plan.config.quant)
-    data = options.calibration_data
     may_draw = any(options.needs_samples or options.has_open_mode for options in requested_quantizations(plan.config))
+    data = options.calibration_data
     is_drawn = may_draw and (data is None or calibration_kind(data) == "data set")
     seed = {"seed": plan.request.seed} if is_drawn else {}  # determines the samples of the calibration
     dtypes = {"dtypes": list(plan.config.dtypes)} if plan.config.dtypes else {}
@@ -574,7 +574,7 @@ STAGES: tuple[Stage, ...] = (
         libraries=_GRAPH_LIBRARIES,
         options=_quantize_options,
         work=_run_quantize,
-        idle=lambda config: "" if config.quant is None or config.dtypes else idle_quantization(config.quant),
+        idle=lambda config: "" if config.quant is None or config.dtypes else idle_quantization(config),
         takes_bits=True,
     ),
     # Last: a graph compiled for one device cannot be changed any more.

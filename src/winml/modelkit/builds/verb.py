@@ -59,7 +59,7 @@ class BuildRequest:
     deploy_only: bool = declare(False, OUTPUT)
     """Retain only the files to deploy: the model, and the files that runtimes need beside it."""
     tokenizer: bool = declare(True, OUTPUT)
-    """Copy the config, tokenizer and processor files of the checkpoint into the folder."""
+    """Copy the config, tokenizer and processor files beside the model into the folder."""
     optimize: bool = declare(True, STAGES)
     """Run the optimization stage."""
     quant: bool = declare(True, STAGES)
@@ -204,13 +204,14 @@ def build_model(
 def _make_plan(request: BuildRequest) -> BuildPlan:
     """Return the build plan; refuses errors that names and paths show, without importing a model library."""
     from winml.modelkit.builds.folder import refuse_input_as_output
-    from winml.modelkit.builds.plan import plan_build, refuse_missing_compiler
+    from winml.modelkit.builds.plan import is_onnx_path, plan_build, refuse_missing_compiler
     from winml.modelkit.models.request import resolve_source
     from winml.modelkit.ort.execution_providers import refuse_dynamic
 
     config = _apply_options(request)
-    if request.output is not None:
-        refuse_input_as_output(request.output, (), ())  # a file, before the checkpoint is searched
+    source = None if is_onnx_path(request.model.model) else resolve_source(request.model).path
+    if request.output is not None:  # file names are checked by the plan
+        refuse_input_as_output(request.output, [] if source is None else [source], ())
     plan = plan_build(
         config,
         request.model,
@@ -221,14 +222,9 @@ def _make_plan(request: BuildRequest) -> BuildPlan:
         deploy_only=request.deploy_only,
     )
     refuse_missing_compiler(plan, [option for option in _PLACE if getattr(request, option)])
-    export, source_paths = plan.config.export, list[Path]()
-    if export is not None:
+    if (export := plan.config.export) is not None:
         refuse_dynamic(export.ep, is_dynamic=plan.request.is_dynamic, allow_dynamic=export.allow_dynamic)
-        source = resolve_source(plan.request)
-        source_paths = [source.path] if source.path is not None else []
-    if request.output is not None:
-        refuse_input_as_output(request.output, source_paths, ())  # file names are checked by the plan
-    else:
+    if request.output is None:
         from winml.modelkit.builds.build_model import refuse_deploying
 
         refuse_deploying(plan)
@@ -266,9 +262,10 @@ def _apply_options(request: BuildRequest) -> WinMLBuildConfig:
         _refuse_fixed_sizes(request)
         config = with_fixed_sizes(config)
     if request.dtypes is not None:
-        names = (name.strip() for name in request.dtypes.split(","))
-        values["dtypes"] = tuple(dict.fromkeys(filter(None, names)))
-        if not values["dtypes"]:
+        values["dtypes"] = names = tuple(name for text in request.dtypes.split(",") if (name := text.strip()))
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise UsageError(f"{opt.dtypes} {request.dtypes}: {repeated[0]} is named twice", hint="Name it once.")
+        if not names:
             raise UsageError(f"{opt.dtypes} {request.dtypes!r}: no dtype is named", hint="Use q8, for example.")
     if request.compile or request.ep_options:
         values["compile"] = _requested_compilation(request)

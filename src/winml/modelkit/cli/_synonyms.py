@@ -13,6 +13,7 @@ import click
 
 from winml.modelkit.cli._help import POSITIONAL
 from winml.modelkit.errors import UsageError
+from winml.modelkit.file_names import MODEL_SUFFIX
 
 _COMMANDS: Mapping[str, str] = {
     "convert onnx to-onnx to_onnx import trace": "export {}",
@@ -41,6 +42,10 @@ _COMMANDS: Mapping[str, str] = {
 }
 """Words of other tools → command lines of winml, separated by semicolons; ``{}`` stands for the arguments."""
 
+_OF_ONNX = "optimize {}; quantize {} -p fp16"
+"""Command lines that convert an ONNX file."""
+_RECORDING = frozenset({"compare", "diff", "eval", "inspect", "perf", "run"})
+"""Commands whose output is a JSON record, no model."""
 _SERVING = "serve server serving"
 
 _OPTIONS: tuple[tuple[str, str, str], ...] = (
@@ -145,6 +150,8 @@ def unknown_command(name: str, arguments: Sequence[str], commands: Mapping[str, 
     templates = next((lines for words, lines in _COMMANDS.items() if name in words.split()), None)
     if templates is None:
         return None
+    if templates.startswith("export") and any(word.lower().endswith(MODEL_SUFFIX) for word in arguments[:1]):
+        templates = _OF_ONNX  # an export starts from PyTorch
     return _error(f"no command {name!r}", [_filled(line, arguments, commands) for line in templates.split("; ")])
 
 
@@ -155,7 +162,9 @@ def _filled(template: str, arguments: Sequence[str], commands: Mapping[str, clic
         return f"winml {template}"
     start = words.index("{}")
     corrected = _corrected_arguments(commands[verb], arguments, beside=start) or list(arguments) or ["MODEL"]
-    return shlex.join(["winml", verb, *words[:start], *corrected, *words[start + 1 :]])
+    line = [*words[:start], *corrected, *words[start + 1 :]]
+    missing = [(flag, str(param.name).upper()) for flag, param in _open_options(commands[verb], line) if param.required]
+    return shlex.join(["winml", verb, *line, *(word for pair in missing for word in pair)])
 
 
 def misunderstood_arguments(
@@ -220,7 +229,7 @@ def _corrected_arguments(command: click.Command, arguments: Sequence[str], *, be
         else:
             return None  # whether it takes a value is unknown
     for word in surplus:
-        flag = next(_open_options(command, corrected), None)
+        flag = next((name for name, param in _open_options(command, corrected) if _may_be(param, word, command)), None)
         is_changed = is_changed or flag is not None
         corrected += [word] if flag is None else [flag, word]
     return corrected if is_changed else None
@@ -239,9 +248,14 @@ def _is_flag(parameter: click.Option | None) -> bool:
     return parameter is not None and (parameter.is_flag or parameter.count)
 
 
-def _open_options(command: click.Command, arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the options that a further positional argument may stand for: a required one, then the output."""
+def _open_options(command: click.Command, arguments: Sequence[str]) -> Iterator[tuple[str, click.Option]]:
+    """Yield flag and option of what the arguments leave open: required options, then the output."""
     for param in sorted(command.params, key=lambda param: not param.required):
         is_meant = param.required or param.name == "output"
         if isinstance(param, click.Option) and is_meant and not {*param.opts} & {*arguments}:
-            yield min(param.opts, key=len)
+            yield min(param.opts, key=len), param
+
+
+def _may_be(param: click.Option, word: str, command: click.Command) -> bool:
+    """Return True if a further positional argument may stand for an option."""
+    return param.required or command.name not in _RECORDING or word.lower().endswith(".json")

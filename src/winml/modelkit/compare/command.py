@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from winml.modelkit.compare.verb import CompareRequest, plan_comparison, run_com
 from winml.modelkit.fields import command_words
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.tags.selector import escape
+from winml.modelkit.verbs.next_commands import measuring_command, transforming_command
 
 if TYPE_CHECKING:
     from winml.modelkit.compare.records import ModelComparison
@@ -79,7 +79,7 @@ def _next_command(request: CompareRequest, result: ModelComparison) -> str:
             request, by_module=True, output=None, report=None, node_data=None, overwrite=False, threshold=None
         )
         words = command_words(by_module, CompareRequest)
-        return shlex.join(["winml", "compare", result.reference, result.candidate, *words])
+        return measuring_command("compare", [result.reference, result.candidate], words)
     reference, candidate = Path(result.reference), Path(result.candidate)
     if not (reference.is_file() and candidate.is_file() and {reference.suffix, candidate.suffix} == {".onnx"}):
         return ""
@@ -94,11 +94,11 @@ def _next_command(request: CompareRequest, result: ModelComparison) -> str:
         return ""
     from winml.modelkit.quantize.declared_options import QuantizeFields
 
+    data = {name: getattr(request, name) for name in ("dataset", "split", "columns", "samples")}
     exclude = (*requested.exclude, escape(worst))
-    options = requested.model_copy(update={"exclude": exclude, "samples": None, "dataset": request.dataset})
-    output = candidate.with_name(f"{candidate.stem}_mixed.onnx")
-    command = ["winml", "quantize", "-m", str(reference), "-o", str(output), *command_words(options, QuantizeFields)]
-    return shlex.join(command)
+    options = requested.model_copy(update={"exclude": exclude, **data, "samples": data["dataset"] and data["samples"]})
+    words = command_words(options, QuantizeFields)
+    return transforming_command("quantize", reference, words, suffix="mixed", like=candidate)
 
 
 def _show(

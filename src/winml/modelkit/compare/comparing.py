@@ -176,7 +176,9 @@ def _open_in_torch(
 
     # Deciding the inputs of a live module may run the module as well.
     with restored_module_state(model):
-        part = loaded_from_module(model, inputs).only_part
+        specs = () if file is None else inputs_of_file(file.path)
+        renamed = tuple(spec.model_copy(update={"name": names.get(spec.name, spec.name)}) for spec in specs)
+        part = loaded_from_module(model, inputs, file_inputs=renamed or None).only_part
         with opened_torch_side(part, type(model).__name__) as side:
             yield side
 
@@ -289,7 +291,7 @@ def _create_torch_samples(part: ModelPart, options: CompareOptions, folder: Path
     run = options.run
     inputs = tuple(part.inputs)
     if options.data_set is not None and folder is not None:
-        return data_set_values(inputs, run.sizes, options.data_set, folder)
+        return list(data_set_values(inputs, run.sizes, options.data_set, folder).values)
     if run.input_data is not None:
         return [Values(inputs, load_feeds(file, inputs), file=file) for file in value_files(run.input_data)]
     if options.step is not None:

@@ -15,6 +15,7 @@ from typing import Literal
 import onnx
 
 from winml.modelkit.compare import records
+from winml.modelkit.errors import python_function
 from winml.modelkit.onnx.contents import Contents, Weight, declared_shape, node_signature, read_contents
 from winml.modelkit.onnx.files.graph_reading import graph_of
 from winml.modelkit.onnx.files.initializer_bytes import StoredBytes, WeightEquality, locate_initializers
@@ -28,6 +29,7 @@ from winml.modelkit.words import shape_words
 _NO_MODULE = "nodes without a module"
 
 
+@python_function()
 def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> records.StructureDiff:
     """Compare the structure of two ONNX files, module by module, without running them.
 

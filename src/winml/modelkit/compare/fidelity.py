@@ -42,6 +42,8 @@ class QualitySamples(Record):
     seed: int
     note: str = field(default="", metadata=entry(omit_empty=True))
     """Reason for random samples in spite of a tokenizer or processor beside the model; empty if it is used."""
+    data: str = field(default="", metadata=entry(omit_empty=True))
+    """Name of the dataset, with its split if it has several; empty for other samples."""
 
 
 @dataclass(frozen=True)

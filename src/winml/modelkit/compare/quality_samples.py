@@ -79,11 +79,13 @@ class SampleValues:
     seed: int
     note: str = ""
     """Reason for random values in spite of a processor beside the model."""
+    data: str = ""
+    """Name of the dataset, with its split."""
 
     @property
     def about(self) -> QualitySamples:
         """Description for the quality record."""
-        return QualitySamples(self.source, len(self.values), self.seed, self.note)
+        return QualitySamples(self.source, len(self.values), self.seed, self.note, self.data)
 
 
 def default_samples(model_bytes: int) -> int:
@@ -111,9 +113,7 @@ def quality_values(session: Session, request: SampleRequest) -> SampleValues:
         return SampleValues((values_for(session, run),), "file", run.seed)
     if request.data_set is not None:
         assert request.folder is not None  # the caller refuses a dataset for models without a folder
-        return SampleValues(
-            tuple(data_set_values(inputs, run.sizes, request.data_set, request.folder)), "dataset", run.seed
-        )
+        return data_set_values(inputs, run.sizes, request.data_set, request.folder)
     if run.decoding is None and (decoded := _decoded_values(inputs, request)) is not None:
         return decoded
     note = ""
@@ -133,9 +133,25 @@ def quality_values(session: Session, request: SampleRequest) -> SampleValues:
     return drawn
 
 
+def judging_request(
+    data_set: str | None,
+    *,
+    split: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    samples: int | None = None,
+    seed: int = 0,
+) -> DataSetRequest | None:
+    """Return the request for the samples of a dataset that outputs are compared on; ``None`` without a dataset."""
+    if data_set is None:
+        return None
+    return DataSetRequest(
+        data_set, split=split, columns=dict(columns or {}), samples=samples, most=MOST_SAMPLES, seed=seed
+    )
+
+
 def data_set_values(
     inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int], request: DataSetRequest, folder: Path
-) -> list[Values]:
+) -> SampleValues:
     """Convert the samples of a dataset to arrays with the processors beside a model.
 
     Args:
@@ -153,7 +169,22 @@ def data_set_values(
 
         samples = SampleFeeds(data_set, folder)
         draws = list(samples.read(with_fixed_sizes(inputs, sizes)))
-        return [Values(tuple(inputs), feeds, samples.notes if not number else ()) for number, feeds in enumerate(draws)]
+        notes = (samples.notes, *([()] * len(draws)))
+        values = tuple(Values(tuple(inputs), feeds, own) for feeds, own in zip(draws, notes, strict=False))
+        return SampleValues(values, "dataset", request.seed, data=data_set.words)
+
+
+def refuse_unfit_data(request: DataSetRequest, inputs: Sequence[InputTensorSpec], folder: Path) -> None:
+    """Convert the first sample of a dataset, before work that a mistake in its request would waste.
+
+    Raises:
+        UsageError: the dataset is missing, or does not fit the model.
+        InputError: a file is damaged.
+    """
+    with open_data_set(request) as data_set:
+        from winml.modelkit.samples.preprocessing import SampleFeeds
+
+        next(SampleFeeds(data_set, folder).read(inputs), None)
 
 
 def _decoded_values(inputs: Sequence[InputTensorSpec], request: SampleRequest) -> SampleValues | None:

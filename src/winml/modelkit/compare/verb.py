@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.compared_models import ModelPairs
     from winml.modelkit.compare.records import ModelComparison
 
-MOST_SAMPLES = 16
-"""Default number of dataset samples. Chosen: as many as for a quantized file."""
 _COMPARISON = "Comparison"
 _ONLY_BY_MODULE = ("depth", "report", "node_data")
 _OF_ONE_GRAPH = ("dataset", "input_data", "names", "step")
@@ -93,7 +91,7 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[ModelPairs]:
         raise UsageError(f"{opt.node_data} requires an ONNX file, and both models are PyTorch models", hint="Omit it.")
     options = stated_options(request)
     pairs.refuse_values([options[name] for name in _OF_ONE_GRAPH if name in options])
-    data_set = requested_samples(request, most=MOST_SAMPLES, seed=request.seed)
+    data_set = requested_samples(request, seed=request.seed)
     if data_set is not None and request.input_data is not None:
         raise UsageError(f"{opt.dataset} and {opt.input_data} cannot be combined", hint="Use one of them.")
     if request.input_data and request.samples is not None:
@@ -137,7 +135,7 @@ def run_comparison(plan: AnswerPlan[ModelPairs], request: CompareRequest) -> Mod
             threshold=request.threshold,
             draws=request.samples,
             step=request.step,
-            data_set=requested_samples(request, most=MOST_SAMPLES, seed=request.seed),
+            data_set=requested_samples(request, seed=request.seed),
             names=request.names,
         )
     )

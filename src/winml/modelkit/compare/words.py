@@ -97,6 +97,7 @@ def samples_words(samples: QualitySamples) -> str:
     '16 samples of its processor, seed 0'
     """
     words, is_generated = _SOURCES[samples.source]
+    words = f"of {samples.data}" if samples.data else words
     return f"{count_noun(samples.count, 'sample')} {words}{f', seed {samples.seed}' if is_generated else ''}"
 
 

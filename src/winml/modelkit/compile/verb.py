@@ -147,9 +147,7 @@ def compile_model(
         sizes=sizes,
         reference=None if reference is None else Path(reference),
     )
-    result: Any = request.plan().run(on_step)
-    record: CompiledFile = result
-    return record
+    return request.run(on_step)
 
 
 compile_onnx = compile_model

@@ -56,12 +56,11 @@ class DataSetFields:
     """Number of samples."""
 
 
-def requested_samples(request: DataSetFields, *, most: int, seed: int) -> DataSetRequest | None:
-    """Return the samples that ``--dataset`` names; None without it.
+def requested_samples(request: DataSetFields, *, seed: int) -> DataSetRequest | None:
+    """Return the samples that ``--dataset`` names, which outputs are compared on; None without it.
 
     Args:
         request: Request of the command.
-        most: Maximum number of samples without ``--samples``.
         seed: Seed of the sample selection.
 
     Raises:
@@ -70,20 +69,14 @@ def requested_samples(request: DataSetFields, *, most: int, seed: int) -> DataSe
     if request.dataset is None:
         refuse_stated(request, ("columns", "split"), f"{{}} requires {opt.dataset}", "Omit it, or pass a dataset.")
         return None
-    from winml.modelkit.samples.data_sets import DataSetRequest
+    from winml.modelkit.compare.quality_samples import judging_request
     from winml.modelkit.samples.data_sources import find_source, refuse_missing_datasets
 
     find_source(request.dataset)
-    data_request = DataSetRequest(
-        request.dataset,
-        split=request.split,
-        columns=request.columns,
-        samples=request.samples,
-        most=most,
-        seed=seed,
+    refuse_missing_datasets(f"{opt.dataset} {request.dataset}")
+    return judging_request(
+        request.dataset, split=request.split, columns=request.columns, samples=request.samples, seed=seed
     )
-    refuse_missing_datasets(data_request.words)
-    return data_request
 
 
 def data_set_files(request: DataSetFields) -> tuple[Path, ...]:

@@ -601,6 +601,8 @@ def _metric_results(metrics: Sequence[Metric], scores: Scores, seed: int) -> tup
     results = []
     for metric, (ours, theirs), ends in zip(metrics, pairs, intervals(pairs, samples, seed), strict=True):
         values = [ours.value] if theirs is None else [ours.value, theirs.value, ours.value - theirs.value]
+        if not ends and metric.resolution == "each" and all(map(math.isfinite, values)):
+            ends = [(value, value) for value in values]  # a single sample: the metric may have any value
         resolved: list[Interval | None] = [
             metric.resolved(bounds, value, samples, is_difference=number == _DIFFERENCE)
             for number, (bounds, value) in enumerate(zip(ends, values, strict=False))

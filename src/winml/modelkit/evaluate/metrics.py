@@ -128,9 +128,9 @@ class Metric:
         if self.resolution == "none" or (self.resolution == "equal" and not is_narrow):
             return ends
         least = least_difference(samples)
-        low, high = min(low, value - least), max(high, value + least)
         if is_difference:
-            return low, high
+            return min(low, max(value - least, -1.0)), max(high, min(value + least, 1.0))
+        low, high = min(low, value - least), max(high, value + least)
         return max(low, min(value, 0.0)), min(high, max(value, 1.0)) if self.is_higher_better else high
 
     def measured(
@@ -154,10 +154,10 @@ class Metric:
 def least_difference(samples: int) -> float:
     """Return the smallest share that so many samples resolve.
 
-    >>> least_difference(300)
-    0.01
+    >>> least_difference(300), least_difference(2)
+    (0.01, 1.0)
     """
-    return _RULE_OF_THREE / samples
+    return min(_RULE_OF_THREE / samples, 1.0)
 
 
 def needed_samples(difference: float) -> int:

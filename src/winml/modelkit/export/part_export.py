@@ -222,6 +222,7 @@ def _write_part(
     paths = run.target.part_paths(part)
     with run.clock.step("metadata and reports") as step, run.files.explained_errors():
         run.staged[part.name] = staged = run.files.reserve(paths.model)
+        samples = _make_samples(run, part)  # a mistake in the request of a dataset ends the export before the work
         tagged_graph = _apply_handover(run, tagged_graph, paths.model)
         is_external = run.handover.is_external(tagged_graph.model) if run.handover is not None else None
         to_write, functions, function_notes = _convert_functions(run, result, part, tagged_graph)
@@ -229,7 +230,7 @@ def _write_part(
         if tagged_graph.handed is not None:
             tagged_graph.handed.refuse_written(sum(file.stat().st_size for file in files))
         try:
-            comparison = _verify_part(run, prepared, tagged_graph, staged)
+            comparison = _verify_part(run, prepared, tagged_graph, staged, samples)
             adapter_notes = _verify_adapters(run, prepared, tagged_graph, staged)
         except VerificationError as error:
             from winml.modelkit.compare.by_module.first_wrong_module import name_first_wrong_module
@@ -352,7 +353,11 @@ def _make_written_graph(part: ModelPart, tagged_graph: TaggedGraph, staged: Path
 
 
 def _verify_part(
-    run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, staged: Path
+    run: ExportRun,
+    prepared: PreparedPart,
+    tagged_graph: TaggedGraph,
+    staged: Path,
+    samples: tuple[Sequence[Arrays], QualitySamples] | None,
 ) -> VerificationInfo | FidelityInfo | None:
     """Compare a written part with PyTorch: its outputs, or its quality if the graph was processed after the export.
 
@@ -368,7 +373,6 @@ def _verify_part(
     if run.handover is not None:
         assert tagged_graph.handed is not None  # applied before the file was written
         minimum, piece_bytes = tagged_graph.handed.minimum, run.handover.piece_bytes
-        samples = None if len(run.loaded.parts) > 1 else _make_samples(run, part)
         fidelity = measure_written_file(graph, prepared, run.inputs(part), minimum, piece_bytes, samples)
         return fidelity if len(run.loaded.parts) == 1 else _measure_text(run, prepared, fidelity)
     advice = (
@@ -483,12 +487,12 @@ def _refuse_other_weights(model: ir.Model, prepared: PreparedPart) -> None:
 def _make_samples(run: ExportRun, part: ModelPart) -> tuple[Sequence[Arrays], QualitySamples] | None:
     """Return the samples on which every command measures quality, made by the processor of the checkpoint.
 
-    None without a processor, or if its results do not fit the inputs of the model.
+    None without a comparison of one part, without a processor, or if its results do not fit the inputs of the model.
 
     Raises:
         UsageError: samples of a dataset are requested, and there is no processor, or they do not fit.
     """
-    if run.handover is None:
+    if run.handover is None or not run.config.verify or len(run.loaded.parts) > 1:
         return None
     folder, data_set = run.handover.processors, run.handover.data_set
     if folder is None and data_set is not None:
@@ -501,8 +505,8 @@ def _make_samples(run: ExportRun, part: ModelPart) -> tuple[Sequence[Arrays], Qu
     if data_set is not None:
         from winml.modelkit.compare.quality_samples import data_set_values
 
-        read = data_set_values(part.inputs, {}, data_set, folder)
-        return [values.feeds for values in read], QualitySamples("dataset", len(read), run.seed)
+        samples = data_set_values(part.inputs, {}, data_set, folder)
+        return [values.feeds for values in samples.values], samples.about
     # Samples can only be made for checkpoints with a processor.
     from winml.modelkit.compare.quality_samples import default_samples
     from winml.modelkit.ort.opened_model import RunOptions

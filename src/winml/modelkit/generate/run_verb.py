@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ from winml.modelkit.verbs.named_models import (
 from winml.modelkit.verbs.running import ProviderFields
 
 if TYPE_CHECKING:
+    from winml.modelkit.arrays import Array
     from winml.modelkit.generate.answering import Answer, TaskRunner
     from winml.modelkit.generate.records import AnswerEntry, InferenceResult, RunSchema, SchemaTensor
     from winml.modelkit.models.request import ModelRequest
@@ -66,6 +67,8 @@ class RunRequest(AnswerRequest, ProviderFields):
     """Part → ONNX file; empty for a checkpoint."""
     checkpoint: ModelRequest | None = None
     task: str | None = None
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+    """Input of the graph → array, tensor of PyTorch or nested list of a Python caller."""
     reference: str | None = None
     """The checkpoint that PyTorch runs as well; :data:`RECORDED`; or None."""
 
@@ -174,7 +177,7 @@ def _make_subject(request: RunRequest) -> RunSubject:
     if name is None or (not request.files and canonical_task(name) == "feature-extraction"):
         if request.files and not request.schema:
             by_name = [f"{opt.input} {tensor}=@FILE.npy" for tensor in tensors]
-            if request.inputs:
+            if request.inputs or request.arrays:
                 unknown = next(key for key in texts if key not in tensors)
                 raise UsageError(
                     f"input {unknown!r} is none of the graph, whose inputs are {', '.join(tensors)}",
@@ -187,6 +190,11 @@ def _make_subject(request: RunRequest) -> RunSubject:
             )
         return RunSubject(None, rule, {}, texts)
     task, definition = run_task(name, tensors)
+    if array_name := next(iter(request.arrays), None):
+        raise UsageError(
+            f"input {array_name!r} is none of the graph, whose inputs are {', '.join(tensors)}",
+            hint="Pass an array for each input of the graph; or texts and files for the task.",
+        )
     if not request.schema:
         _refuse_generating(request, task, definition)
         assert definition is not None  # refused above
@@ -230,7 +238,7 @@ def _collect_values(request: RunRequest) -> dict[str, tuple[str, ...]]:
                 hint=f"Such as {opt.input} context=@article.txt, or {opt.input} input_ids=[[2,5,3]].",
             )
         add(name.strip(), value)
-    return texts
+    return {**texts, **dict.fromkeys(request.arrays, ("an array",))}
 
 
 def _positional_input(model: str, value: str) -> tuple[str, str]:
@@ -522,7 +530,12 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
     started = time.perf_counter()
     if subject.task is None:
         dtypes = {item.name: item.dtype for item in getattr(model, "inputs", ())}
-        tensors = {name: _read_tensor(name, value, dtypes.get(name)) for name, value in subject.tensors.items()}
+        tensors = {
+            name: _to_array(name, request.arrays[name], dtypes.get(name))
+            if name in request.arrays
+            else _read_tensor(name, value, dtypes.get(name))
+            for name, value in subject.tensors.items()
+        }
         answers: list[tuple[str | None, Answer]] = [(None, tensor_answer(model, tensors))]
         passed: Mapping[str, Any] = {
             name: f"{array.dtype}[{', '.join(map(str, array.shape))}]" for name, array in tensors.items()
@@ -746,6 +759,31 @@ def _read_tensor(name: str, text: str, dtype: str | None) -> Any:
     return numbers.astype(numpy_dtype(dtype))
 
 
+def _to_array(name: str, value: Any, dtype: str | None) -> Array:
+    """Return the array of a Python caller, with floats and whole numbers in the element type of the input.
+
+    Raises:
+        UsageError: the value holds no numbers in rows of equal length.
+    """
+    import numpy as np
+
+    from winml.modelkit.arrays import numpy_dtype
+    from winml.modelkit.ort.graph_inputs import DRAWN_DTYPES
+
+    try:
+        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    except ValueError:  # rows of unequal length
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf":
+        raise UsageError(
+            f"input {name!r} is a {type(value).__name__} without numbers in rows of equal length",
+            hint="Pass an array of numpy, a tensor of PyTorch, or nested lists of numbers.",
+        )
+    if dtype not in DRAWN_DTYPES or ("float" in dtype) != (array.dtype.kind == "f"):
+        return array
+    return array.astype(numpy_dtype(dtype))
+
+
 def _refuse_number(name: str, number: float, dtype: str) -> None:
     """Refuse a number that an element type does not hold; floats are rounded.
 
@@ -841,15 +879,17 @@ def write_files(writers: Mapping[Path, Callable[[Path], None]], *, overwrite: bo
 
 
 @python_function()
-def run_model(model: str | os.PathLike[str], *values: str | os.PathLike[str], **options: Any) -> InferenceResult:
+def run_model(
+    model: str | os.PathLike[str], *values: str | os.PathLike[str] | Mapping[str, Any], **options: Any
+) -> InferenceResult:
     """Run a model on text, an image, audio or tensors (``winml run``).
 
     Args:
         model: ONNX file, build folder, Hub id or checkpoint; a checkpoint is built in the cache first.
-        *values: Texts, image files or audio files.
+        *values: Texts, image files or audio files; or input of the graph → array.
         **options: Options of ``winml run``: ``text``, ``image``, ``audio`` and ``label`` (a text, or a list of
-            several), ``inputs`` (name → value), ``top``, ``threshold``, ``save``, ``reference``, ``ep`` and so on, and
-            options of loading.
+            several), ``inputs`` (name → value or array), ``top``, ``threshold``, ``save``, ``reference``, ``ep`` and so
+            on, and options of loading.
 
     Returns:
         The result: classes, tokens, boxes, similarities or tensors with their scores.
@@ -861,16 +901,21 @@ def run_model(model: str | os.PathLike[str], *values: str | os.PathLike[str], **
     """
     if "output" in options or "schema" in options:
         raise ConfigError("run_model: output and schema are options of the command", hint="Use result.as_record().")
-    texts = {**options, "values": tuple(os.fspath(value) for value in values)}
+    given = [value for value in values if isinstance(value, Mapping)]
+    texts = {**options, "values": tuple(os.fspath(value) for value in values if not isinstance(value, Mapping))}
     for name in ("text", "image", "audio", "label"):
         if isinstance(value := texts.get(name), (str, os.PathLike)):
             texts[name] = (os.fspath(value),)
-    if isinstance(inputs := texts.get("inputs"), Mapping):
-        texts["inputs"] = tuple(f"{name}={value}" for name, value in inputs.items())
+    inputs = texts.get("inputs")
+    named = {name: value for entry in (*given, inputs) if isinstance(entry, Mapping) for name, value in entry.items()}
+    arrays = {name: value for name, value in named.items() if not isinstance(value, (str, os.PathLike))}
+    if named:
+        texts["inputs"] = tuple(f"{name}={value}" for name, value in named.items() if name not in arrays)
     reference = texts.pop("reference", None)
     texts = keyword_options("run_model", model, texts, RunRequest)
     stated = stated_keywords(RunRequest, texts)
     request = run_request({**texts, "reference": RECORDED if reference is True else reference}, stated)
+    request = replace(request, arrays=arrays)
     plan = plan_run(request)
     result, saved = run_inference(plan, request)
     write_files(saved, overwrite=request.overwrite)

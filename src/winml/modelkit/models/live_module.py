@@ -45,6 +45,7 @@ def loaded_from_module(
     inputs: ExampleInputs | None,
     *,
     input_tensors: tuple[InputTensorSpec, ...] | None = None,
+    file_inputs: tuple[InputTensorSpec, ...] | None = None,
     dynamic: DynamicRequest | None = None,
 ) -> LoadedModel:
     """Describe a live module as a loaded model; the module itself is not changed.
@@ -52,7 +53,8 @@ def loaded_from_module(
     Args:
         model: The module.
         inputs: Example tensors; they take precedence.
-        input_tensors: Specifications of the inputs without examples; a transformers model's own config comes last.
+        input_tensors: Specifications of the inputs without examples; a transformers model's own config comes next.
+        file_inputs: Inputs of an ONNX file of the module, used last.
         dynamic: Requested dynamic dimensions; `None`: only dimensions named in shapes.
 
     Raises:
@@ -62,6 +64,8 @@ def loaded_from_module(
     model, dynamic = unwrap_compiled(model), dynamic or DynamicRequest()
     refuse_uninitialized(model, type(model).__name__)
     refuse_without_values(model, type(model).__name__)
+    if input_tensors is None and not _has_transformers_config(model):
+        input_tensors = file_inputs
     if inputs is not None:
         example = name_examples(inputs, model, "inputs")
         specs, arguments = example.specs, example.arguments

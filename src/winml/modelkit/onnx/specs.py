@@ -25,6 +25,10 @@ DTYPES = (
 )  # fmt: skip
 """Names accepted for ``dtype``: numpy's, plus ``bfloat16``."""
 
+PAST_PREFIX, PRESENT_PREFIX = "past_key_values.", "present."
+"""Specified: start of the names of KV caches among inputs and outputs, in optimum, transformers.js and
+onnxruntime-genai."""
+
 OPEN_SIZE = -1
 """Placeholder for a size, as in the shapes of other tools: dynamic, and named by the export."""
 

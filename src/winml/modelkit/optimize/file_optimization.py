@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from winml.modelkit.compare.files import ReadSamples, refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
-from winml.modelkit.compare.quality_samples import MOST_SAMPLES, SampleRequest
+from winml.modelkit.compare.quality_samples import SampleRequest, judging_request
 from winml.modelkit.errors import StageError, UsageError, opt, python_function, spell
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
@@ -179,13 +179,15 @@ class SingleOptimization(_Optimization):
         """The options."""
         return (self.options,)
 
+    def judging_request(self, seed: int) -> DataSetRequest | None:
+        """Return the request for the samples of the dataset; ``None`` without a dataset."""
+        return judging_request(self.dataset, seed=seed)
+
     def _sample_reader(self, source: Path, seed: int) -> ReadSamples | None:
         """Return the function that reads the samples of the dataset; ``None`` without a dataset."""
-        if self.dataset is None:
-            return None
-        data_set = DataSetRequest(self.dataset, most=MOST_SAMPLES, seed=seed)
+        data_set = self.judging_request(seed)
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
-        return SampleRequest(run, files_folder(source.absolute()), data_set).read
+        return None if data_set is None else SampleRequest(run, files_folder(source.absolute()), data_set).read
 
     def refuse_graph(self, model: ir.Model) -> None:
         """Refuse a graph that lacks a dimension with a requested size, or a selected module.

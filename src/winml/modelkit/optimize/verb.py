@@ -153,9 +153,7 @@ def optimize_model(
         dataset=dataset,
         functions=functions,
     )
-    result: Any = request.plan().run(on_step)
-    record: OptimizedFile = result
-    return record
+    return request.run(on_step)
 
 
 optimize_onnx = optimize_model

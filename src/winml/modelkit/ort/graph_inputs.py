@@ -22,6 +22,7 @@ from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, refuse_special_file
 from winml.modelkit.onnx.specs import (
     DTYPES,
+    PAST_PREFIX,
     CacheSlot,
     DynamicDimension,
     InputTensorSpec,
@@ -47,8 +48,6 @@ Size = int | str | None
 _ELEMENT_TYPES = {"float": "float32", "double": "float64"}
 """ONNX Runtime's words that are not numpy's."""
 
-_PAST = "past_key_values."
-"""Specified: how optimum, transformers.js and onnxruntime-genai begin the names of caches."""
 DRAWN_DTYPES = frozenset({*DTYPES, "uint64", "uint32", "uint16"})
 """Element types of tensors of numbers, for which random values are drawn."""
 
@@ -126,7 +125,7 @@ def described_inputs(
 
 def _add_cache_kind(spec: InputTensorSpec) -> InputTensorSpec:
     """Return an input with the kind of its cache tensor, read from the input name if the file states no kind."""
-    if spec.cache is not None or not spec.name.startswith(_PAST):
+    if spec.cache is not None or not spec.name.startswith(PAST_PREFIX):
         return spec
     return spec.model_copy(update={"cache": CacheSlot.model_construct(kind=spec.name.rpartition(".")[2])})
 

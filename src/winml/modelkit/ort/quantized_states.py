@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.onnx.specs import PAST_PREFIX
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,8 +28,6 @@ present among the outputs.
 _INTEGERS = "tensor(int8)"
 """Specified by ONNX Runtime: type of a cache in 8 bits."""
 _FLOATS: Mapping[str, type[np.floating[Any]]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-_PAST = "past_key_values."
-"""Start of the names of the states among the inputs of a graph."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class QuantizedStates:
         """Quantize a float state; give a state the float type of the graph. Other arrays are returned unchanged."""
         if name in self.scales:
             return array if array.dtype == np.int8 else _quantize_array(array, self.scales[name])
-        is_float = name in self.float_inputs and (name.startswith(_PAST) or array.dtype == np.int8)
+        is_float = name in self.float_inputs and (name.startswith(PAST_PREFIX) or array.dtype == np.int8)
         has_values = array.dtype == np.int8 and array.size  # integers without a scale
         return array.astype(self.float_inputs[name]) if is_float and not has_values else array
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,8 +168,9 @@ def _next_step(path: Path | None, options: Mapping[str, Any], *, counts_nodes: b
     is_plain = EXPORT_KEY in keys and QUANTIZATION_KEY not in keys
     if not is_plain or any(node.domain for node in model.graph.node):
         return {}
-    output = path.with_name(f"{path.stem}_full.onnx")
-    command = {"next": shlex.join(["winml", "optimize", str(path), "-o", str(output), "--level", "full"])}
+    from winml.modelkit.verbs.next_commands import transforming_command
+
+    command = {"next": transforming_command("optimize", path, ["--level", "full"], suffix="full")}
     if not counts_nodes:
         return command
     from winml.modelkit.onnx.files.placing import external_files

@@ -123,8 +123,8 @@ def measure_alternating(
         LatencyResult(_as_milliseconds(side_ns), first_ns / _NS_PER_MS)
         for side_ns, first_ns in zip(samples_ns, first_runs_ns, strict=True)
     )
-    is_disturbed = model_result.summary.is_disturbed or baseline_result.summary.is_disturbed
-    ratio = replace(compare_pairs(*medians), is_disturbed=is_disturbed)
+    slowdown = max(side.summary.slowdown for side in (model_result, baseline_result))
+    ratio = replace(compare_pairs(*medians), slowdown=slowdown)
     return Comparison(model_result, baseline_result, ratio, block_size)
 
 

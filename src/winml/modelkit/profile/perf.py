@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.errors import UsageError, opt
@@ -135,10 +134,18 @@ def _measure_once(
         if options.baseline is None:
             latency, baseline = measure_latency(prepared.run, options.latency, progress), None
         else:
-            with _baseline_run(options.baseline, prepared, tell) as (kind, baseline_run):
+            with _baseline_run(options.baseline, prepared, tell) as (baseline_run, creation_ms):
                 compared = measure_alternating(prepared.run, baseline_run, options.latency, progress)
-            latency = compared.model
-            baseline = BaselineResult(options.baseline.name, kind, compared.baseline, compared.ratio, compared.block)
+            latency, file = compared.model, options.baseline.path
+            baseline = BaselineResult(
+                options.baseline.name,
+                "pytorch" if file is None else "onnx",
+                compared.baseline,
+                compared.ratio,
+                compared.block,
+                model_bytes=None if file is None else file.stat().st_size,
+                session_creation_ms=creation_ms,
+            )
         memory = MemoryUse.after_runs(prepared.opened.session_bytes, before)
     return perf_result(prepared, options.latency, latency, memory, baseline)
 
@@ -146,8 +153,8 @@ def _measure_once(
 @contextmanager
 def _baseline_run(
     baseline: Baseline, prepared: opened_model.PreparedModel, tell: Callable[[str], None] | None
-) -> Iterator[tuple[Literal["pytorch", "onnx"], Run]]:
-    """Yield the kind of the baseline, and a run of the baseline on the same values.
+) -> Iterator[tuple[Run, float | None]]:
+    """Yield a run of the baseline on the same values, and the time to open its session; ``None`` for PyTorch.
 
     Args:
         baseline: The baseline: a file or a PyTorch model.
@@ -164,9 +171,10 @@ def _baseline_run(
 
         request = baseline.request or exported_from(opened.session.metadata, options.shown)
         with pytorch_run(request, feeds, threads=options.threads, tell=tell) as run:
-            yield "pytorch", run
+            yield run, None
         return
-    session = opened_model.open_model(baseline.path, options, opened.provider).session
+    baseline_model = opened_model.open_model(baseline.path, options, opened.provider)
+    session = baseline_model.session
     if set(session.inputs) != set(feeds):
         raise UsageError(
             f"{opt.baseline} {baseline.path} takes {', '.join(session.inputs) or 'no inputs'}, the model "
@@ -181,4 +189,4 @@ def _baseline_run(
                 hint=f"Compare models with the same input types and sizes; {opt.shape_config} sets dynamic dimensions "
                 "of MODEL.",
             )
-    yield "onnx", session.prepare(feeds, io_binding=options.io_binding)
+    yield session.prepare(feeds, io_binding=options.io_binding), baseline_model.creation_ms

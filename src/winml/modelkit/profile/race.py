@@ -48,8 +48,8 @@ def ratio_between(times: Times, candidate: str, base: str, confidence: float = C
     """Compute the ratio of a candidate's times to another's over their common rounds."""
     turns = min(len(times[candidate]), len(times[base]))
     candidate_times, base_times = list(times[candidate][:turns]), list(times[base][:turns])
-    is_disturbed = summarize(candidate_times).is_disturbed or summarize(base_times).is_disturbed
-    return replace(compare_pairs(candidate_times, base_times, confidence), is_disturbed=is_disturbed)
+    slowdown = max(summarize(times).slowdown for times in (candidate_times, base_times))
+    return replace(compare_pairs(candidate_times, base_times, confidence), slowdown=slowdown)
 
 
 def confidence_of_race(candidates: int, rungs: int) -> float:

@@ -65,6 +65,10 @@ class BaselineResult:
     """Ratio of the model's time to the baseline's."""
     block: int
     """Number of consecutive runs of each."""
+    model_bytes: int | None = None
+    """Size of the file, without its data files; ``None`` for PyTorch."""
+    session_creation_ms: float | None = None
+    """Time to open the file; ``None`` for PyTorch."""
 
     def verdict(self, model: str) -> Verdict:
         """Answer whether a model is faster than the baseline.
@@ -137,6 +141,11 @@ class PerfResult(Result, Measurement, document="profile.table:perf_document"):
     """Additional top-level JSON entries, from other measurements of the same model."""
 
     @property
+    def verdict(self) -> Verdict | None:
+        """Answer whether the model is faster than the baseline; ``None`` without a baseline."""
+        return None if self.baseline is None else self.baseline.verdict(self.model)
+
+    @property
     def samples_per_sec(self) -> float:
         """Samples per second: runs per second times the batch size."""
         return self.batch_size * 1000 / self.latency.summary.mean
@@ -165,6 +174,8 @@ class PerfResult(Result, Measurement, document="profile.table:perf_document"):
             record["baseline"] = {
                 "name": self.baseline.name,
                 "kind": self.baseline.kind,
+                "size_bytes": self.baseline.model_bytes,
+                "session_creation_ms": json_value(self.baseline.session_creation_ms, 3),
                 "first_run_ms": round(self.baseline.latency.first_run_ms, 6),
                 "latency_ms": self.baseline.latency.summary.as_record(),
                 "ratio": self.baseline.ratio.as_record(),

@@ -30,6 +30,9 @@ DISTURBED = 1.5
 """Ratio of median to minimum above which samples count as disturbed. Chosen: on an idle machine the median stays near
 the fastest run, and caches and clock changes do not add half of it to every second run."""
 
+IDLE_MACHINE = f"a machine so idle that it takes less than {DISTURBED:g} times"
+"""Missing measurement of a verdict on disturbed times; follows the measured times."""
+
 _INTERRUPTED = 2.0
 """Ratio of mean to median above which a few samples outweigh the others. Chosen: without interruptions, the mean of
 latencies is at most some tenths above their median."""
@@ -50,6 +53,11 @@ class Summary(Record, digits=6):
     p95: float
     p99: float
     max: float
+
+    @property
+    def slowdown(self) -> float:
+        """Median relative to the smallest sample."""
+        return self.p50 / self.min if self.min > 0 else 1.0
 
     @property
     def is_disturbed(self) -> bool:
@@ -75,8 +83,13 @@ class Ratio(Record):
     confidence: float
     """Probability that the interval contains the true median."""
     pairs: int
-    is_disturbed: bool = field(default=False, metadata=entry(skip=True))
-    """True if other load slowed the runs of one of the two, so that the ratio is unreliable."""
+    slowdown: float = field(default=1.0, metadata=entry(skip=True))
+    """Median run relative to the fastest, of the series in which it is larger."""
+
+    @property
+    def is_disturbed(self) -> bool:
+        """True if other load slowed the runs of one of the two, so that the ratio is unreliable."""
+        return self.slowdown > DISTURBED
 
     @property
     @recorded()
@@ -105,7 +118,8 @@ class Ratio(Record):
             question: The question.
         """
         if self.is_disturbed:
-            return Verdict.undecided(question, "the machine seems busy", "an idle machine")
+            busy = f"the machine seems busy: the median run took {self.slowdown:.1f} times as long as the fastest"
+            return Verdict.undecided(question, busy, IDLE_MACHINE)
         value = _ratio_digits(self.value)
         if self.low is None or self.high is None:
             reason = f"ratio {value} from {count_noun(self.pairs, 'pair')}, too few for an interval"
@@ -114,6 +128,7 @@ class Ratio(Record):
         if self.verdict == "faster":
             return Verdict.of(question, True, f"{reason}, so {1 / self.value:.2f} times as fast")
         if self.low < 1 - NOISE:
+            reason += f", not wholly below or above {1 - NOISE:g}"
             return Verdict.undecided(question, reason, f"an idle machine or more runs ({opt.iterations})")
         return Verdict.of(question, False, reason)
 

@@ -77,6 +77,11 @@ def perf_blocks(result: PerfResult) -> list[doc.Block]:
 
 def _summary_fields(result: PerfResult) -> Iterator[doc.Field]:
     yield "model", result.model
+    baseline = result.baseline
+    if baseline is not None and baseline.model_bytes is not None:
+        change = baseline.model_bytes / max(result.model_bytes, 1)
+        sizes = f"{size_words(result.model_bytes)}, {baseline.name} {size_words(baseline.model_bytes)}"
+        yield "size", f"{sizes} (÷ {change:.1f})"
     yield "runs on", provider_words(result)
     dtypes = {spec.name: spec.dtype for spec in result.inputs}
     shapes = ", ".join(
@@ -91,15 +96,19 @@ def _summary_fields(result: PerfResult) -> Iterator[doc.Field]:
     if result.decoding is not None:
         yield "decodes", result.decoding.words
     yield "batch", f"{result.batch_size} ({result.batch_source})"
-    yield (
-        "session",
-        f"{result.session_creation_ms:.0f} ms to open · first run {time_words(result.latency.first_run_ms)} ms",
-    )
+    yield "session", _opening_words(result.session_creation_ms, result.latency)
+    if baseline is not None and baseline.session_creation_ms is not None:
+        yield "", f"{baseline.name}: {_opening_words(baseline.session_creation_ms, baseline.latency)}"
     yield "throughput", throughput_words(result)
     memory = result.memory
     added = f"opening the session added {size_words(memory.session_bytes)}, the runs {size_words(memory.run_bytes)}"
     yield "memory", f"process {size_words(memory.process_bytes)}, peak {size_words(memory.peak_bytes)}; {added}"
     yield from doc.note_fields(result.notes)
+
+
+def _opening_words(milliseconds: float, latency: LatencyResult) -> str:
+    """Describe the time until the first result."""
+    return f"{milliseconds:.0f} ms to open · first run {time_words(latency.first_run_ms)} ms"
 
 
 def runs_words(result: PerfResult) -> str:

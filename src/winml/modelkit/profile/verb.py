@@ -356,6 +356,7 @@ def _measure_generation(
 @python_function(shape_config="sizes")
 def profile_model(
     model: str | os.PathLike[str],
+    other: str | os.PathLike[str] | None = None,
     *,
     on_step: Callable[[StepEvent], None] | None = None,
     progress: Progress | None = None,
@@ -365,6 +366,8 @@ def profile_model(
 
     Args:
         model: ONNX file, build folder, checkpoint, Hub id or factory; a checkpoint is exported into the cache first.
+        other: A second model: it is measured in alternation with the first, and the ``verdict`` of the result answers
+            whether it is faster.
         on_step: Called when a step starts and when it ends.
         progress: Called between runs with the number and the share of finished runs.
         **options: Options of ``winml perf``: ``by_module``, ``module``, ``generation``, ``baseline``, ``iterations``,
@@ -382,6 +385,10 @@ def profile_model(
     """
     from winml.modelkit.builds.build_model import exported_file
 
+    if other is not None:
+        if options.get("baseline") is not None:
+            raise UsageError("other and baseline are both passed", hint="Pass two models, the first as the baseline.")
+        model, options = other, {**options, "baseline": os.fspath(model)}
     values = keyword_options(
         "profile_model", model, options, PerfRequest, DynamicFields, dynamic_axes=(), export_config=None
     )

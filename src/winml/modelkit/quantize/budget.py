@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from winml.modelkit.compare.quality_samples import SampleRequest, default_samples
+from winml.modelkit.compare.quality_samples import MOST_SAMPLES, SampleRequest, default_samples
 from winml.modelkit.errors import QuantizeError, UsageError, VerificationError, opt
 from winml.modelkit.evaluate.metrics import PERPLEXITY
 from winml.modelkit.onnx.weights import to_weightless, weight_bytes
@@ -206,9 +206,11 @@ class _Study:
         self._parameters_of_file = counted.weight_parameters
         self._uncounted_bytes = self._float_bytes - counted.weight_bytes
         """Bytes of shapes, indices and masks, which have no parameters."""
+        judging = requested.judging_request(run.seed)
         samples = SampleRequest(
             replace(run, seed=run.seed + _OTHER_SAMPLES),
             tools.data.model_folder,
+            None if judging is None else judging.others(MOST_SAMPLES),
             count=requested.samples or default_samples(self._float_bytes),
             tries_sizes=True,
             model=tools.data.source,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from winml.modelkit.fields import command_words
 from winml.modelkit.quantize import verb
 from winml.modelkit.quantize.declared_options import QuantizeFields
 from winml.modelkit.quantize.precisions import FLOAT32
+from winml.modelkit.verbs.next_commands import measuring_command, transforming_command
 
 if TYPE_CHECKING:
     from winml.modelkit.quantize.options import QuantizeOptions
@@ -108,13 +108,15 @@ def _next_command(request: verb.QuantizeRequest, result: QuantizationSensitivity
     default limit; else it searches the modules that have to stay in float.
     """
     listed, minimum = result.exclude_list, request.options.base.minimum
-    options = request.options.model_copy(update={"samples": None})
+    options = request.options.model_copy(update={"samples": request.samples})
     if listed is None:
         worst = result.whole.worst
         agreement = None if worst is None else worst.prediction_agreement
         if worst is not None and result.whole.runs and minimum.is_met(worst.lower_db, agreement):
-            return _quantize_words(request, result, options, [])
-        return _quantize_words(request, result, options, ["--target", f"sqnr_db={minimum.searched_db(agreement):g}"])
+            return _quantizing_command(request, result, options, [])
+        words = ["--sensitivity", *_option_words(request, options), *_part_words(request)]
+        target = f"sqnr_db={minimum.searched_db(agreement):g}"
+        return measuring_command("quantize", [_measured_model(request)], [*words, "--target", target])
     if not listed.is_met:
         return ""
     if all(precision == FLOAT32 for precision in listed.rules.values()):
@@ -123,36 +125,43 @@ def _next_command(request: verb.QuantizeRequest, result: QuantizationSensitivity
         options = options.model_copy(update={"per_module": dict(listed.rules)})
     # The file is judged on the samples of the measurement, unless these are arrays of the user.
     is_same = listed.target.metric == "sqnr_db" and request.input_data is None
-    return _quantize_words(request, result, options, ["--min-sqnr", f"{listed.target.value:g}"] if is_same else [])
+    words = ["--min-sqnr", f"{listed.target.value:g}"] if is_same else []
+    return _quantizing_command(request, result, options, words)
 
 
-def _quantize_words(
+def _quantizing_command(
     request: verb.QuantizeRequest, result: QuantizationSensitivity, options: QuantizeOptions, words: Sequence[str]
 ) -> str:
-    """Return a ``winml quantize`` command for the measured model.
+    """Return the command that quantizes the measured model; ``words`` follow its options."""
+    return transforming_command(
+        "quantize",
+        _measured_model(request),
+        [*_option_words(request, options), *words],
+        suffix=result.precision,
+        submodel=request.submodel,
+    )
 
-    Args:
-        request: The request of the measurement.
-        result: The measurement.
-        options: Options of the quantization.
-        words: Further words; with ``--target``, the command measures again, and writes no model.
-    """
-    source = request.model
-    assert source is not None  # measured
-    command = ["winml", "quantize", "-m", str(source)]
-    if "--target" in words:
-        command.append("--sensitivity")
-    else:
-        suffix = "".join(source.suffixes[-1:]) if source.is_file() else ""
-        command += ["-o", str(source.with_name(f"{source.name.removesuffix(suffix)}_{result.precision}{suffix}"))]
-    command += command_words(options, QuantizeFields)
-    if request.samples is not None and request.options.dataset is None:
-        command += ["--samples", str(request.samples)]
+
+def _measured_model(request: verb.QuantizeRequest) -> Path:
+    """Return the model as named by the user."""
+    assert request.model is not None  # measured
+    return request.model
+
+
+def _part_words(request: verb.QuantizeRequest) -> list[str]:
+    """Return the words that select the measured part and its inputs."""
+    data = [] if request.input_data is None else ["--input-data", str(request.input_data)]
+    return [*(word for part in request.submodel for word in ("--submodel", part)), *data]
+
+
+def _option_words(request: verb.QuantizeRequest, options: QuantizeOptions) -> list[str]:
+    """Return the words for options, seed and sizes of a measurement."""
+    words = command_words(options, QuantizeFields)
     if request.seed:
-        command += ["--seed", str(request.seed)]
+        words += ["--seed", str(request.seed)]
     if request.sizes:
-        command += ["--shape-config", json.dumps(dict(request.sizes))]
-    return shlex.join([*command, *words])
+        words += ["--shape-config", json.dumps(dict(request.sizes))]
+    return words
 
 
 def _write_files(

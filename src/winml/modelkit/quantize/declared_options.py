@@ -105,7 +105,8 @@ class QuantizeFields:
         minimum=1,
         default_words="128 of a dataset, 16 generated or random ones; fewer for large models",
     )
-    """Samples to calibrate on. The result is compared with the source on the same samples."""
+    """Samples to calibrate on. The result is compared with the source on the same samples. With `--dataset` alone:
+    samples to compare on."""
     method: CalibrationMethod | None = declare(None, CALIBRATION, default_words="minmax")
     """How activation ranges are computed. `minmax`: all values. `percentile`: all but the largest 0.001 %. `entropy`
     and `mse`: clip outliers where this reduces the divergence or the squared error in 8 bits."""
@@ -146,8 +147,10 @@ class QuantizeFields:
         default_words="samples generated for the tokenizer or processor beside the model, else random values",
         is_common=True,
     )
-    """Dataset for quality: file, folder or Hub name. Without `--calibration-data`,
-    `--split` and `--columns` belong to it. With `--sensitivity`, the dataset of `--target`, as in winml eval."""
+    """Dataset for quality: file, folder or Hub name. Without `--calibration-data`, it also calibrates, on other samples:
+    those of the split train if it has one, else the rest of its split; `--split`, `--columns` and `--samples` select
+    the samples for quality. With `--sensitivity`, modules are ranked on it, and `--target` may be a metric
+    of its task, as in winml eval."""
     min_sqnr_db: float | None = declare(
         None,
         VERIFICATION,

@@ -48,6 +48,7 @@ from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, LEA
 from winml.modelkit.quantize.preparation import ResolvedOptions, prepare, resolve_mode
 from winml.modelkit.quantize.records import BudgetSearch, Calibrated, QuantizedFile
 from winml.modelkit.quantize.unfinished_work import unfinished_folder
+from winml.modelkit.samples.data_sets import DataSetRequest
 from winml.modelkit.tags.tagging import measure_coverage
 from winml.modelkit.transform import graph_file
 from winml.modelkit.transform.module_functions import graph_modules, source_notes
@@ -146,7 +147,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         """Yield this quantization with samples and statistics of the source."""
         folder = task.processors or files_folder(task.source.absolute())
         options, notes = self.resolved_mode
-        samples = Calibration(calibration_options(options), folder, self.sizes, task.seed, task.source)
+        samples = Calibration(options, folder, self.sizes, task.seed, task.source)
         recipe = replace(self, options=options)
         with recipe.equipped(samples, task.paths.model, task.is_external, task.statistics) as work:
             work.outcome.notes += notes
@@ -225,6 +226,10 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             kv_cache=self.options.kv_cache,
             calibration=None if calibration is None else Calibrated(calibration.words, calibration.as_record()),
         )
+
+    def judging_request(self, seed: int) -> DataSetRequest | None:
+        """Return the request for the samples of the dataset; ``None`` without a dataset."""
+        return self.options.judging_request(seed)
 
     def refuse_graph(self, model: ir.Model) -> None:
         """Refuse a quantized graph, an unknown dimension or a selector that matches no module.
@@ -459,7 +464,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         processors = None if self.tools is None else self.tools.data.model_folder
         if has_data_set and processors is None:
             processors = files_folder(source.absolute())
-        data_set = self.options.judging_request(seed)
+        data_set = self.judging_request(seed)
         request = SampleRequest(run, processors, data_set, count=self.options.samples, tries_sizes=True, model=source)
         fidelity = refuse_unfaithful(source, written, self.minimum, request.read, hint)
         if fidelity.samples is not None and fidelity.samples.note:
@@ -518,13 +523,6 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         if self.outcome.stays_float:
             used = [*used, *(precision for precision in PRECISIONS.values() if precision.float_type)]
         return QualityMinimum.least_of((*(precision.minimum for precision in used), *of_cache))
-
-
-def calibration_options(options: QuantizeOptions) -> QuantizeOptions:
-    """Return the options of the calibration; split and columns may belong to the dataset of the comparison."""
-    if not options.has_judging_data_alone:
-        return options
-    return options.model_copy(update={"split": None, "columns": {}, "samples": None})
 
 
 def _provider_notes(options: QuantizeOptions) -> Iterator[str]:

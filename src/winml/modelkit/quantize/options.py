@@ -235,7 +235,7 @@ class QuantizeOptions(QuantizeFields, Options):
                 for name, remedy in of_modes.items()
                 if getattr(self, name) == fields[name].default
             ),
-            *(of_cache if self.kv_cache is not None and self.calibration_data is None else []),
+            *(of_cache if self.kv_cache is not None and self.calibrating_data is None else []),
         ]
 
     @property
@@ -278,8 +278,18 @@ class QuantizeOptions(QuantizeFields, Options):
 
     @property
     def has_judging_data_alone(self) -> bool:
-        """True if split and columns belong to the dataset that the result is judged on."""
+        """True if split, columns and samples belong to the dataset that the result is judged on."""
         return self.dataset is not None and self.calibration_data is None
+
+    @property
+    def calibrating_data(self) -> str | None:
+        """Data of the calibration: its own, else the dataset that the result is judged on."""
+        return self.calibration_data or self.dataset
+
+    @property
+    def calibrating_samples(self) -> int | None:
+        """Requested number of samples of the calibration."""
+        return None if self.has_judging_data_alone else self.samples
 
     def judging_request(self, seed: int) -> DataSetRequest | None:
         """Return the request for the samples that the result is judged on; ``None`` without a dataset.
@@ -287,19 +297,34 @@ class QuantizeOptions(QuantizeFields, Options):
         Args:
             seed: Seed of the selection.
         """
-        if self.dataset is None:
-            return None
-        from winml.modelkit.compare.quality_samples import MOST_SAMPLES
+        from winml.modelkit.compare.quality_samples import judging_request
+
+        if not self.has_judging_data_alone:
+            return judging_request(self.dataset, seed=seed)
+        return judging_request(self.dataset, split=self.split, columns=self.columns, samples=self.samples, seed=seed)
+
+    def calibration_request(self, most: int, seed: int) -> DataSetRequest | None:
+        """Return the request for the samples of the calibration; ``None`` without data.
+
+        Samples of the dataset that the result is judged on are others than the judging ones.
+
+        Args:
+            most: Maximum number of samples, unless a number is requested.
+            seed: Seed of the selection.
+        """
+        if self.calibration_data is None:
+            judging = self.judging_request(seed)
+            return None if judging is None else judging.others(most)
         from winml.modelkit.samples.data_sets import DataSetRequest
 
-        own = self.has_judging_data_alone
         return DataSetRequest(
-            self.dataset,
-            split=self.split if own else None,
-            columns=dict(self.columns) if own else {},
-            samples=self.samples if own else None,
-            most=MOST_SAMPLES,
+            self.calibration_data,
+            split=self.split,
+            columns=self.columns,
+            samples=self.samples,
+            most=most,
             seed=seed,
+            option=opt.calibration_data,
         )
 
     def refuse_contradictions(self) -> None:
@@ -372,10 +397,10 @@ class QuantizeOptions(QuantizeFields, Options):
                 f"{opt.max_drop} {self.max_drop}: {limit_option} is also a limit",
                 hint=f"Omit it, or use {opt.budget} smallest.",
             )
-        if budget.max_drop is not None and self.calibration_data is None:
+        if budget.max_drop is not None and self.calibrating_data is None:
             raise UsageError(
                 f"{opt.max_drop} {self.max_drop}: no text to measure the perplexity on",
-                hint=f"Pass {opt.calibration_data}, such as texts.jsonl; a quarter of it is held out.",
+                hint=f"Pass {opt.calibration_data} or {opt.dataset}, such as texts.jsonl; a quarter of it is held out.",
             )
         if budget.is_smallest and budget.max_drop is None and self.min_sqnr_db is None:
             raise UsageError(

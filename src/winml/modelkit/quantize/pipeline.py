@@ -235,9 +235,10 @@ def quantize(
     is_quantized_further = any(node.op_type in QUANTIZED_OPERATORS for node in all_nodes(model))
     if not (reached if is_quantized_further else any(module.quantized for module in outcome)):
         causes = dict.fromkeys(reason for module in outcome for reason in module.left)
+        is_done = bool(causes) and all(cause.startswith(planning.ALREADY) for cause in causes)
         raise QuantizeError(
             f"no node was quantized: {'; '.join(causes) or 'no selected node has a weight'}",
-            hint=f"Use a different {opt.mode} or {opt.precision}.",
+            hint="Use the file as it is." if is_done else f"Use a different {opt.mode} or {opt.precision}.",
         )
     outcome = (*(earlier.modules if earlier is not None else ()), *outcome)
     record = _create_record(

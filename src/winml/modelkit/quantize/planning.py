@@ -41,6 +41,10 @@ _WEIGHT_INPUTS = {"Gather": 0}
 """Specified: position of the weight among the inputs; 1 for all others."""
 
 
+ALREADY = "already has"
+"""Start of the reason why a node of the requested precision is left."""
+
+
 @dataclass(frozen=True)
 class PlannedNode:
     """Decision for one node, which has a weight or computes with floats."""
@@ -359,7 +363,7 @@ def _find_obstacle(
     if weight is not None and weight.is_graph_input():
         return "its weight is a graph input, which may change at run time"
     if rules.changes_every_node and weight is not None and weight.dtype not in (None, ir.DataType.FLOAT):
-        return f"already has {weight.dtype.name.lower()} weights"
+        return f"{ALREADY} {weight.dtype.name.lower()} weights"
     if rules.changes_every_node or weight is None:
         return ""
     if node.op_type not in rules.operators or node.domain:

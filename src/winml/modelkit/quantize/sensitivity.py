@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from winml.modelkit.compare.quality_samples import SampleRequest
+from winml.modelkit.compare.quality_samples import MOST_SAMPLES, SampleRequest
 from winml.modelkit.compare.words import samples_words
 from winml.modelkit.errors import ConfigError, opt, python_function
 from winml.modelkit.file_names import files_folder
@@ -55,6 +55,7 @@ from winml.modelkit.quantize.sensitivity_records import (
     TimedVariant,
     Trial,
 )
+from winml.modelkit.samples.data_sources import find_source, source_files
 from winml.modelkit.transform.graph_file import read_plain
 from winml.modelkit.version import __version__
 
@@ -173,13 +174,35 @@ def quantization_sensitivity(
     Raises:
         ConfigError: an unknown flag, or a value of the wrong kind.
         UsageError: a flag together with the record that contains its field, an unknown metric, module or depth,
-            measurements of other options, or a file without modules.
+            measurements of other options, a dataset that does not fit the model, or a file without modules.
         InputError: the file is no ONNX model, its data is missing, or the model is already quantized.
         StageError: the model does not run, or its outputs are constant.
     """
     options, sensitivity = _split_flags(options, sensitivity, flags)
     source = Path(model)
-    target = sensitivity.fidelity_target if evaluator is None else evaluator.target
+    if options.has_judging_data_alone:
+        options = options.model_copy(update={"samples": sensitivity.samples})
+    with contextlib.ExitStack() as stack:
+        if evaluator is None and (task_target := sensitivity.task_target(options.dataset)) is not None:
+            evaluator = stack.enter_context(_open_evaluator(source, options, sensitivity, task_target))
+        return _measure_sensitivity(
+            source, str(model), options, sensitivity, evaluator, quantizer, on_step, progress, before_each
+        )
+
+
+def _measure_sensitivity(
+    source: Path,
+    model_name: str,
+    options: QuantizeOptions,
+    sensitivity: SensitivityOptions,
+    evaluator: VariantEvaluator | None,
+    quantizer: Quantizer | None,
+    on_step: Callable[[StepEvent], None] | None,
+    progress: Progress | None,
+    before_each: Callable[[], None] | None,
+) -> QuantizationSensitivity:
+    """Measure the modules with parsed options; arguments and errors are those of :func:`quantization_sensitivity`."""
+    target = sensitivity.fidelity_target(options.dataset) if evaluator is None else evaluator.target
     options, mode_notes = _resolve_mode(options, source)
     options.refuse_contradictions()
     calibration = None
@@ -200,11 +223,12 @@ def quantization_sensitivity(
         with clock.step(_REFERENCE) as step:
             # All jobs together use one thread per core.
             threads = None if sensitivity.jobs == 1 else max(1, (os.cpu_count() or 1) // sensitivity.jobs)
-            samples = take_samples(graph, _sample_request(source, sensitivity), threads)
+            request = _sample_request(source, options, sensitivity)
+            samples = take_samples(graph, request, threads)
             step.summary = samples_words(samples.about)
             search_samples = samples
             if target is not None and evaluator is None and sensitivity.input_data is None:
-                search_samples = take_samples(graph, _sample_request(source, sensitivity, _OTHER_SAMPLES), threads)
+                search_samples = take_samples(graph, _other_samples(request), threads)
         variants, selecting = (
             QuantizedVariants(graph, inputs, quantizer, stored, threads, evaluator, before_each)
             for inputs in (samples, search_samples)
@@ -223,7 +247,7 @@ def quantization_sensitivity(
                 step.summary = f"{len(exclude_list.excluded)} modules in float, {len(exclude_list.trials)} measurements"
     values = samples.values[0]
     return QuantizationSensitivity(
-        model=str(model),
+        model=model_name,
         tool_version=__version__,
         onnxruntime_version=onnxruntime_version(),
         precision=options.base.name,
@@ -231,6 +255,8 @@ def quantization_sensitivity(
         tree_source=graph.modules.source,
         samples=samples.about.count,
         input_source=samples.about.source,
+        data=samples.about.data,
+        calibration=None if calibration is None else calibration.words,
         input_shapes={name: array.shape for name, array in values.feeds.items()},
         seed=sensitivity.seed,
         modules=study.rows(),
@@ -263,7 +289,7 @@ def _split_flags(
     for name in flags:
         if name not in field_names:
             raise ConfigError(unknown_key_message(name, field_names, _NAME))
-    values = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in flags.items()}
+    values = dict(flags)
     measuring = {name: values.pop(name) for name in flags if name in SensitivityOptions.model_fields}
     return (
         options_of(QuantizeOptions, options, values, _NAME),
@@ -296,11 +322,20 @@ def _open_measurements(
         **({"input_data": file_digest(data)} if data is not None else {"samples": sensitivity.samples}),
         "seed": sensitivity.seed,
         "sizes": dict(sensitivity.sizes),
+        **({"data_set": _data_record(options)} if options.dataset is not None else {}),
         "winml": __version__,
         "onnxruntime": onnxruntime_version(),
         **({"judge": dict(evaluator.request)} if evaluator is not None else {}),
     }
     return MeasuredVariants(sensitivity.measured, request, overwrite=sensitivity.overwrite)
+
+
+def _data_record(options: QuantizeOptions) -> dict[str, object]:
+    """Return the content of the dataset, and how its samples are selected, JSON-ready."""
+    assert options.dataset is not None  # checked by the caller
+    data = find_source(options.dataset)
+    content = [file_digest(path) for path in source_files(data)]
+    return {"split": options.split, "columns": dict(options.columns), "content": content}
 
 
 _OTHER_SAMPLES = 500_009
@@ -347,12 +382,37 @@ def _plan_parts(
     return plan, list_parts(plan, graph.modules, sensitivity.depth, sensitivity.module)
 
 
-def _sample_request(source: Path, sensitivity: SensitivityOptions, added: int = 0) -> SampleRequest:
-    """Request for the samples of the comparison; ``added`` is added to the seed."""
-    run = RunOptions(
-        shown=str(source), sizes=sensitivity.sizes, input_data=sensitivity.input_data, seed=sensitivity.seed + added
+def _open_evaluator(
+    source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions, target: tuple[str, float]
+) -> contextlib.AbstractContextManager[VariantEvaluator]:
+    """Open the evaluator of variants on the dataset, for a target of the task."""
+    from winml.modelkit.evaluate.options import EvaluationOptions
+    from winml.modelkit.quantize.variant_evaluation import variant_evaluator  # imports the tasks
+
+    assert options.dataset is not None  # a target of the task requires it
+    data = {"split": options.split, "columns": dict(options.columns)} if options.has_judging_data_alone else {}
+    evaluation = EvaluationOptions.model_validate(
+        {"dataset": options.dataset, "samples": sensitivity.samples, "seed": sensitivity.seed, **data}
     )
-    return SampleRequest(run, _find_processors(source, sensitivity), count=sensitivity.samples, model=source)
+    return variant_evaluator(source, evaluation, target)
+
+
+def _sample_request(source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions) -> SampleRequest:
+    """Request for the samples of the comparison."""
+    run = RunOptions(
+        shown=str(source), sizes=sensitivity.sizes, input_data=sensitivity.input_data, seed=sensitivity.seed
+    )
+    data_set = options.judging_request(sensitivity.seed)
+    if data_set is not None:
+        data_set = replace(data_set, samples=sensitivity.samples)
+    folder = _find_processors(source, sensitivity)
+    return SampleRequest(run, folder, data_set, count=sensitivity.samples, model=source)
+
+
+def _other_samples(request: SampleRequest) -> SampleRequest:
+    """Request for samples of the same kind and number, on which modules are selected."""
+    data_set = None if request.data_set is None else request.data_set.others(request.data_set.samples or MOST_SAMPLES)
+    return replace(request, run=replace(request.run, seed=request.run.seed + _OTHER_SAMPLES), data_set=data_set)
 
 
 def _first_samples(sensitivity: SensitivityOptions, evaluator: VariantEvaluator | None, samples: Samples) -> int | None:

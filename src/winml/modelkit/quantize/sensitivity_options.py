@@ -36,14 +36,30 @@ class SensitivityOptions(SensitivityFields, Options):  # type: ignore[misc]  # O
     overwrite: bool = False
     """Start anew where that file belongs to a run with other options."""
 
-    @property
-    def fidelity_target(self) -> FidelityTarget | None:
-        """The parsed target.
+    def task_target(self, data_set: str | None) -> tuple[str, float] | None:
+        """Return metric and value of a target of the task; ``None`` for a target of the outputs, or without a target.
+
+        Args:
+            data_set: The dataset; ``None``: no metric of a task can be measured.
+
+        Raises:
+            UsageError: the target is no metric with a number.
+        """
+        if self.target is None or data_set is None or self.target.partition("=")[0].strip() in get_args(Metric):
+            return None
+        from winml.modelkit.evaluate.options import parse_limits
+
+        [target] = parse_limits([self.target], "target").items()
+        return target
+
+    def fidelity_target(self, data_set: str | None) -> FidelityTarget | None:
+        """Return the target of the outputs; ``None`` for a target of the task, or without a target.
 
         Raises:
             UsageError: the metric is unknown, or the number is out of range.
         """
-        return parse_target(self.target) if self.target is not None else None
+        is_of_outputs = self.target is not None and self.task_target(data_set) is None
+        return parse_target(self.target) if self.target is not None and is_of_outputs else None
 
 
 def parse_target(text: str) -> FidelityTarget:

@@ -266,7 +266,8 @@ class ExcludeList(Record):
         reached = values or self.form.problem or ("" if worst is None else f"SQNR {sqnr_words(worst.lower_db)}")
         if isinstance(target, MetricTarget) and self.is_met:
             margin, least = target.margin(self.form), target.least_difference or 0.0
-            if margin < least:
+            # A share is never below zero.
+            if margin < least and (target.value > 0 or not target.is_higher_better):
                 reason = f"{reached}, and the samples resolve no difference below {least:.4f}"
                 needs = f"about {needed_samples(margin)} samples" if margin else "a target below the measured value"
                 return Verdict.undecided(question, reason, needs)
@@ -326,6 +327,15 @@ class QuantizationSensitivity(
         default_factory=dict, metadata=entry("scores", within="float", before="modules", omit_empty=True)
     )
     """Metric → score of the float model, if a target of the task was not met."""
+    data: str = field(default="", metadata=entry(omit_empty=True))
+    """Name of the dataset of the samples, with its split if it has several; empty for other samples."""
+    calibration: str | None = field(default=None, metadata=entry(omit_empty=True))
+    """Samples that activation ranges were measured on; ``None`` without calibration."""
+
+    @property
+    def quality_samples(self) -> QualitySamples:
+        """Samples of the comparison."""
+        return QualitySamples(self.input_source, self.samples, self.seed, data=self.data)
 
     @property
     @recorded(entry("limit_db", before="modules"))
@@ -358,6 +368,6 @@ class QuantizationSensitivity(
     @recorded(entry("quantized", before="modules"))
     def quantized_entry(self) -> dict[str, object]:
         """Record entry of the measurement with all modules quantized."""
-        quality_samples = QualitySamples(self.input_source, self.samples, self.seed)
+        quality_samples = self.quality_samples
         quality = None if self.whole.worst is None else quality_record(quality_samples, [self.whole.worst])
         return {**self.whole.as_record(), "quality": quality, "latency": self.latency}

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.compare.words import nearness_words, samples_words
 from winml.modelkit.errors import opt
 from winml.modelkit.quantize import sensitivity_records
@@ -158,8 +157,9 @@ def _sensitivity_fields(result: sensitivity_records.QuantizationSensitivity) -> 
     if result.latency:
         yield "latency", _latency_words(result.latency)
     inputs = ", ".join(f"{name} {list(shape)}" for name, shape in result.input_shapes.items()) or "no inputs"
-    quality_samples = QualitySamples(result.input_source, result.samples, result.seed)
-    yield "samples", f"{samples_words(quality_samples)}; the first: {inputs}"
+    if result.calibration is not None:
+        yield "calibrated", result.calibration
+    yield "samples", f"{samples_words(result.quality_samples)}; the first: {inputs}"
     cost = result.cost
     resumed = f", {cost.resumed} resumed" if cost.resumed else ""
     spent = f"{cost.quantization_s:.1f} s quantizing, {cost.session_s:.1f} s opening, {cost.runs_s:.1f} s running"

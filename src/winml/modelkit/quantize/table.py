@@ -28,7 +28,7 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
     fields: list[doc.Field] = [
         ("precision", f"{result.precision} ({', '.join(result.modes)})" if result.modes else None),
         ("KV cache", f"{result.kv_cache}, a scale for each channel" if result.kv_cache is not None else None),
-        ("samples", result.calibration.words if result.calibration is not None else None),
+        ("calibrated", result.calibration.words if result.calibration is not None else None),
         ("budget", _describe_budget(result.budget) if result.budget is not None else None),
         ("quantized", f"{quantized} nodes with weights{_mixture_words(result)}" if result.modes else None),
         *(("left", f"{count} {reason}") for reason, count in result.left.items()),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.quantize.file_quantization import Quantization
     from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
-    from winml.modelkit.quantize.quantized_variants import VariantEvaluator
     from winml.modelkit.quantize.records import QuantizedFile
     from winml.modelkit.quantize.sensitivity_options import SensitivityOptions
     from winml.modelkit.quantize.sensitivity_records import QuantizationSensitivity
@@ -48,10 +46,6 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
     section: ClassVar[str] = "quant"
     declaring: ClassVar[type] = QuantizeFields
 
-    split: str | None = declare(None, SENSITIVITY, in_command=False)
-    """Split of the dataset of `target`."""
-    columns: Mapping[str, str] = declare({}, SENSITIVITY, in_command=False)
-    """Column of the dataset of `target` by role."""
     exclude_list: Path | None = declare(None, SENSITIVITY)
     """Write the modules to exclude to a file for `--per-module`."""
     report: Path | None = declare(None, SENSITIVITY, is_common=True)
@@ -78,13 +72,9 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
     ) -> QuantizeRequest:
         """Build the request of a command line.
 
-        With ``--sensitivity``, ``--samples`` belongs to the measurement. ``--split`` and ``--columns`` belong to the
-        evaluation dataset unless calibration data is set.
+        With ``--sensitivity``, ``--samples`` belongs to the measurement.
         """
-        names = ["samples"] if fields.get("sensitivity") else []
-        if names and options.get("dataset") is not None and options.get("calibration_data") is None:
-            names += ["split", "columns"]
-        stated = {name: options[name] for name in names if name in options}
+        stated = {"samples": options["samples"]} if fields.get("sensitivity") and "samples" in options else {}
         left = {name: value for name, value in options.items() if name not in stated}
         request = super().of_command(section, left, {**fields, **stated})
         assert isinstance(request, QuantizeRequest)
@@ -279,9 +269,7 @@ def quantize_model(
         seed=seed,
         sizes=sizes,
     )
-    result: Any = request.plan().run(on_step)
-    record: QuantizedFile = result
-    return record
+    return request.run(on_step)
 
 
 quantize_onnx = quantize_model
@@ -328,8 +316,6 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
     _refuse_graph(request, model, outputs)
     measured = measured_path(outputs[0]) if outputs else None
     stated = {field.name: getattr(request, field.name) for field in fields_of(SensitivityFields)}
-    if request.options.dataset is not None:
-        stated |= {"samples": None, "target": None}  # they belong to the dataset
     sensitivity = SensitivityOptions(
         **stated,
         sizes=dict(request.sizes or {}),
@@ -338,10 +324,11 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
         measured=measured,
         overwrite=request.overwrite,
     )
+    sensitivity.fidelity_target(request.options.dataset)  # refuses an invalid one
     met = "the target is met"
     return SensitivityPlan(
         verb="quantize",
-        reads=(model, *inputs),
+        reads=(model, *inputs, *_dataset_files(request)),
         writes=tuple(planned_file(path, met if path == request.exclude_list else "") for path in outputs),
         steps=(
             PlannedStep("measuring", f"{model}: each module quantized alone"),
@@ -413,38 +400,12 @@ def _refuse_beside_sensitivity(request: QuantizeRequest) -> None:
         Selector(request.module)
     if request.exclude_list is not None and request.target is None:
         raise UsageError(f"{opt.exclude_list} requires {opt.target}", hint=f"Add {opt.target}, such as sqnr_db=30.")
-    _refuse_target(request)
     if request.output is not None and request.output.suffix.lower() in {".html", ".htm", ".onnx"}:
         raise UsageError(
             f"-o {request.output}: the result of {opt.sensitivity} is JSON",
             hint=f"Use a .json file; {opt.report} writes an HTML report. Without {opt.sensitivity}, a model is "
             "written.",
         )
-
-
-def _refuse_target(request: QuantizeRequest) -> None:
-    """Refuse an invalid target and a missing dataset.
-
-    Raises:
-        UsageError: names the option.
-    """
-    if request.options.dataset is not None:
-        from winml.modelkit.evaluate.options import parse_limits
-        from winml.modelkit.samples.columns import refuse_unknown_roles
-        from winml.modelkit.samples.data_sources import find_source as find_dataset
-
-        find_dataset(request.options.dataset)
-        refuse_unknown_roles(request.columns)
-        if request.target is None:
-            raise UsageError(
-                f"{opt.dataset} {request.options.dataset} requires {opt.target}",
-                hint=f"Add {opt.target} with a metric of the task, such as accuracy=0.9.",
-            )
-        parse_limits([request.target], "target")
-    elif request.target is not None:
-        from winml.modelkit.quantize.sensitivity_options import parse_target
-
-        parse_target(request.target)
 
 
 def _dataset_files(request: QuantizeRequest) -> list[Path]:
@@ -481,31 +442,6 @@ def run_sensitivity(
     from winml.modelkit.quantize.sensitivity import quantization_sensitivity
 
     plan.recover()
-    with _variant_evaluator(plan) as evaluator:
-        return quantization_sensitivity(
-            plan.model,
-            options=plan.request.options,
-            sensitivity=plan.sensitivity,
-            evaluator=evaluator,
-            on_step=on_step,
-            progress=progress,
-        )
-
-
-@contextmanager
-def _variant_evaluator(plan: SensitivityPlan) -> Iterator[VariantEvaluator | None]:
-    """Open the evaluator of variants on ``--dataset``; ``None`` without a dataset."""
-    request = plan.request
-    if request.options.dataset is None:
-        yield None
-        return
-    assert request.target is not None
-    from winml.modelkit.builds.evaluated_models import variant_evaluator
-    from winml.modelkit.evaluate.options import EvaluationOptions, parse_limits
-
-    requested = EvaluationOptions(
-        dataset=request.options.dataset, split=request.split, columns=dict(request.columns), samples=request.samples
+    return quantization_sensitivity(
+        plan.model, options=plan.request.options, sensitivity=plan.sensitivity, on_step=on_step, progress=progress
     )
-    [target] = parse_limits([request.target], "target").items()
-    with variant_evaluator(plan.model, requested, target) as evaluator:
-        yield evaluator

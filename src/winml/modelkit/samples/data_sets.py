@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
@@ -36,11 +36,14 @@ if TYPE_CHECKING:
     import datasets
 
 
-_PREFERRED_SPLITS = ("validation", "test", "train")
+_TRAINING = "train"
+_PREFERRED_SPLITS = ("validation", "test", _TRAINING)
 """Chosen: a model is evaluated on data it was not trained on; labels of a test split are often withheld."""
 _LONGEST_REASON = 300
 """Maximum number of characters of a library message. Chosen: three lines of a terminal; messages of pyarrow list
 whole schemas."""
+_FEWEST_REMAINING = 16
+"""Minimum number of samples beside those of another request. Chosen: as many as are generated without data."""
 _NAME_LIMIT = 5
 """Maximum number of file names in one sentence. Chosen: enough for an inspection."""
 
@@ -66,11 +69,24 @@ class DataSetRequest:
     """Configuration on the Hub, if the source names none."""
     option: str = field(default_factory=lambda: opt.dataset)
     """Option with the dataset, for messages."""
+    besides: DataSetRequest | None = None
+    """Request whose samples are left out; see :meth:`others`."""
 
     @property
     def words(self) -> str:
         """Start of messages."""
         return f"{self.option} {self.source}"
+
+    def others(self, most: int) -> DataSetRequest:
+        """Return a request for other samples of the same data.
+
+        They are of the split train, if that is another split; else the remaining samples of the split, or all of its
+        samples if few remain.
+
+        Args:
+            most: Maximum number of samples.
+        """
+        return replace(self, samples=None, most=most, besides=self)
 
     def count_samples(self, available: int) -> int:
         """Return the number of samples to read.
@@ -99,6 +115,7 @@ class DataSet:
         request: The request.
         name: File name or name on the Hub, without folders of this machine.
         split: The split that is read.
+        words: Name, and split if the data has several.
         features: Column → its type in datasets (``ClassLabel`` has the names of its labels).
         notes: Automatic decisions, one sentence each.
         unreadable: Number of the sample → image or audio file that could not be opened, and was skipped.
@@ -111,6 +128,7 @@ class DataSet:
         self.request = request
         self.name = source.name
         self.split = str(table.split) if table.split is not None else "train"
+        self.words = source.name
         self.features: Mapping[str, Any] = dict(table.features)
         self.notes: tuple[str, ...] = ()
         self.unreadable: dict[int, Unreadable] = {}
@@ -292,7 +310,8 @@ def open_data_set(request: DataSetRequest) -> DataSet:
         offline: AbstractContextManager[None] = nullcontext() if source.path is None else _forbid_network()
         with _quiet_datasets(), offline:
             splits, notes = _read_splits(request, source, resources)
-        split, split_notes = _choose_split(request, source, splits)
+        chosen, split_notes = _choose_split(request, source, splits)
+        split = _TRAINING if request.besides is not None and _TRAINING in splits else chosen
         table = _disable_decoding(splits[split])
         if source.kind == "text":
             table = table.select([number for number, text in enumerate(table["text"]) if text.strip()])
@@ -301,8 +320,15 @@ def open_data_set(request: DataSetRequest) -> DataSet:
                 f"{request.words}: split {split} contains no samples",
                 hint=f"Use a different {opt.split}, or different data.",
             )
-        data_set = DataSet(request, source, _draw_rows(request, table), resources.pop_all())
+        rows, is_shared = _draw_rows(request, len(table), request.besides if split == chosen else None)
+        data_set = DataSet(
+            request, source, table if len(rows) == len(table) else table.select(rows), resources.pop_all()
+        )
+    if request.besides is not None:
+        also = f"its samples also judge the result, since fewer than {_FEWEST_REMAINING} others remain"
+        split_notes = (f"calibrated on {data_set.name}: {also}",) if is_shared else ()
     data_set.split = split
+    data_set.words = f"{source.name}, split {split}" if len(splits) > 1 else source.name
     data_set.notes = (*split_notes, *notes)
     return data_set
 
@@ -442,15 +468,32 @@ def _skip_decoding(feature: Any) -> Any:
     return replace(feature, decode=False) if is_opened else feature
 
 
-def _draw_rows(request: DataSetRequest, table: datasets.Dataset) -> datasets.Dataset:
-    """Return the requested number of random rows, in their original order."""
-    count = request.count_samples(len(table))
-    if count == len(table):
-        return table
+def _draw_rows(request: DataSetRequest, available: int, besides: DataSetRequest | None) -> tuple[Sequence[int], bool]:
+    """Return the numbers of random rows, ascending, and True if rows of another request are among them.
+
+    Args:
+        request: The request.
+        available: Number of rows of the split.
+        besides: Request for rows of the same split that are left out, if enough others remain.
+    """
+    rows: Sequence[int] = range(available)
+    if besides is None:
+        return _draw_numbers(request, rows), False
+    taken = {*_draw_numbers(besides, rows)}
+    others = [number for number in rows if number not in taken]
+    is_shared = len(others) < _FEWEST_REMAINING
+    return _draw_numbers(request, rows if is_shared else others), is_shared
+
+
+def _draw_numbers(request: DataSetRequest, rows: Sequence[int]) -> Sequence[int]:
+    """Return the requested number of random row numbers, ascending."""
+    count = request.count_samples(len(rows))
+    if count == len(rows):
+        return rows
     import numpy as np
 
     generator = np.random.Generator(np.random.PCG64(request.seed))
-    return table.select(np.sort(generator.choice(len(table), count, replace=False)))
+    return [rows[index] for index in np.sort(generator.choice(len(rows), count, replace=False))]
 
 
 def _root_cause(error: BaseException) -> str:

@@ -40,7 +40,7 @@ class TextFile:
         self.request = request
         self.unreadable: dict[int, Unreadable] = {}
         self.path = Path(request.source)
-        self.name = self.path.absolute().name
+        self.name = self.words = self.path.absolute().name
         if request.split not in (None, self.split):
             raise UsageError(
                 f"{request.words}: no split {request.split!r}", hint=f"A single file has one split; omit {opt.split}."

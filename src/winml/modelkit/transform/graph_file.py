@@ -157,6 +157,14 @@ class GraphWork(ABC, Generic[ResultT]):
         """True if a request may change the graph, even a request made during the work; if False, no weight is read."""
         return self.is_requested
 
+    def judging_request(self, seed: int) -> DataSetRequest | None:  # noqa: ARG002 - others read it
+        """Return the request for the samples of a dataset that the result is compared on; ``None`` without a dataset.
+
+        Args:
+            seed: Seed of the selection.
+        """
+        return None
+
     def refuse_graph(self, model: ir.Model) -> None:
         """Refuse a graph whose structure the work does not support; weights are not loaded.
 
@@ -346,7 +354,7 @@ def check_source(task: GraphFileTask, work: GraphWork[ResultT]) -> CheckedSource
     """Read the structure of a source, and refuse unsuitable structures; no weight is read, and nothing is written.
 
     Raises:
-        UsageError: the output is a data file of the source, or the work does not fit the graph.
+        UsageError: the output is a data file of the source, or the work or its dataset does not fit the graph.
         InputError: the file is no ONNX model or not a valid one, its data is missing, or it is compiled already.
     """
     source = task.source
@@ -359,7 +367,32 @@ def check_source(task: GraphFileTask, work: GraphWork[ResultT]) -> CheckedSource
     if task.functions is not None:
         find_function_targets(model, task.functions)
     work.refuse_graph(model)
+    _refuse_unfit_data(task, work, is_remote=False)
     return CheckedSource(model, notes, data, states)
+
+
+def _refuse_unfit_data(task: GraphFileTask, work: GraphWork[Any], *, is_remote: bool) -> None:
+    """Refuse a dataset that does not fit the source, before the work.
+
+    Args:
+        task: The task.
+        work: The work, which is compared on the dataset.
+        is_remote: True for a dataset on the Hub, which a plan does not fetch; False for one on this disk.
+
+    Raises:
+        UsageError: the dataset does not fit the inputs.
+    """
+    request = work.judging_request(task.seed)
+    if request is None:
+        return
+    from winml.modelkit.compare.quality_samples import refuse_unfit_data
+    from winml.modelkit.file_names import files_folder
+    from winml.modelkit.ort.decoding.inputs import inputs_of_file
+    from winml.modelkit.samples.data_sources import find_source
+
+    if (find_source(request.source).path is None) is is_remote:
+        folder = task.processors or files_folder(task.source.absolute())
+        refuse_unfit_data(request, inputs_of_file(task.source), folder)
 
 
 def may_be_copy(task: GraphFileTask, checked: CheckedSource) -> bool:
@@ -476,6 +509,7 @@ class _TransformationRun(Generic[ResultT]):
         with self._clock.step(_READING) as step:
             if checked is None or not checked.is_current:
                 checked = check_source(task, work)
+            _refuse_unfit_data(task, work, is_remote=True)
             # The structure only: a copy by reference never reads the weights.
             model = checked.model
             before = summarize_graph(model, sum(file.stat().st_size for file in (task.source, *checked.data)))

@@ -14,7 +14,7 @@ from typing import Any
 
 from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
 from winml.modelkit.builds.config import CompileSection, OptimSection, QuantSection, WinMLBuildConfig
-from winml.modelkit.builds.identity import ModelIdentity
+from winml.modelkit.builds.identity import ModelIdentity, identify_onnx
 from winml.modelkit.builds.manifest_records import BuildResult
 from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.builds.stage_walk import StageStore
@@ -137,8 +137,8 @@ class CandidateBuilds:
         if not path.is_file():
             plain_model = self.model.plan(None).onnx_path or self.build(Candidate(PLAIN, PLAIN, "")).model_path
             pin_model(plain_model, path, sizes)
-        source = ModelRequest(model=str(path))
-        return TunedModel(source, self.model.export, identify_plan(plan_build(WinMLBuildConfig(), source)))
+        identity = identify_onnx(path, companions=self.model.identity.companions)
+        return TunedModel(ModelRequest(model=str(path)), self.model.export, identity)
 
     def remove(self, candidate: Candidate) -> None:
         """Remove the folder of a candidate; its measurements are kept."""

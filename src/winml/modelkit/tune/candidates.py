@@ -167,9 +167,9 @@ def _judged_on_data_set(form: Candidate, options: TuneOptions) -> Candidate:
     """Return a candidate whose build is judged on the dataset of the tuning, if any."""
     if options.dataset is None or "quant" not in form.sections:
         return form
-    # With calibration data, split and columns belong to the data.
-    of_data = {} if options.calibration_data is not None else {"split": options.split, "columns": dict(options.columns)}
-    stated = {key: value for key, value in of_data.items() if value}
+    # With calibration data, these options belong to the data.
+    names = () if options.calibration_data is not None else ("split", "columns", "samples")
+    stated = {name: value for name in names if (value := getattr(options, name))}
     quant = {**form.sections["quant"], "dataset": options.dataset, **stated}
     return replace(form, sections={**form.sections, "quant": quant})
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.builds.evaluated_models import evaluate_model, variant_evaluator
+from winml.modelkit.builds.evaluated_models import evaluate_model
 from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.compare.quality_minimum import QualityMinimum
-from winml.modelkit.compare.quality_samples import MOST_SAMPLES
 from winml.modelkit.errors import UsageError, opt
+from winml.modelkit.evaluate.declared_options import requested_samples
 from winml.modelkit.evaluate.metrics import needed_samples
 from winml.modelkit.evaluate.options import NO_BASELINE
 from winml.modelkit.evaluate.records import SLACK
@@ -26,6 +26,8 @@ from winml.modelkit.quantize.precisions import BFLOAT16, PRECISIONS
 from winml.modelkit.quantize.sensitivity import quantization_sensitivity
 from winml.modelkit.quantize.sensitivity_options import SensitivityOptions
 from winml.modelkit.quantize.sensitivity_records import ExcludeList, FidelityTarget, QuantizationSensitivity
+from winml.modelkit.quantize.variant_evaluation import variant_evaluator
+from winml.modelkit.samples.data_sets import DataSetRequest
 from winml.modelkit.tune.contestants import Contestant, Contestants
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.records import Candidate, CandidateFacts
@@ -66,7 +68,7 @@ class QualityLimits:
         with closing(Contestant(self.model_name)) as process:
             return process.ask(
                 "record",
-                data_set=self._data_set(),
+                data_set=None if (request := self._judging_request()) is None else asdict(request),
                 path=str(plain_model),
                 model_name=self.model_name,
                 processors=None if self.processors is None else str(self.processors),
@@ -75,8 +77,8 @@ class QualityLimits:
                 input_options=input_options,
             )
 
-    def _data_set(self) -> dict[str, Any] | None:
-        """Return the fields of the request for samples of the dataset; None if it is for a metric, or missing.
+    def _judging_request(self) -> DataSetRequest | None:
+        """Return the request for samples of the dataset; None if it is for a metric, or missing.
 
         Raises:
             UsageError: no processor converts the samples.
@@ -90,14 +92,7 @@ class QualityLimits:
                 f"{self.model_name} is not in a folder",
                 hint="Put the tokenizer or processor files of the model beside it.",
             )
-        return {
-            "source": options.dataset,
-            "split": options.split,
-            "columns": dict(options.columns),
-            "samples": options.samples,
-            "most": MOST_SAMPLES,
-            "seed": options.seed,
-        }
+        return requested_samples(options, seed=options.seed)
 
     def measure(self, candidate: Candidate, model: Path, samples: QualitySamples) -> tuple[CandidateFacts, float]:
         """Measure a candidate; return its measurements and the time of one run in milliseconds.
@@ -197,8 +192,9 @@ class QualityLimits:
                 continue
             value = facts.scores[metric]
             allowed = drop_at(limit, value + (drop if facts.is_higher_better[metric] else -drop))
-            if drop + least > allowed + SLACK:
-                bound = f"the samples bound the drop of {metric} by {max(drop, 0.0) + least:.4f} only"
+            most = min(max(drop, 0.0) + least, 1.0)  # of a share
+            if most > allowed + SLACK:
+                bound = f"the samples bound the drop of {metric} by {most:.4f} only"
                 needed = f"about {needed_samples(allowed - drop)} samples" if allowed > drop else "a higher limit"
                 return f"{bound}, maximum {drop_words(limit)}", needed
         return "", ""

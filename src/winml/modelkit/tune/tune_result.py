@@ -14,7 +14,7 @@ from winml.modelkit.errors import opt, spell_flag
 from winml.modelkit.file_names import BUILD_CONFIG_NAME
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.race import Choice, ratio_between
-from winml.modelkit.profile.statistics import NOISE, Ratio, median_interval, summarize
+from winml.modelkit.profile.statistics import IDLE_MACHINE, NOISE, Ratio, median_interval, summarize
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.tune import records
 from winml.modelkit.tune.candidates import PLAIN, TuningMachine
@@ -140,8 +140,12 @@ class Answer:
         if not measured and all(row.status != "failed" and row.status != "wrong" for row in rows):
             return Verdict.undecided(question, "only the plain file was measured", f"other candidates ({opt.only})")
         if unclear := [row.candidate.name for row in measured if self._may_be_faster(row)]:
-            reason = f"the times do not tell {first_words(unclear, _MAX_NAMES)} from the plain file"
-            return Verdict.undecided(question, reason, "an idle machine")
+            first = next(row for row in measured if row.candidate.name == unclear[0])
+            assert first.ratio_to_winner is not None  # else its time leaves nothing open
+            names, measured_words = first_words(unclear, _MAX_NAMES), first.ratio_to_winner.answer(question).reason
+            reason = f"the times do not tell {names} from {choice.winner} ({unclear[0]}: {measured_words})"
+            needs = IDLE_MACHINE if first.ratio_to_winner.is_disturbed else "an idle machine"
+            return Verdict.undecided(question, reason, needs)
         if out_of_time:
             tried = f"{count_noun(len(measured), 'candidate')} measured, none {gain}"
             return Verdict.undecided(question, tried, more_time)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from winml.modelkit.errors import ConfigError, ModelPathError, UsageError, opt
 from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare
@@ -201,6 +201,14 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
             return self._plan_folder(source)
         model = source.only_part(f"-o {self.output} is one file")
         return replace(self, model=model, submodel=()).plan_file()
+
+    def run(self, on_step: Callable[[StepEvent], None] | None = None) -> RecordT:
+        """Plan and transform, for a Python caller; the result for a build folder is the record of the folder.
+
+        Raises:
+            WinMLError: as :meth:`plan` and the run of the plan raise.
+        """
+        return cast("RecordT", self.plan().run(on_step))
 
     def plan_file(self) -> FilePlan[RecordT]:
         """Plan the transformation of one file; raises as :meth:`plan` does."""

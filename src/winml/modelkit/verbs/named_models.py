@@ -9,11 +9,12 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from winml.modelkit.errors import ConfigError, UsageError, opt, spell
 from winml.modelkit.export.declared_options import DynamicFields
-from winml.modelkit.fields import fields_of
+from winml.modelkit.fields import Field, fields_of
 from winml.modelkit.models.load_options import InputFields, LoadOptions, declared_options, is_not_default
 from winml.modelkit.verbs.file_to_file import read_sizes
 
@@ -244,6 +245,7 @@ def keyword_options(
         if isinstance(value := values.get(name), (Mapping, list)):
             text = json.dumps(value)
             values[name] = (text,) if name == "dynamic_axes" else text
+    values |= {field.name: _converted(field, values[field.name]) for field in fields if field.name in values}
     return {"input_data": None, **defaults, **values, "model": os.fspath(model)}
 
 
@@ -251,20 +253,43 @@ def stated_keywords(request_class: type, keywords: Mapping[str, Any]) -> dict[st
     """Return the keywords that are fields of a class of requests.
 
     Raises:
+        ConfigError: a value is of another type than its field.
         UsageError: a number is below the minimum of its field.
     """
     fields = fields_of(request_class)
+    values = {field.name: _converted(field, keywords[field.name]) for field in fields if field.name in keywords}
     for field in fields:
-        value = keywords.get(field.name)
+        value = values.get(field.name)
         if isinstance(value, (int, float)) and field.minimum is not None and value < field.minimum:
             raise UsageError(
                 f"{spell(field.name)} {value} is too small: expected at least {field.minimum}",
                 hint="Pass a larger one.",
             )
-    names = {field.name for field in fields}
     paths = {field.name for field in fields if Path in (field.annotation, *get_args(field.annotation))}
-    return {
-        name: Path(value) if name in paths and value is not None else value
-        for name, value in keywords.items()
-        if name in names
-    }
+    return {name: Path(value) if name in paths and value is not None else value for name, value in values.items()}
+
+
+_SIMPLE_TYPES = (str, int, float, bool, Path, type(None))
+
+
+def _converted(field: Field, value: Any) -> Any:
+    """Return the value of a keyword in the type of its field; values of compound types are returned unchanged.
+
+    Raises:
+        ConfigError: the value is of another type.
+    """
+    parts = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else (field.annotation,)
+    is_simple = all(part in _SIMPLE_TYPES or get_origin(part) is Literal for part in parts)
+    if not is_simple and tuple[str, ...] not in parts:
+        return value
+    if isinstance(value, os.PathLike) and Path not in parts:
+        value = os.fspath(value)
+    import pydantic
+
+    try:
+        return pydantic.TypeAdapter(field.annotation).validate_python(value)
+    except pydantic.ValidationError as error:
+        name = "sizes" if field.name == "shape_config" else field.name
+        reason = "expected a dict" if name in ("sizes", "input_specs") else error.errors(include_url=False)[0]["msg"]
+        hint = f"Expected: {field.help.partition('. ')[0]}"
+        raise ConfigError(f"{name}: {reason} (got {value!r})", hint=hint) from None

@@ -12,9 +12,8 @@ from winml.modelkit.builds.layouts import layout
 from winml.modelkit.builds.manifest_records import FileRecord
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stages import BuiltPart, adapter_names, built_names
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, files_folder, is_data_of, numbered_data_path
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, is_data_of, numbered_data_path
 from winml.modelkit.models.checkpoints.adapters import read_adapters
-from winml.modelkit.models.checkpoints.companion_files import companion_files
 from winml.modelkit.models.checkpoints.task import canonical_task
 from winml.modelkit.models.request import resolve_source
 from winml.modelkit.onnx.files import companions
@@ -56,14 +55,11 @@ class FolderLayout:
         """Return the companion files to copy: name in the folder → file; ``{}`` if none are requested."""
         if not self._plan.with_companions:
             return {}
-        if self._plan.onnx_path is not None:
-            # Without a layout, no reader is known that expects companion files.
-            return {} if self._layout is layout.PLAIN else companion_files(files_folder(self._plan.onnx_path))
         return {**identity.companions, **(identity.card if self._layout.with_card else {})}
 
     def _find_config(self, identity: ModelIdentity) -> Path | None:
         """Return ``config.json`` of the model, copied or not; ``None`` if missing."""
-        config = identity.companions.get(CHECKPOINT_CONFIG_NAME, self._sources.get(CHECKPOINT_CONFIG_NAME))
+        config = identity.companions.get(CHECKPOINT_CONFIG_NAME)
         return config or next((path for path in identity.places if path.name == CHECKPOINT_CONFIG_NAME), None)
 
     def model_name(self, part: BuiltPart) -> str:

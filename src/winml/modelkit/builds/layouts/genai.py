@@ -17,6 +17,7 @@ from winml.modelkit import file_names
 from winml.modelkit.builds.layouts import layout
 from winml.modelkit.builds.layouts.usage import genai_usage
 from winml.modelkit.errors import InputError, UsageError, opt
+from winml.modelkit.onnx.specs import PAST_PREFIX, PRESENT_PREFIX
 
 if TYPE_CHECKING:
     import onnx
@@ -99,8 +100,8 @@ _SPEECH_TYPE = "whisper"
 _FEATURES, _STATES, _TOKENS, _LOGITS = "input_features", "last_hidden_state", "input_ids", "logits"
 _FRAMES = 3000
 """Specified: the only number of frames that genai's type supports; the encoder output is half as long."""
-_SELF_CACHE = re.compile(r"past_key_values\.\d+\.decoder\.(?:key|value)")
-_CROSS_CACHE = re.compile(r"past_key_values\.\d+\.encoder\.(?:key|value)")
+_SELF_CACHE = re.compile(rf"{re.escape(PAST_PREFIX)}\d+\.decoder\.(?:key|value)")
+_CROSS_CACHE = re.compile(rf"{re.escape(PAST_PREFIX)}\d+\.encoder\.(?:key|value)")
 _POSITIONS = ("max_target_positions", "max_position_embeddings")
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 _PROCESSOR_FIELDS = ("n_fft", "hop_length", "chunk_length", "feature_size")
@@ -155,7 +156,7 @@ def _speech_config(
             "filename": encoder[1],
             **shape,
             "inputs": {"audio_features": _FEATURES},
-            "outputs": {"encoder_hidden_states": _STATES, **_cache_names("cross_present", "present", "encoder")},
+            "outputs": {"encoder_hidden_states": _STATES, **_cache_names("cross_present", PRESENT_PREFIX, "encoder")},
         },
         "decoder": {
             "session_options": _session_section(),
@@ -163,18 +164,18 @@ def _speech_config(
             **shape,
             "inputs": {
                 "input_ids": _TOKENS,
-                **_cache_names("past", "past_key_values", "decoder"),
-                **_cache_names("cross_past", "past_key_values", "encoder"),
+                **_cache_names("past", PAST_PREFIX, "decoder"),
+                **_cache_names("cross_past", PAST_PREFIX, "encoder"),
             },
-            "outputs": {"logits": _LOGITS, **_cache_names("present", "present", "decoder")},
+            "outputs": {"logits": _LOGITS, **_cache_names("present", PRESENT_PREFIX, "decoder")},
         },
     }
     return {"model": section, "search": _search_section(generation, context, shares=False)}
 
 
-def _cache_names(role: str, prompt: str, part: str) -> dict[str, str]:
+def _cache_names(role: str, prefix: str, part: str) -> dict[str, str]:
     """Return the entries of genai for the names of keys and values, with ``%d`` for the layer."""
-    return {f"{role}_{kind}_names": f"{prompt}.%d.{part}.{kind}" for kind in ("key", "value")}
+    return {f"{role}_{kind}_names": f"{prefix}%d.{part}.{kind}" for kind in ("key", "value")}
 
 
 def _check_speech_graphs(encoder: onnx.GraphProto, decoder: onnx.GraphProto) -> tuple[int, int, int]:
@@ -199,7 +200,7 @@ def _check_speech_graphs(encoder: onnx.GraphProto, decoder: onnx.GraphProto) -> 
         problem = f"a decoder with inputs {', '.join(extra or inputs)}; expected {_TOKENS}, keys and values by layer"
     elif len(shapes) != 1 or {sizes[2] for sizes in cross.values()} != {_FRAMES // 2}:
         problem = f"caches of several sizes; expected one for all layers, of {_FRAMES // 2} entries at the encoder"
-    elif missing := {name.replace("past_key_values", "present") for name in cross} - outputs:
+    elif missing := {name.replace(PAST_PREFIX, PRESENT_PREFIX, 1) for name in cross} - outputs:
         problem = f"an encoder without output {min(missing)}"
     if problem:
         raise UsageError(

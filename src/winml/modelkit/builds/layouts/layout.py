@@ -17,6 +17,7 @@ from winml.modelkit.errors import InputError, TaskError, UsageError, opt
 from winml.modelkit.file_names import DECODER, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, built_part_name
 from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.onnx.bundle import model_record
+from winml.modelkit.onnx.specs import PAST_PREFIX
 from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.registries import Registry
 
@@ -293,7 +294,7 @@ def _reads_cross_attention_cache(model: Path) -> bool:
 
     names = [value.name for value in read_structure(model).graph.input]
     return _ENCODER_STATES not in names and any(
-        re.fullmatch(r"past_key_values\.\d+\.encoder\.(key|value)", name) for name in names
+        re.fullmatch(rf"{re.escape(PAST_PREFIX)}\d+\.encoder\.(key|value)", name) for name in names
     )
 
 

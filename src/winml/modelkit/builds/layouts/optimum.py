@@ -18,6 +18,7 @@ from winml.modelkit.builds.layouts.transformers_js_types import TYPES
 from winml.modelkit.builds.layouts.usage import optimum_usage, transformers_js_usage
 from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, numbered_data_path
+from winml.modelkit.onnx.specs import PAST_PREFIX
 from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.quantize.precisions import PRECISIONS
 
@@ -79,7 +80,7 @@ def unfit_cache_words(config: Path, inputs: Mapping[str, Sequence[int | str | No
         record = read_json_file(config)
     except (OSError, JsonError):
         return ""
-    shapes = [shape for name, shape in inputs.items() if name.startswith("past_key_values.") and name.endswith(".key")]
+    shapes = [shape for name, shape in inputs.items() if name.startswith(PAST_PREFIX) and name.endswith(".key")]
     if not isinstance(record, dict) or not shapes or len(shapes[0]) != 4 or record.get("model_type") in _SPECIAL_TYPES:
         return ""
     is_encoded = any(".encoder." in name for name in inputs)
@@ -286,7 +287,7 @@ def _half_caches(models: Mapping[str, Path]) -> dict[str, str]:
     caches = {}
     for name, path in models.items():
         inputs = read_structure(path).graph.input if path.is_file() else ()
-        types = {value.type.tensor_type.elem_type for value in inputs if value.name.startswith("past_key_values.")}
+        types = {value.type.tensor_type.elem_type for value in inputs if value.name.startswith(PAST_PREFIX)}
         if onnx.TensorProto.FLOAT16 in types:
             ends = {dtype: entry.suffix for dtype, entry in DTYPES.items() if Path(name).stem.endswith(entry.suffix)}
             caches[max(ends, key=lambda dtype: len(ends[dtype]))] = "float16"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from winml.modelkit.onnx.bundle import PartFeed
-from winml.modelkit.onnx.specs import CacheSlot
+from winml.modelkit.onnx.specs import PAST_PREFIX, PRESENT_PREFIX, CacheSlot
 
 EMBEDDED = "inputs_embeds"
 """Specified by transformers: input that takes the embeddings of tokens instead of the tokens."""
@@ -60,12 +60,12 @@ class CacheState:
     @property
     def input(self) -> str:
         """Name of the graph input for the tensor."""
-        return f"past_key_values.{self._slot_name}" if self.grows else f"past_{self._indexed_name}"
+        return f"{PAST_PREFIX}{self._slot_name}" if self.grows else f"past_{self._indexed_name}"
 
     @property
     def output(self) -> str:
         """Name of the graph output that is the tensor of the next run."""
-        return f"present.{self._slot_name}" if self.grows else f"present_{self._indexed_name}"
+        return f"{PRESENT_PREFIX}{self._slot_name}" if self.grows else f"present_{self._indexed_name}"
 
     @property
     def slot(self) -> CacheSlot:

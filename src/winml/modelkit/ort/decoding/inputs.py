@@ -15,7 +15,7 @@ import numpy as np
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.metadata_keys import PART_KEY
-from winml.modelkit.onnx.specs import InputTensorSpec
+from winml.modelkit.onnx.specs import PAST_PREFIX, PRESENT_PREFIX, InputTensorSpec
 from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.default_sizes import TOKENS
 from winml.modelkit.ort.graph_inputs import (
@@ -40,8 +40,6 @@ onnxruntime-genai.
 _TOKEN_INPUTS = (TOKEN_IDS, TOKEN_VECTORS, "decoder_input_ids")
 _PROMPT = 16
 """Chosen: tokens of a prompt before the step that is compared."""
-_PAST, _PRESENT = "past_key_values.", "present."
-"""Specified: how the same tools begin the names of caches."""
 _GROWING = ("key", "value")
 """Kinds of states that hold something of each token."""
 _CARRIED = ("conv", "recurrent")
@@ -81,20 +79,24 @@ class _Axes:
 
 
 def inputs_of_file(path: Path) -> tuple[InputTensorSpec, ...]:
-    """Return the inputs of a graph with names, sizes and metadata, without a session; types are empty.
+    """Return the inputs of a graph with names, types, sizes and metadata, without a session.
 
     Raises:
         ModelPathError: the file does not exist.
         InputError: the file is no ONNX file.
     """
     # Late: text generation with an open session does not need onnx.
+    import onnx
+
     from winml.modelkit.onnx.contents import declared_shape
     from winml.modelkit.onnx.files.reading import read_structure, required_inputs
 
     proto = read_structure(path)
-    shapes = {value.name: declared_shape(value.type) or () for value in required_inputs(proto.graph)}
+    inputs = required_inputs(proto.graph)
+    shapes = {value.name: declared_shape(value.type) or () for value in inputs}
+    names = {value.name: onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower() for value in inputs}
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    return described_inputs(dict.fromkeys(shapes, ""), shapes, metadata)
+    return described_inputs({name: f"tensor({type_name})" for name, type_name in names.items()}, shapes, metadata)
 
 
 def decoder_run(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]) -> DecoderRun | None:
@@ -268,7 +270,7 @@ def masks_run_alone(shapes: Mapping[str, Sequence[Size]], fed: str, states: Iter
         states: The inputs that take states.
     """
     is_as_long = MASK in shapes and shapes[MASK][1] == shapes[fed][1]
-    return is_as_long and not any(name.startswith(_PAST) for name in states)
+    return is_as_long and not any(name.startswith(PAST_PREFIX) for name in states)
 
 
 def plain_value(spec: InputTensorSpec) -> int:
@@ -329,7 +331,7 @@ def constant_size_states(states: Iterable[InputTensorSpec], batch: Size) -> dict
     return {
         spec.name: axes[spec.name]
         for spec in states
-        if (spec.cache.kind in _CARRIED if spec.cache is not None else not spec.name.startswith(_PAST))
+        if (spec.cache.kind in _CARRIED if spec.cache is not None else not spec.name.startswith(PAST_PREFIX))
         if all(isinstance(size, int) for axis, size in enumerate(spec.shape) if axis != axes[spec.name])
     }
 
@@ -378,4 +380,6 @@ def _described_feeds(session: Session) -> dict[str, str]:
 
 def _named_feeds(session: Session) -> dict[str, str]:
     """Return the mapping by the names used by other exporters; ``{}`` for other names."""
-    return {name: _PRESENT + name.removeprefix(_PAST) for name in session.inputs if name.startswith(_PAST)}
+    return {
+        name: PRESENT_PREFIX + name.removeprefix(PAST_PREFIX) for name in session.inputs if name.startswith(PAST_PREFIX)
+    }

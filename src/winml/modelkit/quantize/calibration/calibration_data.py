@@ -23,7 +23,7 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
 from winml.modelkit.compare.quality_samples import MOST_SAMPLES as MOST_COMPARED
-from winml.modelkit.errors import InputError, QuantizeError, StageError, UsageError, WinMLError, opt
+from winml.modelkit.errors import InputError, QuantizeError, StageError, UsageError, WinMLError, opt, spell
 from winml.modelkit.onnx.files.placing import file_digest, model_digest
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
 from winml.modelkit.onnx.specs import InputTensorSpec
@@ -50,7 +50,7 @@ from winml.modelkit.quantize.calibration.calibration_files import (
 )
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import CalibrationMethod
-from winml.modelkit.samples.data_sets import DataSet, DataSetRequest, open_data_set
+from winml.modelkit.samples.data_sets import DataSet, open_data_set
 from winml.modelkit.samples.generated_samples import decoding_samples, generate_samples, has_processors
 from winml.modelkit.samples.processors import processor_files
 from winml.modelkit.tags.tagging import read_tag
@@ -114,7 +114,7 @@ class Calibration:
     @property
     def has_data(self) -> bool:
         """True if samples come from the user's data."""
-        return self.options.calibration_data is not None
+        return self.options.calibrating_data is not None
 
     @property
     def count(self) -> int:
@@ -132,7 +132,7 @@ class Calibration:
         Raises:
             UsageError: the folder has fewer samples than requested.
         """
-        requested = self.options.samples
+        requested = self.options.calibrating_samples
         if not self.has_data:
             if requested is None and (self.options.solves_weights or not self.options.needs_ranges):
                 return _SOLVING_SAMPLES
@@ -151,9 +151,9 @@ class Calibration:
     @property
     def files(self) -> tuple[Path, ...]:
         """Files of the samples, in order, and files of their processor."""
-        if self.options.calibration_data is None:
+        if self.options.calibrating_data is None:
             return ()
-        files = tuple(calibration_files(self.options.calibration_data).values())
+        files = tuple(calibration_files(self.options.calibrating_data).values())
         if self._sample_feeds is None:
             return files[: self._total_count]
         return (*files, *processor_files(self.model_folder))
@@ -165,14 +165,17 @@ class Calibration:
             return self._sample_feeds.notes if self._sample_feeds is not None else ()
         note = (
             f"The {self._purposes} come from {self.count} {_KINDS_OF_SAMPLES[self._kind]}, not from data: on real data "
-            f"the loss may differ from this comparison. Use {opt.calibration_data} for a result that you deploy."
+            f"the loss may differ from this comparison. Use {opt.calibration_data} or {opt.dataset} for a result that "
+            "you deploy."
         )
         return (note,)
 
     @property
     def words(self) -> str:
         """Description of the data."""
-        source = self._data_name if self.has_data else _SOURCES[self._kind]
+        source = _SOURCES[self._kind] if not self.has_data else self._data_name
+        if self._sample_feeds is not None:
+            source = self._sample_feeds.data_set.words
         return f"{count_noun(self.count, 'sample')} of {source}, {self._method_words}"
 
     @property
@@ -206,7 +209,10 @@ class Calibration:
 
     def request(self) -> dict[str, object]:
         """Identify the inputs of the statistics: the content of the data, not its location."""
-        columns = {"columns": self.options.columns} if self.options.columns else {}
+        options = self.options
+        columns: dict[str, object] = {"columns": options.columns} if options.columns else {}
+        if options.has_judging_data_alone:
+            columns |= {"besides": {"samples": options.samples, "seed": self.seed}}
         drawn = {} if self.has_data else {"seed": self.seed, "sizes": dict(self.sizes), "samples": self.count}
         if self._uses_decoder_runs:
             drawn["data"] = "decoding"
@@ -238,7 +244,7 @@ class Calibration:
             reason = error.message.partition(f"{OBSERVED_NAME}: ")[2] or error.message
             hint = "Pass values that are valid for the model; see its code or config."
             raise QuantizeError(
-                f"{opt.calibration_data} {self._data_name}: the model cannot run on it: {reason}", hint=hint
+                f"{self._data_option} {self._data_name}: the model cannot run on it: {reason}", hint=hint
             ) from error
 
     def read_samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
@@ -322,27 +328,25 @@ class Calibration:
     @functools.cached_property
     def _sample_feeds(self) -> SampleFeeds | None:
         """Converter of samples to arrays, opened once; ``None`` for arrays and random values."""
-        data = self.options.calibration_data
-        if data is None or (kind := calibration_kind(data)) == "arrays":
+        request = self.options.calibration_request(MOST_SAMPLES, self.seed)
+        if request is None or (kind := calibration_kind(request.source)) == "arrays":
             return None
-        request = DataSetRequest(
-            data,
-            split=self.options.split,
-            columns=self.options.columns,
-            samples=self.options.samples,
-            most=MOST_SAMPLES,
-            seed=self.seed,
-            option=opt.calibration_data,
-        )
         from winml.modelkit.samples.preprocessing import SampleFeeds
         from winml.modelkit.samples.text_files import TextFile
 
-        return SampleFeeds(TextFile(request) if kind == "texts" else open_data_set(request), self.model_folder)
+        # A comparison reads its samples as a dataset: others are told from them by the number of their row.
+        is_text = kind == "texts" and request.besides is None
+        return SampleFeeds(TextFile(request) if is_text else open_data_set(request), self.model_folder)
 
     @property
     def _data_path(self) -> Path:
-        assert self.options.calibration_data is not None  # checked by the callers
-        return Path(self.options.calibration_data)
+        assert self.options.calibrating_data is not None  # checked by the callers
+        return Path(self.options.calibrating_data)
+
+    @property
+    def _data_option(self) -> str:
+        """Option that names the data."""
+        return spell("dataset" if self.options.calibration_data is None else "calibration_data")
 
     @property
     def _data_name(self) -> str:
@@ -374,7 +378,7 @@ def refuse_missing_data(calibration: Calibration) -> None:
     """
     refuse_missing_files(calibration.options)
     if not calibration.count:
-        raise UsageError(f"{opt.calibration_data} {calibration.options.calibration_data}: no samples", hint=FORMATS)
+        raise UsageError(f"{opt.calibration_data} {calibration.options.calibrating_data}: no samples", hint=FORMATS)
 
 
 class CalibrationStatistics:
