@@ -145,6 +145,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         engine=f"{_ENGINES}.weight_only:quantize_weights",
         options=frozenset(
             {"symmetric", "block_size", "block_sizes", "algorithm", "algorithms", "budget", "max_size", "max_drop"}
+            | {"tables"}
         ),
         bits=((2, None), (4, None), (8, None)),
         is_by_tensor=True,

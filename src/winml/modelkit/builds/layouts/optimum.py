@@ -305,6 +305,7 @@ TRANSFORMERS_JS = layout.Layout(
     rewrite=_preprocessor_text,
     unread=("vocab.txt", TOKENIZER_CONFIG_NAME),
     numbers_data=True,
+    row_tables=True,  # measured: onnxruntime-web 1.31 in WebAssembly
     dtypes=DTYPES,
 )
 """Layout for browsers and Node.js."""

@@ -5,6 +5,7 @@ Works on the graph alone: each weight is read and quantized when the result is w
     x, weight[K,N] → MatMul                 x, values, scales, zero points → MatMulNBits
     x, weight, bias → Gemm                  the same with the bias
     table[V,K], indices → Gather            values, indices, scales, zero points → GatherBlockQuantized
+    the same, 8 bits by row                 Gather (integers) → Cast → Mul; Gather (scales) → Mul
     table → Transpose → MatMul (tied)       the values of the table, for both
 """
 
@@ -26,14 +27,19 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.files.writing import ReshapedTensor
-from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
 from winml.modelkit.onnx.weights import add_initializer, computed_tensor, drop_unused_initializers
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, Algorithm
 from winml.modelkit.quantize.engines import block_quantizers
-from winml.modelkit.quantize.engines.integer_weights import WeightUse
+from winml.modelkit.quantize.engines.integer_weights import (
+    IntegerRange,
+    WeightUse,
+    measure_scales,
+    quantized_tensor,
+)
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import EngineTask, WeightKey, constant_weight
-from winml.modelkit.quantize.precisions import PRODUCT_AND_SUM
+from winml.modelkit.quantize.precisions import INT8, PRODUCT_AND_SUM
 from winml.modelkit.words import count_noun
 
 _QUANTIZING_THREADS = min(4, os.cpu_count() or 1)
@@ -292,6 +298,8 @@ class Packing:
         """Weight → its block-quantized parts."""
         self._divided: dict[tuple[ir.Value, int], ir.Value] = {}
         """(value, identity of the scale) → the divided value."""
+        self._row_tables: dict[str, tuple[ir.Value, ir.Value]] = {}
+        """Name of a table → its integers and the scale of each row."""
         self._tables: dict[str, ir.Value] = {}
         """Name of the packed values → the same values with two axes, as a Gather requires."""
         self._replaced: list[ir.Value] = []
@@ -421,6 +429,8 @@ class Packing:
 
     def _make_lookup(self, node: ir.Node, operand: Operand) -> ir.Node | None:
         """Create the lookup in a packed table; ``None`` if no block size divides its rows."""
+        if self._task.options.tables == "rows":
+            return self._make_row_lookup(node, operand)
         packed = self._packed_weight(node, operand)
         fmt = packed.weight.block_format
         if packed.weight.matrix.depth % fmt.block_size:
@@ -436,6 +446,31 @@ class Packing:
         return ir.node(
             "GatherBlockQuantized", [table, node.inputs[1], *scale_parts], attributes, domain=DOMAIN, name=node.name
         )
+
+    def _make_row_lookup(self, node: ir.Node, operand: Operand) -> ir.Node:
+        """Create the lookup in a table of 8-bit integers with one scale per row, by operators of ONNX."""
+        integers, scales = self._row_table(operand)
+        rows, dtype = node.outputs[0], _get_tensor(operand.value).dtype
+        lookup = ir.node("Gather", [integers, node.inputs[1]], name=node.name)
+        lookup.metadata_props[QUANTIZATION_KEY] = json.dumps({"precision": INT8, "kind": "operator"})
+        found = self._insert_before(node, lookup, f"{rows.name}_integers", rows)
+        found.type = ir.TensorType(ir.DataType.INT8)
+        cast = cast_node(found, dtype, node, self._fresh)
+        self._graph.insert_before(node, cast)
+        scale = ir.Value(type=ir.TensorType(dtype))
+        scale_lookup = ir.node("Gather", [scales, node.inputs[1]], name=self._fresh.take(f"{node.name}/scale"))
+        scale = self._insert_before(node, scale_lookup, f"{rows.name}_scale", scale)
+        return ir.node("Mul", [cast.outputs[0], scale], name=self._fresh.take(f"{node.name}/Mul"))
+
+    def _row_table(self, operand: Operand) -> tuple[ir.Value, ir.Value]:
+        """Integers and scales of a table, shared by its lookups."""
+        tensor, name = _get_tensor(operand.value), operand.value.name or ""
+        if name not in self._row_tables:
+            measured = measure_scales(tensor, 0, IntegerRange(ir.DataType.INT8, -127, 127, is_symmetric=True))
+            integers = quantized_tensor(tensor, measured, f"{name}_Q8")
+            scales = ir.tensor(measured.scales.reshape(-1, 1), name=f"{name}_row_scales")
+            self._row_tables[name] = self._add_tensor(integers), self._add_tensor(scales)
+        return self._row_tables[name]
 
     def _packed_weight(self, node: ir.Node, operand: Operand) -> _PackedParts:
         """Block-quantized weight of a node, shared with other readers."""
