@@ -109,7 +109,10 @@ _COMPILERS = "tests/integration/test_compilers.py"
 _PAGES = ("tests/unit/report/test_page.py", "tests/integration/test_module_profile.py")
 READERS = (
     Reader(
-        "genai", (_LAYOUTS, "tests/integration/test_adapters.py"), ENVIRONMENT, ("onnxruntime-genai", "onnxruntime")
+        "genai",
+        (_LAYOUTS, "tests/integration/test_adapters.py"),
+        ENVIRONMENT,
+        ("onnxruntime-genai", "onnxruntime", "onnxruntime-ep-webgpu"),
     ),
     Reader("optimum", (_LAYOUTS,), ENVIRONMENT, ("optimum-onnx", "transformers", "sentence-transformers")),
     Reader(

@@ -78,6 +78,14 @@ const all = await model.generate({ ...tokens, max_new_tokens: Number(count), do_
 console.log(JSON.stringify(all.tolist()[0].slice(tokens.input_ids.dims[1]).map(Number)));
 """,
 }
+ON_WEBGPU = """
+import onnxruntime_ep_webgpu, onnxruntime_genai
+onnxruntime_genai.register_execution_provider_library(
+    "WebGpuExecutionProvider", onnxruntime_ep_webgpu.get_library_path()
+)
+"""
+SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
+"""Driver of WebGPU in software, which Debian's package chromium contains; it has no 16-bit floats."""
 ENCODED_PROGRAMS = {
     "optimum": """
 import json, sys
@@ -605,6 +613,23 @@ def test_genai_config_names_the_provider(built: Path, tmp_path: Path, ep: str, o
     folder = laid_out(built / "model.onnx", tmp_path, "genai", "--ep", ep, "--no-optimize", "--no-verify")
     decoder = json.loads((folder / "genai_config.json").read_bytes())["model"]["decoder"]
     assert ([] if options is None else [options]) == decoder["session_options"]["provider_options"]
+
+
+@pytest.mark.reader("genai")
+@pytest.mark.skipif(not SWIFTSHADER.is_file(), reason=f"no {SWIFTSHADER}")
+def test_genai_generates_on_the_provider_of_its_config(
+    exact_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4-bit weights on WebGPU give the tokens of PyTorch."""
+    monkeypatch.setenv("VK_DRIVER_FILES", str(SWIFTSHADER))
+    monkeypatch.setenv("ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER", "1")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    options = ("--ep", "webgpu", "--precision", "int4", "--no-verify")
+    folder = laid_out(exact_checkpoint, tmp_path / "folder", "genai", *options)
+    tokens = AutoTokenizer.from_pretrained(exact_checkpoint)(PROMPT, return_tensors="pt")["input_ids"]
+    model: Any = AutoModelForCausalLM.from_pretrained(exact_checkpoint).eval()
+    expected = model.generate(tokens, max_new_tokens=NEW_TOKENS)[0, tokens.shape[1] :].tolist()
+    assert expected == read_with("genai", ON_WEBGPU + PROGRAMS["genai"], folder, PROMPT, str(NEW_TOKENS))
 
 
 def test_provider_without_options_in_genai_is_refused(built: Path, tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def quantize_weights(model: ir.Model, task: EngineTask) -> ir.Model:
     """Return a copy of the model with block-quantized weights of the selected nodes."""
     quantized = model.clone()
     packing = Packing(quantized.graph, task)
-    for node in list(quantized.graph):
+    for node in list(quantized.graph.all_nodes()):
         if node.name in task.nodes:
             packing.replace(node)
     packing.remove_unused()
@@ -286,7 +286,10 @@ class _PackedParts(NamedTuple):
 
 
 class Packing:
-    """Replace nodes of one graph by operators with block-quantized weights, in place."""
+    """Replace nodes of one graph and its subgraphs by operators with block-quantized weights, in place.
+
+    The weights are initializers of the graph.
+    """
 
     def __init__(self, graph: ir.Graph, task: EngineTask) -> None:
         """Store the graph and the task; nothing is changed yet."""
@@ -300,8 +303,8 @@ class Packing:
         """(value, identity of the scale) → the divided value."""
         self._row_tables: dict[str, tuple[ir.Value, ir.Value]] = {}
         """Name of a table → its integers and the scale of each row."""
-        self._tables: dict[str, ir.Value] = {}
-        """Name of the packed values → the same values with two axes, as a Gather requires."""
+        self._tables: dict[tuple[str, ir.Graph | ir.Function], ir.Value] = {}
+        """(name of the packed values, graph of the lookup) → the same values with two axes, as a Gather requires."""
         self._replaced: list[ir.Value] = []
 
     def replace(self, node: ir.Node) -> ir.Node | None:
@@ -321,9 +324,10 @@ class Packing:
         new.outputs[0].type, new.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
         self._replaced += [value for value in node.inputs if value is not None]
         name = node.outputs[0].name
-        self._graph.insert_before(node, new)
+        graph = _graph_of(node)
+        graph.insert_before(node, new)
         ir.convenience.replace_all_uses_with(node.outputs[0], new.outputs[0], replace_graph_outputs=True)
-        self._graph.remove(node, safe=True)
+        graph.remove(node, safe=True)
         new.outputs[0].name = name
 
     def _insert_before(self, node: ir.Node, new: ir.Node, name: str, like: ir.Value) -> ir.Value:
@@ -331,7 +335,7 @@ class Packing:
         new.metadata_props.update(node.metadata_props)
         output = new.outputs[0]
         output.name, output.type, output.shape = self._fresh.take(name), like.type, like.shape
-        self._graph.insert_before(node, new)
+        _graph_of(node).insert_before(node, new)
         return output
 
     def remove_unused(self) -> None:
@@ -343,7 +347,7 @@ class Packing:
             if maker is not None and maker.op_type == "Transpose" and not value.uses() and not value.is_graph_output():
                 weight = maker.inputs[0]
                 if maker.graph is not None:
-                    self._graph.remove(maker, safe=True)
+                    maker.graph.remove(maker, safe=True)
                 value = weight if weight is not None else value
             drop_unused_initializers(self._graph, [value])
 
@@ -456,7 +460,7 @@ class Packing:
         found = self._insert_before(node, lookup, f"{rows.name}_integers", rows)
         found.type = ir.TensorType(ir.DataType.INT8)
         cast = cast_node(found, dtype, node, self._fresh)
-        self._graph.insert_before(node, cast)
+        _graph_of(node).insert_before(node, cast)
         scale = ir.Value(type=ir.TensorType(dtype))
         scale_lookup = ir.node("Gather", [scales, node.inputs[1]], name=self._fresh.take(f"{node.name}/scale"))
         scale = self._insert_before(node, scale_lookup, f"{rows.name}_scale", scale)
@@ -506,16 +510,17 @@ class Packing:
         if weight.is_table_only:
             return values
         name = values.name or ""
+        key = name, _graph_of(node)
         sizes = [weight.matrix.width, weight.matrix.depth // weight.block_format.values_per_byte]
-        if name not in self._tables and self._task.options.takes_constant_tables:
+        if key not in self._tables and self._task.options.takes_constant_tables:
             assert values.const_value is not None  # registered with its tensor
-            self._tables[name] = self._add_tensor(ReshapedTensor(values.const_value, sizes, f"{name}_table"))
-        if name not in self._tables:
+            self._tables[key] = self._add_tensor(ReshapedTensor(values.const_value, sizes, f"{name}_table"))
+        if key not in self._tables:
             shape = self._add_tensor(ir.tensor(sizes, ir.DataType.INT64, name=f"{name}_shape"))
             reshape = ir.node("Reshape", [values, shape], name=self._fresh.take(f"{node.name}/Reshape"))
             table = ir.Value(type=ir.TensorType(ir.DataType.UINT8), shape=ir.Shape(sizes))
-            self._tables[name] = self._insert_before(node, reshape, f"{name}_table", table)
-        return self._tables[name]
+            self._tables[key] = self._insert_before(node, reshape, f"{name}_table", table)
+        return self._tables[key]
 
     def _add_tensor(self, tensor: ir.TensorProtocol) -> ir.Value:
         """Add a tensor as an initializer with a unique name."""
@@ -547,6 +552,12 @@ def _make_block_format(task: EngineTask, node: ir.Node, depth: int, *, is_table:
         # a row, unlike later versions and MatMulNBits. Without zero points, all versions compute the same outputs.
         is_symmetric, algorithm = True, "rtn"
     return block_quantizers.BlockFormat(bits, size, is_symmetric=is_symmetric, algorithm=algorithm)
+
+
+def _graph_of(node: ir.Node) -> ir.Graph | ir.Function:
+    """Return the graph or subgraph of a node."""
+    assert node.graph is not None
+    return node.graph
 
 
 def operand_of(node: ir.Node) -> Operand | None:
