@@ -112,10 +112,15 @@ _COMPILERS = "tests/integration/test_compilers.py"
 _PAGES = ("tests/unit/report/test_page.py", "tests/integration/test_module_profile.py")
 READERS = (
     Reader(
-        "genai", (_LAYOUTS, "tests/integration/test_adapters.py"), ENVIRONMENT, ("onnxruntime-genai", "onnxruntime")
+        "genai",
+        (_LAYOUTS, "tests/integration/test_adapters.py"),
+        ENVIRONMENT,
+        ("onnxruntime-genai", "onnxruntime", "onnxruntime-ep-webgpu"),
     ),
     Reader("optimum", (_LAYOUTS,), ENVIRONMENT, ("optimum-onnx", "transformers", "sentence-transformers")),
-    Reader("transformers.js", (_LAYOUTS,), NODE_PACKAGES, ("@huggingface/transformers",), (("node",), ("npm",))),
+    Reader(
+        "transformers.js", (_LAYOUTS,), NODE_PACKAGES, ("@huggingface/transformers",), (("node",), ("npm",), BROWSERS)
+    ),
     Reader("openvino", ("tests/integration/test_readers_of_folders.py",), ENVIRONMENT, ("openvino",)),
     Reader("openvino-onnxruntime", (_COMPILERS,), ENVIRONMENT, ("onnxruntime-openvino",)),
     Reader("openvino-plug-in", (_COMPILERS,), PACKAGES, ("onnxruntime-ep-openvino",)),

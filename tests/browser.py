@@ -1,4 +1,4 @@
-"""A headless Chromium, steered through pipes with real key presses and window widths.
+"""A headless Chromium, steered through pipes with real key presses and window widths, and a server for its pages.
 
 Protocol: Chrome DevTools over ``--remote-debugging-pipe``: messages are JSON, each ended by a zero byte.
 """
@@ -12,18 +12,24 @@ import os
 import select
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 DEADLINE_S = 60.0
 """Chosen far above the seconds of a start on a busy machine."""
 _FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--headless", "--no-sandbox", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-quic", "--hide-scrollbars",
-    "--host-resolver-rules=MAP * ~NOTFOUND", "--remote-debugging-pipe",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--remote-debugging-pipe",
 )  # fmt: skip
+_NO_GPU = ("--disable-gpu",)
+WEBGPU = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
+"""Flags of WebGPU in software, without 16-bit floats."""
 _KEYS = {
     "Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, ""), " ": (32, " "), "Home": (36, ""),
     "ArrowLeft": (37, ""), "ArrowUp": (38, ""), "ArrowRight": (39, ""), "ArrowDown": (40, ""),
@@ -82,20 +88,20 @@ class Browser:
         elif message.get("method") == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
             self.problems.append(str(params["args"]))
 
-    def open(self, path: Path, *, width: int = 1280, height: int = 900, is_dark: bool = False) -> None:
-        """Open a file at a window width in pixels, after clearing the problems of the previous page."""
+    def open(self, page: Path | str, *, width: int = 1280, height: int = 900, is_dark: bool = False) -> None:
+        """Open a file or an address at a window width in pixels, after clearing the problems of the previous page."""
         self.problems.clear()
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         self.send("Emulation.setEmulatedMedia", media="", features=[scheme])
-        self.send("Page.navigate", url=path.resolve().as_uri())
+        self.send("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
             state = self.run("[document.readyState, location.href]")
             if state[0] == "complete" and state[1] != "about:blank":
                 return
             time.sleep(0.05)
-        raise AssertionError(f"{path.name} is not loaded")
+        raise AssertionError(f"{page} is not loaded")
 
     def run(self, expression: str) -> Any:
         """Return the value of an expression of JavaScript."""
@@ -140,14 +146,14 @@ class Browser:
 
 
 @contextlib.contextmanager
-def opened_browser(command: str) -> Iterator[Browser]:
+def opened_browser(command: str, flags: Sequence[str] = _NO_GPU) -> Iterator[Browser]:
     """Start a browser and end it."""
     to_browser, from_us = os.pipe()
     from_browser, to_us = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         shell = f'exec "$0" "$@" 3<&{to_browser} 4>&{to_us}'
         process = subprocess.Popen(
-            ["bash", "-c", shell, command, *_FLAGS, f"--user-data-dir={profile}"],
+            ["bash", "-c", shell, command, *_FLAGS, *flags, f"--user-data-dir={profile}"],
             pass_fds=(to_browser, to_us),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -161,3 +167,35 @@ def opened_browser(command: str) -> Iterator[Browser]:
             process.terminate()
             process.wait(DEADLINE_S)
             os.close(from_browser)
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    """Sends files with the headers that threads of WebAssembly require."""
+
+    extensions_map: ClassVar[dict[str, str]] = {
+        ".html": "text/html", ".js": "text/javascript", ".mjs": "text/javascript", ".wasm": "application/wasm",
+        ".json": "application/json", "": "application/octet-stream",
+    }  # fmt: skip
+
+    def end_headers(self) -> None:
+        """Isolate the page from pages of other hosts."""
+        self.send_header("Cross-Origin-Opener-Policy", "same-origin")
+        self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
+        super().end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        """Print nothing."""
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder on this machine, links included, and yield the address of its first page."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/index.html"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

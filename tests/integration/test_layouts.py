@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,13 @@ from transformers import (
     GenerationMixin,
 )
 
+from browser import WEBGPU, Browser, opened_browser, served
 from checkpoints import TEXT, make_distinct, save_checkpoint
 from e2e.in_process import run_here
 from e2e.workplace import Outcome
 from encoder_decoder import save_encoder_decoder
 from generating import PROMPT, build_decoder, counting_graph, save_decoder, save_tokenizer
-from readers import folder_of, python_of
+from readers import BROWSERS, REPOSITORY, find_program, folder_of, python_of
 from winml.modelkit.builds.found_models import onnx_file
 from winml.modelkit.builds.manifest_records import read_manifest
 
@@ -76,6 +78,14 @@ const all = await model.generate({ ...tokens, max_new_tokens: Number(count), do_
 console.log(JSON.stringify(all.tolist()[0].slice(tokens.input_ids.dims[1]).map(Number)));
 """,
 }
+ON_WEBGPU = """
+import onnxruntime_ep_webgpu, onnxruntime_genai
+onnxruntime_genai.register_execution_provider_library(
+    "WebGpuExecutionProvider", onnxruntime_ep_webgpu.get_library_path()
+)
+"""
+SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
+"""Driver of WebGPU in software, which Debian's package chromium contains; it has no 16-bit floats."""
 ENCODED_PROGRAMS = {
     "optimum": """
 import json, sys
@@ -170,6 +180,24 @@ const [folder, text] = process.argv.slice(-2);
 const extract = await pipeline('feature-extraction', folder, { dtype: 'fp32' });
 console.log(JSON.stringify((await extract(text)).tolist()));
 """
+IN_BROWSER = """<!doctype html><link rel="icon" href="data:,"><script type="module">
+import { AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, env } from './transformers.min.js';
+env.allowLocalModels = true;
+env.allowRemoteModels = false;
+env.localModelPath = './';
+env.backends.onnx.wasm.wasmPaths = './';
+window.write = async (folder, dtype, device, text, count) => {
+    const tokens = (await AutoTokenizer.from_pretrained(folder))(text);
+    const model = await AutoModelForCausalLM.from_pretrained(folder, { dtype, device });
+    const all = await model.generate({ ...tokens, max_new_tokens: count, do_sample: false });
+    return all.tolist()[0].slice(tokens.input_ids.dims[1]).map(Number);
+};
+window.classify = async (folder, dtype, device, text) => {
+    const tokens = (await AutoTokenizer.from_pretrained(folder))(text);
+    const model = await AutoModelForSequenceClassification.from_pretrained(folder, { dtype, device });
+    return (await model(tokens)).logits.tolist()[0];
+};
+</script>"""
 LABELS = ("king", "a queen text")
 LABELED = {
     "optimum": """
@@ -576,6 +604,59 @@ def test_change_of_layout_keeps_the_graph_of_a_plain_decoder(shallow: Path, tmp_
         assert "reused" == export.status
 
 
+def test_embedding_tables_for_browsers_have_no_operator_of_blocks(shallow: Path, tmp_path: Path) -> None:
+    """ONNX Runtime in WebAssembly has no GatherBlockQuantized; WebGPU has, and an option decides."""
+    counts = {}
+    for name, options in {"any": (), "webgpu": ("--ep", "webgpu"), "blocks": ("--tables", "blocks")}.items():
+        folder = laid_out(
+            shallow, tmp_path / name, "transformers.js", "--precision", "int4", "--no-verify", "--deploy-only", *options
+        )
+        nodes = onnx.load(folder / "onnx" / "model_q4.onnx").graph.node
+        counts[name] = sum(node.op_type == "GatherBlockQuantized" for node in nodes)
+    assert {"any": 0, "webgpu": 1, "blocks": 1} == counts
+
+
+@pytest.mark.parametrize(
+    ("ep", "options"),
+    [
+        ("webgpu", {"webgpu": {"enableGraphCapture": "0", "validationMode": "basic"}}),
+        ("cuda", {"cuda": {"enable_cuda_graph": "0"}}),
+        ("dml", {"dml": {"enable_graph_capture": "0"}}),
+        ("cpu", None),
+    ],
+)
+def test_genai_config_names_the_provider(built: Path, tmp_path: Path, ep: str, options: Any) -> None:
+    """Runs have different shapes, so that no graph is captured."""
+    folder = laid_out(built / "model.onnx", tmp_path, "genai", "--ep", ep, "--no-optimize", "--no-verify")
+    decoder = json.loads((folder / "genai_config.json").read_bytes())["model"]["decoder"]
+    assert ([] if options is None else [options]) == decoder["session_options"]["provider_options"]
+
+
+@pytest.mark.reader("genai")
+@pytest.mark.skipif(not SWIFTSHADER.is_file(), reason=f"no {SWIFTSHADER}")
+def test_genai_generates_on_the_provider_of_its_config(
+    exact_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4-bit weights on WebGPU give the tokens of PyTorch."""
+    monkeypatch.setenv("VK_DRIVER_FILES", str(SWIFTSHADER))
+    monkeypatch.setenv("ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER", "1")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    options = ("--ep", "webgpu", "--precision", "int4", "--no-verify")
+    folder = laid_out(exact_checkpoint, tmp_path / "folder", "genai", *options)
+    tokens = AutoTokenizer.from_pretrained(exact_checkpoint)(PROMPT, return_tensors="pt")["input_ids"]
+    model: Any = AutoModelForCausalLM.from_pretrained(exact_checkpoint).eval()
+    expected = model.generate(tokens, max_new_tokens=NEW_TOKENS)[0, tokens.shape[1] :].tolist()
+    assert expected == read_with("genai", ON_WEBGPU + PROGRAMS["genai"], folder, PROMPT, str(NEW_TOKENS))
+
+
+def test_provider_without_options_in_genai_is_refused(built: Path, tmp_path: Path) -> None:
+    """The config of another provider would be that of the CPU."""
+    outcome = run_here("build", "-m", built / "model.onnx", "-o", tmp_path / "a", "--layout", "genai", "--ep", "qnn")
+    assert 2 == outcome.code
+    assert "cuda" in outcome.err
+    assert not (tmp_path / "a").exists()
+
+
 def test_name_of_a_model_bears_its_precision(built: Path, tmp_path: Path) -> None:
     """transformers.js finds a model by the precision in its name."""
     folder = laid_out(
@@ -662,23 +743,33 @@ def test_reader_of_a_dtype_writes_what_pytorch_writes(several_dtypes: Path, exac
     assert expected == read_with("transformers.js", program, several_dtypes, PROMPT, str(NEW_TOKENS))
 
 
-@pytest.mark.reader("transformers.js")
-def test_reader_of_dtypes_of_a_classifier_answers_as_the_processor(tmp_path: Path) -> None:
-    """Each file has the logits that ONNX Runtime's CPU provider computes with it."""
+def save_classifier(folder: Path) -> Path:
+    """Write the checkpoint of a small classifier of texts, and return the folder."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.BertConfig(**sizes, intermediate_size=64, num_labels=3)
-    transformers.BertForSequenceClassification(config).eval().save_pretrained(tmp_path / "checkpoint")
-    save_tokenizer(tmp_path / "checkpoint")
+    transformers.BertForSequenceClassification(config).eval().save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+def run_classifier(folder: Path, suffix: str) -> np.ndarray:
+    """Return the logits of the prompt, computed by ONNX Runtime's CPU provider."""
+    tokens = AutoTokenizer.from_pretrained(folder)(PROMPT, return_tensors="np")
+    session = onnxruntime.InferenceSession(folder / "onnx" / f"model{suffix}.onnx")
+    logits, *_ = session.run(None, {**tokens, "token_type_ids": np.zeros_like(tokens["input_ids"])})
+    return np.asarray(logits)[0]
+
+
+@pytest.mark.reader("transformers.js")
+def test_reader_of_dtypes_of_a_classifier_answers_as_the_processor(tmp_path: Path) -> None:
+    """Each file has the logits that ONNX Runtime's CPU provider computes with it."""
     options = ("--dtypes", ",".join(SUFFIXES), "--no-verify", "--deploy-only")
-    folder = laid_out(tmp_path / "checkpoint", tmp_path / "folder", "transformers.js", *options)
+    folder = laid_out(save_classifier(tmp_path / "checkpoint"), tmp_path / "folder", "transformers.js", *options)
     assert not list(folder.glob("quantized*"))
-    tokens = AutoTokenizer.from_pretrained(tmp_path / "checkpoint")(PROMPT, return_tensors="np")
     found = read_with("transformers.js", LOGITS, folder, PROMPT, *SUFFIXES)
     for dtype, suffix in SUFFIXES.items():
-        session = onnxruntime.InferenceSession(folder / "onnx" / f"model{suffix}.onnx")
-        expected, *_ = session.run(None, {**tokens, "token_type_ids": np.zeros_like(tokens["input_ids"])})
-        np.testing.assert_allclose(found[dtype], expected[0], rtol=0, atol=5e-3)
+        np.testing.assert_allclose(found[dtype], run_classifier(folder, suffix), rtol=0, atol=5e-3)
 
 
 @pytest.mark.reader("transformers.js")
@@ -694,6 +785,67 @@ def test_reader_of_dtypes_of_an_encoder_decoder_writes_what_pytorch_writes(tmp_p
     for dtype in ("fp16", "fp32"):
         program = ENCODED_PROGRAMS["transformers.js"].replace("'fp32'", f"'{dtype}'")
         assert expected == read_with("transformers.js", program, folder, PROMPT, str(NEW_TOKENS))
+
+
+@pytest.fixture(scope="module")
+def web_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with transformers.js and ONNX Runtime for browsers."""
+    folder = tmp_path_factory.mktemp("web")
+    packages = folder_of("transformers.js") / "node_modules"
+    (folder / "transformers.min.js").symlink_to(packages / "@huggingface/transformers/dist/transformers.min.js")
+    for end in ("mjs", "wasm"):
+        name = f"ort-wasm-simd-threaded.asyncify.{end}"
+        (folder / name).symlink_to(packages / "onnxruntime-web/dist" / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def webgpu_browser() -> Iterator[Browser]:
+    """A browser with WebGPU in software."""
+    command = find_program(BROWSERS)
+    assert command is not None
+    with opened_browser(command, WEBGPU) as opened:
+        yield opened
+
+
+@pytest.mark.reader("transformers.js")
+def test_dtypes_in_a_browser_answer_as_on_the_processor(
+    web_folder: Path, webgpu_browser: Browser, tmp_path: Path
+) -> None:
+    """The 4-bit file has only operators that WebAssembly and WebGPU run."""
+    checkpoint = save_decoder(tmp_path / "decoder", num_hidden_layers=1)
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+    _fill_with_4_bits(model)
+    model.save_pretrained(checkpoint)
+    tokens = AutoTokenizer.from_pretrained(checkpoint)(PROMPT, return_tensors="pt")["input_ids"]
+    expected = model.generate(tokens, max_new_tokens=4)[0, tokens.shape[1] :].tolist()
+    options = ("--dtypes", "q4,q8,fp32", "--no-verify")
+    laid_out(checkpoint, web_folder / "decoder", "transformers.js", *options)
+    laid_out(save_classifier(tmp_path / "classifier"), web_folder / "classifier", "transformers.js", *options)
+    with served(web_folder) as address:
+        (web_folder / "index.html").write_text(IN_BROWSER)
+        webgpu_browser.open(address)
+        for device, dtype in (("wasm", "q8"), ("wasm", "q4"), ("webgpu", "q4")):
+            written = webgpu_browser.run(f"write('decoder', '{dtype}', '{device}', '{PROMPT}', 4)")
+            assert expected == written, (device, dtype)
+        for device, dtype in (("wasm", "q4"), ("webgpu", "fp32")):
+            found = webgpu_browser.run(f"classify('classifier', '{dtype}', '{device}', '{PROMPT}')")
+            expected_logits = run_classifier(web_folder / "classifier", SUFFIXES[dtype])
+            np.testing.assert_allclose(found, expected_logits, rtol=0, atol=5e-3)
+
+
+@pytest.mark.reader("transformers.js")
+def test_page_of_the_documentation_runs_a_pipeline(web_folder: Path, webgpu_browser: Browser, bert: Path) -> None:
+    """The page needs no file of another host."""
+    laid_out(bert, web_folder / "web", "transformers.js", "--precision", "int8", "--no-verify")
+    guide = (REPOSITORY / "docs" / "how_to" / "browser.md").read_text(encoding="utf-8")
+    (web_folder / "index.html").write_text(guide.partition("```html\n")[2].partition("```")[0])
+    with served(web_folder) as address:
+        webgpu_browser.open(address)
+        wait = (
+            "new Promise(done => setInterval(() => document.body.textContent && done(document.body.textContent), 20))"
+        )
+        assert "2,32" == webgpu_browser.run(wait), webgpu_browser.problems
 
 
 def test_data_of_dtypes_are_counted_by_file(data_layout: Path, tmp_path: Path) -> None:

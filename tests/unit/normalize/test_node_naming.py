@@ -67,3 +67,16 @@ def test_unnamed_values_get_a_name() -> None:
     model.graph.node(0).outputs[0].name = None
     assert ValueNamesPass()(model).modified
     assert model.graph.node(0).outputs[0].name
+
+
+def test_values_of_two_branches_have_no_name_in_common() -> None:
+    """Shape inference of onnx finds known values by name, and takes those of the other branch."""
+    model = parse("""m (float[n, 4] x, bool c) => (float[k] y) <int64[1] flat = {-1}, int64[2] two = {2, -1}> {
+        y = If (c) <then_branch = t () => (float[k] a) { s = Identity (flat) a = Reshape (x, s) },
+                    else_branch = e () => (float[k] b) { s = Identity (two) r = Reshape (x, s) b = Reshape (r, flat) }>
+        }""")
+    assert ValueNamesPass()(model).modified
+    names = [value.name for graph in model.graphs() for node in graph for value in node.outputs]
+    assert len(names) == len(set(names))
+    assert {"y", "a", "b", "s", "r"} < {*names}
+    assert not ValueNamesPass()(model).modified

@@ -304,6 +304,26 @@ def test_branches_and_functions_keep_weights_and_tags(tmp_path: Path) -> None:
     assert ["Double"] == [item.name for item in written.functions]
 
 
+def test_weights_read_by_two_branches_are_quantized_once(tmp_path: Path) -> None:
+    """Merged decoders of other exporters hold one decoder in two branches, with equal names and weights outside."""
+    read = "h = Gemm <transB = 1> (x, w) g = Gather (w, i)"
+    body = f"""m (float[2, 64] x, int64[2] i, bool c) => (float[2, 64] y) <{weight("w", 64, 64)}> {{
+        y = If (c) <then_branch = t () => (float[2, 64] a) {{ {read} a = Add (h, g) }},
+                    else_branch = e () => (float[2, 64] b) {{ {read} b = Sub (h, g) }}> }}"""
+    result = quantized(body, tmp_path, precision="int4", min_sqnr_db=10.0)
+    assert (4, {}) == (result.quantized, result.left)
+    written = onnx.load(tmp_path / "out.onnx")
+    onnx.checker.check_model(written)
+    branches = [attribute.g for attribute in written.graph.node[-1].attribute]
+    assert [["GatherBlockQuantized", "MatMulNBits"]] * 2 == [
+        sorted({node.op_type for node in branch.node} - {"Add", "Sub", "Reshape"}) for branch in branches
+    ]
+    packed = [tensor for tensor in written.graph.initializer if tensor.data_type == onnx.TensorProto.UINT8]
+    assert 2 == len(packed), "values and zero points of one weight"
+    assert all(QUANTIZATION_KEY in {entry.key for entry in node.metadata_props}
+               for branch in branches for node in branch.node if node.domain)  # fmt: skip
+
+
 def test_unknown_option_is_refused(tmp_path: Path) -> None:
     """A misspelled option is refused by name."""
     with pytest.raises(UsageError, match="precison"):

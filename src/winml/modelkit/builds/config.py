@@ -23,7 +23,7 @@ from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.optimize.capabilities import CAPABILITIES
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.options import Options, parse_options, unknown_key_message
-from winml.modelkit.ort.execution_providers import Device, find_execution_provider
+from winml.modelkit.ort.execution_providers import Device, find_execution_provider, short_name
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import PRECISIONS, PrecisionName
 
@@ -276,6 +276,16 @@ def quantize_options(section: QuantSection) -> QuantizeOptions:
 def requested_quantization(config: WinMLBuildConfig) -> QuantizeOptions | None:
     """Return the options of the quantize stage; ``None`` if nothing is quantized."""
     return None if config.quant is None or idle_quantization(config) else quantize_options(config.quant)
+
+
+def requested_provider(config: WinMLBuildConfig) -> str | None:
+    """Return the short name of the provider that a build is for; ``None`` if no provider is requested.
+
+    Raises:
+        UsageError: the provider is unknown.
+    """
+    section = config.compile
+    return None if section is None or section.ep is None else short_name(find_execution_provider(section.ep).name)
 
 
 _DEFAULT_LEVEL: Final = "full"

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from winml.modelkit.builds.config import QuantSection, WinMLBuildConfig, quantize_options, requested_quantization
+from winml.modelkit.builds.config import (
+    QuantSection,
+    WinMLBuildConfig,
+    quantize_options,
+    requested_provider,
+    requested_quantization,
+)
 from winml.modelkit.builds.layouts.layout import LAYOUTS, Dtype, find_layout
 from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.fields import fields_of
@@ -60,7 +66,22 @@ def dtype_quantization(config: WinMLBuildConfig, dtype: str) -> QuantizeOptions 
             # The file has to be as good as other files with such weights.
             stated["min_sqnr_db"] = PRECISIONS[known[entry.of].precision or FLOAT32].least_sqnr_db
         section = QuantSection(**stated)
-    return quantize_options(section.model_copy(update={"precision": entry.precision}))
+    return quantize_options(with_row_tables(section.model_copy(update={"precision": entry.precision}), config))
+
+
+def with_row_tables(section: QuantSection, config: WinMLBuildConfig) -> QuantSection:
+    """Return a section with embedding tables by row if the readers of the layout require it.
+
+    A stated format is unchanged.
+
+    Args:
+        section: Options of the quantization.
+        config: The config.
+    """
+    is_stated = section.tables is not None or requested_provider(config) not in (None, "cpu")
+    if is_stated or not find_layout(config.layout).row_tables or "weight-only" not in quantize_options(section).modes():
+        return section
+    return section.model_copy(update={"tables": "rows"})
 
 
 def requested_quantizations(config: WinMLBuildConfig) -> tuple[QuantizeOptions, ...]:

@@ -16,13 +16,14 @@ from winml.modelkit.builds.config import (
     WinMLBuildConfig,
     loader_section,
     quantize_options,
+    requested_provider,
     requested_quantization,
     with_default_level,
     with_values,
 )
-from winml.modelkit.builds.dtypes import refuse_dtypes, requested_quantizations
+from winml.modelkit.builds.dtypes import refuse_dtypes, requested_quantizations, with_row_tables
 from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, refuse_unfit_limits
-from winml.modelkit.builds.layouts.layout import Layout, find_layout
+from winml.modelkit.builds.layouts.layout import Layout, find_layout, refuse_provider
 from winml.modelkit.errors import (
     ConfigError,
     ModelPathError,
@@ -39,7 +40,7 @@ from winml.modelkit.models.load_options import declared_options, is_not_default
 from winml.modelkit.models.request import ModelRequest, cached_checkpoint, resolve_source
 from winml.modelkit.onnx.files.named_paths import named_path
 from winml.modelkit.optimize.options import OptimizeOptions
-from winml.modelkit.ort.execution_providers import find_execution_provider, refuse_dynamic, short_name
+from winml.modelkit.ort.execution_providers import find_execution_provider, refuse_dynamic
 from winml.modelkit.quantize.calibration.calibration_files import refuse_missing_files
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import MODES
@@ -136,6 +137,8 @@ def plan_build(
     if config.optim is not None:
         _refuse_optimization(config.optim, None if is_onnx_path(request.model) else config.export)
     refuse_dtypes(config)
+    if config.quant is not None and not config.dtypes:
+        config = config.model_copy(update={"quant": with_row_tables(config.quant, config)})
     if config.quant is not None:
         options = quantize_options(config.quant)
         if not config.dtypes:
@@ -250,12 +253,13 @@ def _apply_provider(config: WinMLBuildConfig) -> WinMLBuildConfig:
     """Return a config with the provider of ``compile.ep`` in each section without a provider.
 
     Raises:
-        UsageError: the provider is unknown.
+        UsageError: the provider is unknown, or the layout does not support it.
     """
     section, quant = config.compile, config.quant
-    if section is None or section.ep is None:
+    provider = requested_provider(config)
+    if section is None or provider is None:
         return config
-    provider = short_name(find_execution_provider(section.ep).name)
+    refuse_provider(find_layout(config.layout), provider)
     sections = {name: getattr(config, name) for name in ("export", "optim", "quant")}
     values: dict[str, dict[str, Any]] = {
         name: {"ep": provider} for name, stage in sections.items() if stage is not None and stage.ep is None

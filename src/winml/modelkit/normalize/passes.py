@@ -192,10 +192,13 @@ _OMITTED_PREFIX = "\0left out "
 
 
 class ValueNamesPass(ir.passes.InPlacePass):
-    """Give every value a unique name, except omitted outputs. Works in place.
+    """Give every value a unique name, across subgraphs, except omitted outputs. Works in place.
 
-    onnx_ir's ``NameFixPass`` also names omitted outputs, which in ONNX have an empty name (the second of ``Unique``).
-    The next removal of unused outputs would remove the new names again, and never find the graph unchanged.
+    onnx_ir's ``NameFixPass`` makes names unique within one scope only: two branches of an ``If`` may share them. onnx
+    infers shapes with constants found by name, and takes those of the other branch.
+
+    ``NameFixPass`` also names omitted outputs, which in ONNX have an empty name (the second of ``Unique``). The next
+    removal of unused outputs would remove the new names again, and never find the graph unchanged.
 
     Tags: keeps.
 
@@ -208,9 +211,28 @@ class ValueNamesPass(ir.passes.InPlacePass):
         for position, value in enumerate(omitted_outputs):
             value.name = f"{_OMITTED_PREFIX}{position}"
         modified = NameFixPass()(model).modified
+        modified |= _rename_shared_values(model)
         for value in omitted_outputs:
             value.name = ""
         return ir.passes.PassResult(model, modified)
+
+
+def _rename_shared_values(model: ir.Model) -> bool:
+    """Rename values of subgraphs with the name of a value of an earlier graph, in place; return True if renamed."""
+    graphs = list(model.graphs())
+    if len(graphs) < 2:
+        return False
+    fresh = FreshNames.of_graph(model.graph)
+    assigned_names: set[str | None] = set()
+    modified = False
+    for graph in graphs:
+        outputs = [value for node in graph for value in node.outputs]
+        for value in (*graph.inputs, *graph.initializers.values(), *outputs):
+            if value.name in assigned_names and graph is not model.graph:
+                value.name = fresh.take(value.name or "")
+                modified = True
+            assigned_names.add(value.name)
+    return modified
 
 
 class UniqueNodeNamesPass(ir.passes.InPlacePass):

@@ -195,6 +195,11 @@ _ENTRIES = (
         makes=("com.microsoft:FastGelu",),
     ),
     Capability(
+        "tanh_gelu_fusion", "fuse the nodes of GELU with tanh, with a cube written as x · x · x, into FastGelu",
+        "extended", "winml", providers=(*_CPU_CUDA_DML, "webgpu"), makes=("com.microsoft:FastGelu",),
+        implementation=f"{_PASSES}.gelu_fusion:TanhGeluFusionPass",
+    ),
+    Capability(
         "quick_gelu_fusion", "fuse x · sigmoid(1.702 x), and x · sigmoid(x), into QuickGelu", "extended",
         _ORT, contrib_transformers=("QuickGeluFusion",), kernels=("com.microsoft:QuickGelu",),
         makes=("com.microsoft:QuickGelu",),

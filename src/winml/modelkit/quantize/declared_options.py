@@ -81,6 +81,12 @@ class QuantizeFields:
     algorithms: dict[str, Algorithm] = declare({}, QUANTIZATION, metavar="JSON", read=_json_reader("--algorithms"))
     """Weight-only: algorithm by selector, such as {"lm_head": "gptq"}. The first selector that matches a module
     applies, before `algorithm`. The command takes a file or JSON text."""
+    tables: Literal["blocks", "rows"] | None = declare(
+        None, QUANTIZATION, default_words="rows for transformers.js on any provider, else blocks"
+    )
+    """Weight-only: format of embedding tables. `blocks`: the bits of the precision, by block (GatherBlockQuantized of
+    ONNX Runtime). `rows`: 8 bits and one scale per row, in operators of ONNX; for runtimes without a kernel for blocks,
+    such as ONNX Runtime in WebAssembly."""
     calibration_data: str | None = declare(
         None,
         QUANTIZATION,

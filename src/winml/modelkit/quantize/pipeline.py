@@ -65,7 +65,7 @@ def _mark_quantized_nodes(
         (value.name, value.dtype) for value in (*original.graph.inputs, *original.graph.initializers.values())
     )
     makers = {value.name: node for node in quantized.graph for value in node.outputs}
-    by_name = {node.name: node for node in quantized.graph}
+    by_name = {node.name: node for node in all_nodes(quantized)}
     reached = set()
     for decision in planned:
         if decision.mode is None:
@@ -75,7 +75,10 @@ def _mark_quantized_nodes(
             if decision.name in by_name and QUANTIZATION_KEY in by_name[decision.name].metadata_props:
                 reached.add(decision.name)
             continue
-        new = list(_iterate_new_ancestors(makers.get(outputs[decision.name]), before))
+        if decision.name in outputs:
+            new = list(_iterate_new_ancestors(makers.get(outputs[decision.name]), before))
+        else:  # in a subgraph: values of two branches may have one name, and the new node has the name of the old one
+            new = [by_name[decision.name]] if decision.name in by_name else []
         half = ir.DataType[decision.requested.float_type] if decision.requested.float_type else None
         kinds = {
             node: _classify_node(node) if half is None else _classify_half_node(node, half, before) for node in new
@@ -256,7 +259,7 @@ def quantize(
 def _drop_records(model: ir.Model, planned: Sequence[planning.PlannedNode]) -> None:
     """Drop the records of nodes to quantize, in place: records of another file would count as results of this run."""
     names = {decision.name for decision in planned if decision.mode is not None}
-    for node in model.graph:
+    for node in all_nodes(model):
         if node.name in names:
             node.metadata_props.pop(QUANTIZATION_KEY, None)
 

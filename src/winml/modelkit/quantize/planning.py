@@ -358,8 +358,10 @@ def _find_obstacle(
 ) -> str:
     """Reason why a mode cannot quantize a node; empty if it can."""
     rules = MODES[mode]
-    if is_inner:
+    if is_inner and not rules.changes_subgraphs:
         return f"{mode} does not quantize subgraphs and functions"
+    if is_inner and weight is not None and weight.graph is node.graph:
+        return "its weight belongs to the subgraph"  # another subgraph may have a weight of the same name
     if weight is not None and weight.is_graph_input():
         return "its weight is a graph input, which may change at run time"
     if rules.changes_every_node and weight is not None and weight.dtype not in (None, ir.DataType.FLOAT):

@@ -84,6 +84,8 @@ class ModeRules:
     """Option fields it reads, among fields read by some modes only."""
     is_by_tensor: bool = False
     """True if it reads one weight at a time while the result is written, and no other values."""
+    changes_subgraphs: bool = False
+    """True if it changes nodes of subgraphs, such as the branches of an ``If``."""
     changes_every_node: bool = False
     """True if it changes all float nodes, regardless of operator and weight."""
     remedies: Mapping[str, str] = field(default_factory=dict)
@@ -145,9 +147,11 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         engine=f"{_ENGINES}.weight_only:quantize_weights",
         options=frozenset(
             {"symmetric", "block_size", "block_sizes", "algorithm", "algorithms", "budget", "max_size", "max_drop"}
+            | {"tables"}
         ),
         bits=((2, None), (4, None), (8, None)),
         is_by_tensor=True,
+        changes_subgraphs=True,
         remedies={"algorithm": "find weights with calibration samples ({} auto)"},
     ),
     "float": ModeRules(

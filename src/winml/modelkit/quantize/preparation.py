@@ -39,6 +39,7 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.planning import SEPARABLE_LAYERS, choose_mode, constant_weight, refuse_idle_selectors
 from winml.modelkit.quantize.precisions import MODES
+from winml.modelkit.tags.tagging import all_nodes
 from winml.modelkit.transform.graph_file import read_plain
 from winml.modelkit.transform.module_functions import graph_modules
 from winml.modelkit.words import count_noun
@@ -67,7 +68,7 @@ class PreparedGraph:
 
     def weights_of(self, nodes: Collection[str]) -> dict[str, ir.TensorProtocol]:
         """Name of a weight → the weight, for the nodes of these names."""
-        values = {constant_weight(node) for node in self.model.graph if node.name in nodes}
+        values = {constant_weight(node) for node in all_nodes(self.model) if node.name in nodes}
         return {
             value.name or "": value.const_value
             for value in values

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from winml.modelkit.builds.config import requested_provider
 from winml.modelkit.builds.dtypes import dtype_file
 from winml.modelkit.builds.folder import BuildFolder
 from winml.modelkit.builds.identity import ModelIdentity
@@ -172,6 +173,7 @@ class FolderLayout:
             {part.name: (part.current, self.model_name(part)) for part in parts if part.current is not None},
             {part: tuple(names)[1:] for part, names in placed.items()},
             {name: file for part in parts if part.current is not None for name, file in self._models(part).items()},
+            requested_provider(self._plan.config),
         )
         texts = {**self.rewritten, **self._layout.describe(files)}
         self.written_names = tuple(texts)

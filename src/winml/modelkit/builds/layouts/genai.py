@@ -28,9 +28,20 @@ def _value_sizes(value: onnx.ValueInfoProto) -> list[int | str]:
     return [dim.dim_value or dim.dim_param for dim in value.type.tensor_type.shape.dim]
 
 
-def _session_section() -> dict[str, object]:
-    """Return the session options of a graph: the defaults of ONNX Runtime."""
-    return {"log_id": "onnxruntime-genai", "provider_options": []}
+_CPU = "cpu"
+_PROVIDER_OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "cuda": {"enable_cuda_graph": "0"},
+    "dml": {"enable_graph_capture": "0"},
+    "webgpu": {"enableGraphCapture": "0", "validationMode": "basic"},
+}
+"""Specified by the builder of onnxruntime-genai 0.18: provider → its options. Chosen: no capture of the graph, which
+requires equal shapes in all runs; for ``dml``, onnxruntime-genai captures unless the option is stated."""
+
+
+def _session_section(ep: str | None) -> dict[str, object]:
+    """Return the session options of a graph: the defaults of ONNX Runtime, with the provider unless it is the CPU's."""
+    options = [] if ep in (None, _CPU) else [{ep: dict(_PROVIDER_OPTIONS[ep])}]
+    return {"log_id": "onnxruntime-genai", "provider_options": options}
 
 
 def _search_section(generation: Mapping[str, object], context: int, *, shares: bool) -> dict[str, object]:
@@ -108,7 +119,11 @@ _PROCESSOR_FIELDS = ("n_fft", "hop_length", "chunk_length", "feature_size")
 
 
 def _speech_config(
-    encoder: tuple[Path, str], decoder: tuple[Path, str], config: Mapping[str, object], generation: Mapping[str, object]
+    encoder: tuple[Path, str],
+    decoder: tuple[Path, str],
+    config: Mapping[str, object],
+    generation: Mapping[str, object],
+    ep: str | None,
 ) -> dict[str, object]:
     """Return ``genai_config.json`` of a speech recognition model: an encoder of recordings, and a decoder.
 
@@ -121,6 +136,7 @@ def _speech_config(
         decoder: The ONNX file of the decoder, and its name in the folder.
         config: ``config.json`` of the checkpoint.
         generation: ``generation_config.json`` of the checkpoint; ``{}`` if there is none.
+        ep: Short name of the provider that the build is for, if any.
 
     Raises:
         UsageError: onnxruntime-genai has no type for the graphs, or the config states no context length; names the
@@ -152,14 +168,14 @@ def _speech_config(
         "vocab_size": _first_number(config, ("vocab_size",), vocabulary if isinstance(vocabulary, int) else 0),
         "context_length": context,
         "encoder": {
-            "session_options": _session_section(),
+            "session_options": _session_section(ep),
             "filename": encoder[1],
             **shape,
             "inputs": {"audio_features": _FEATURES},
             "outputs": {"encoder_hidden_states": _STATES, **_cache_names("cross_present", PRESENT_PREFIX, "encoder")},
         },
         "decoder": {
-            "session_options": _session_section(),
+            "session_options": _session_section(ep),
             "filename": decoder[1],
             **shape,
             "inputs": {
@@ -267,12 +283,15 @@ class _Caches:
     head_size: int
 
 
-def genai_texts(models: Mapping[str, tuple[Path, str]], sources: Mapping[str, Path]) -> dict[str, str]:
+def genai_texts(
+    models: Mapping[str, tuple[Path, str]], sources: Mapping[str, Path], ep: str | None = None
+) -> dict[str, str]:
     """Return the files that describe a folder to onnxruntime-genai: name → text.
 
     Args:
         models: Part → its current ONNX file, and its final name in the folder.
         sources: Files of the checkpoint to copy: name → file.
+        ep: Short name of the provider that the build is for, if any.
 
     Raises:
         UsageError: onnxruntime-genai has no type for the graphs.
@@ -283,10 +302,10 @@ def genai_texts(models: Mapping[str, tuple[Path, str]], sources: Mapping[str, Pa
         for name in (file_names.CHECKPOINT_CONFIG_NAME, file_names.GENERATION_CONFIG_NAME)
     )
     if set(models) == {file_names.ENCODER, file_names.DECODER}:
-        speech_config = _speech_config(models[file_names.ENCODER], models[file_names.DECODER], config, generation)
+        speech_config = _speech_config(models[file_names.ENCODER], models[file_names.DECODER], config, generation, ep)
         texts = {file_names.GENAI_CONFIG_NAME: speech_config, **_audio_processor(sources)}
     elif set(models) == {file_names.ONLY_PART}:
-        texts = {file_names.GENAI_CONFIG_NAME: genai_config(*models[file_names.ONLY_PART], config, generation)}
+        texts = {file_names.GENAI_CONFIG_NAME: genai_config(*models[file_names.ONLY_PART], config, generation, ep)}
     else:
         raise UsageError(
             f"{opt.layout} genai: onnxruntime-genai has no type for a model of {', '.join(models)}; expected one "
@@ -297,7 +316,7 @@ def genai_texts(models: Mapping[str, tuple[Path, str]], sources: Mapping[str, Pa
 
 
 def genai_config(
-    model: Path, name: str, config: Mapping[str, object], generation: Mapping[str, object]
+    model: Path, name: str, config: Mapping[str, object], generation: Mapping[str, object], ep: str | None = None
 ) -> dict[str, object]:
     """Return the description of a decoder.
 
@@ -306,6 +325,7 @@ def genai_config(
         name: Its name in the folder.
         config: ``config.json`` of the checkpoint.
         generation: ``generation_config.json`` of the checkpoint; ``{}`` if there is none.
+        ep: Short name of the provider that the build is for, if any.
 
     Raises:
         UsageError: onnxruntime-genai has no type for the graph; names the unsupported input.
@@ -321,7 +341,7 @@ def genai_config(
     context = int(limit or _DEFAULT_CONTEXT)
     heads = _first_number(text, ("num_attention_heads", "n_head", "num_heads"), caches.heads)
     decoder = {
-        "session_options": _session_section(),
+        "session_options": _session_section(ep),
         "filename": name,
         "head_size": caches.head_size,
         "hidden_size": _first_number(text, ("hidden_size", "n_embd", "d_model"), heads * caches.head_size),
@@ -413,7 +433,7 @@ GENAI = layout.Layout(
     tasks=frozenset({"text-generation", "automatic-speech-recognition"}),
     unknown=_unknown_kind,
     described=(file_names.GENAI_CONFIG_NAME, file_names.AUDIO_PROCESSOR_NAME),
-    describe=lambda files: genai_texts(files.models, files.sources),
+    describe=lambda files: genai_texts(files.models, files.sources, files.ep),
     rewritten=(file_names.TOKENIZER_CONFIG_NAME,),
     # onnxruntime-genai expects a string for every key.
     rewrite=lambda sources: layout.rewritten_tokenizer(
@@ -422,5 +442,6 @@ GENAI = layout.Layout(
     for_onnxruntime=True,
     pads_right=True,
     usage=genai_usage,
+    providers=frozenset({_CPU, *_PROVIDER_OPTIONS}),
 )
 """Layout for onnxruntime-genai."""

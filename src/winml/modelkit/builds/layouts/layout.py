@@ -48,6 +48,8 @@ class LayoutFiles:
     """Part → names of its data files in the folder; empty before the files are placed."""
     dtypes: Mapping[str, Path] = field(default_factory=dict)
     """Final name of each model file, one per part and dtype → its current ONNX file."""
+    ep: str | None = None
+    """Short name of the provider that the build is for; None: no provider is requested."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,16 @@ class Layout:
     """Name → dtype that the readers select a file by; empty: they expect one file per part."""
     numbers_data: bool = False
     """True if readers expect data files by name: ``<model>_data``, ``<model>_data_1`` and so on."""
+    row_tables: bool = False
+    """True if readers run where ONNX Runtime has no kernel for embedding tables in blocks, unless a provider is
+    requested."""
     for_onnxruntime: bool = False
     """True if only ONNX Runtime runs the models: decoders with a cache get its operators unless a level is
     requested."""
     pads_right: bool = False
     """True if readers pad prompts on the right, so that sliding windows of decoders have to count tokens."""
+    providers: frozenset[str] | None = None
+    """Short names of the providers that ``describe`` can name to the readers; None: readers choose the provider."""
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -254,6 +261,23 @@ def _unknown_model_error(layout: Layout, kind: str) -> TaskError:
         f"{opt.layout} {layout.name}: no class of {layout.readers} is for {kind}",
         hint=f"Remove {opt.layout}: winml run, winml generate and WinMLAutoModel open the folder.",
     )
+
+
+def refuse_provider(layout: Layout, ep: str) -> None:
+    """Refuse a provider that the files of a layout cannot name to the readers.
+
+    Args:
+        layout: The layout.
+        ep: Short name of the provider that the build is for.
+
+    Raises:
+        UsageError: names the supported providers.
+    """
+    if layout.providers is not None and ep not in layout.providers:
+        raise UsageError(
+            f"{opt.ep} {ep}: the layout {layout.name} has no options for this provider",
+            hint=f"Use {opt.ep} {' or '.join(sorted(layout.providers))}, or omit {opt.layout} or {opt.ep}.",
+        )
 
 
 def refuse_models(layout: Layout, models: Sequence[Path], config: Path | None = None) -> None:

@@ -16,7 +16,7 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError, opt
 from winml.modelkit.onnx.weights import computed_tensor, read_once
 from winml.modelkit.quantize.planning import PlannedNode, constant_weight
-from winml.modelkit.tags.tagging import read_tag
+from winml.modelkit.tags.tagging import all_nodes, read_tag
 from winml.modelkit.words import size_words
 
 PIECE_ELEMENTS = 1 << 20
@@ -175,7 +175,7 @@ def refuse_non_finite_weights(model: ir.Model, planned: Sequence[PlannedNode]) -
     Raises:
         QuantizeError: names weight, node and module.
     """
-    nodes = {node.name: node for node in model.graph}
+    nodes = {node.name: node for node in all_nodes(model)}
     checked: set[ir.Value] = set()
     for decision in planned:
         weight = constant_weight(nodes[decision.name]) if decision.mode is not None else None
@@ -200,7 +200,7 @@ def shared_weight_notes(model: ir.Model, reached: Collection[str], quantized: ir
         reached: Names of the nodes that were quantized.
         quantized: The graph after.
     """
-    nodes = {node.name: node for node in model.graph}
+    nodes = {node.name: node for node in all_nodes(model)}
     weights = {weight for name in reached if (weight := constant_weight(nodes[name])) is not None}
     notes = []
     for weight in sorted(weights, key=lambda value: value.name or ""):

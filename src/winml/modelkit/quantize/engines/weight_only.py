@@ -5,6 +5,7 @@ Works on the graph alone: each weight is read and quantized when the result is w
     x, weight[K,N] → MatMul                 x, values, scales, zero points → MatMulNBits
     x, weight, bias → Gemm                  the same with the bias
     table[V,K], indices → Gather            values, indices, scales, zero points → GatherBlockQuantized
+    the same, 8 bits by row                 Gather (integers) → Cast → Mul; Gather (scales) → Mul
     table → Transpose → MatMul (tied)       the values of the table, for both
 """
 
@@ -26,14 +27,19 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.files.writing import ReshapedTensor
-from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
 from winml.modelkit.onnx.weights import add_initializer, computed_tensor, drop_unused_initializers
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, Algorithm
 from winml.modelkit.quantize.engines import block_quantizers
-from winml.modelkit.quantize.engines.integer_weights import WeightUse
+from winml.modelkit.quantize.engines.integer_weights import (
+    IntegerRange,
+    WeightUse,
+    measure_scales,
+    quantized_tensor,
+)
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import EngineTask, WeightKey, constant_weight
-from winml.modelkit.quantize.precisions import PRODUCT_AND_SUM
+from winml.modelkit.quantize.precisions import INT8, PRODUCT_AND_SUM
 from winml.modelkit.words import count_noun
 
 _QUANTIZING_THREADS = min(4, os.cpu_count() or 1)
@@ -208,7 +214,7 @@ def quantize_weights(model: ir.Model, task: EngineTask) -> ir.Model:
     """Return a copy of the model with block-quantized weights of the selected nodes."""
     quantized = model.clone()
     packing = Packing(quantized.graph, task)
-    for node in list(quantized.graph):
+    for node in list(quantized.graph.all_nodes()):
         if node.name in task.nodes:
             packing.replace(node)
     packing.remove_unused()
@@ -280,7 +286,10 @@ class _PackedParts(NamedTuple):
 
 
 class Packing:
-    """Replace nodes of one graph by operators with block-quantized weights, in place."""
+    """Replace nodes of one graph and its subgraphs by operators with block-quantized weights, in place.
+
+    The weights are initializers of the graph.
+    """
 
     def __init__(self, graph: ir.Graph, task: EngineTask) -> None:
         """Store the graph and the task; nothing is changed yet."""
@@ -292,8 +301,10 @@ class Packing:
         """Weight → its block-quantized parts."""
         self._divided: dict[tuple[ir.Value, int], ir.Value] = {}
         """(value, identity of the scale) → the divided value."""
-        self._tables: dict[str, ir.Value] = {}
-        """Name of the packed values → the same values with two axes, as a Gather requires."""
+        self._row_tables: dict[str, tuple[ir.Value, ir.Value]] = {}
+        """Name of a table → its integers and the scale of each row."""
+        self._tables: dict[tuple[str, ir.Graph | ir.Function], ir.Value] = {}
+        """(name of the packed values, graph of the lookup) → the same values with two axes, as a Gather requires."""
         self._replaced: list[ir.Value] = []
 
     def replace(self, node: ir.Node) -> ir.Node | None:
@@ -313,9 +324,10 @@ class Packing:
         new.outputs[0].type, new.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
         self._replaced += [value for value in node.inputs if value is not None]
         name = node.outputs[0].name
-        self._graph.insert_before(node, new)
+        graph = _graph_of(node)
+        graph.insert_before(node, new)
         ir.convenience.replace_all_uses_with(node.outputs[0], new.outputs[0], replace_graph_outputs=True)
-        self._graph.remove(node, safe=True)
+        graph.remove(node, safe=True)
         new.outputs[0].name = name
 
     def _insert_before(self, node: ir.Node, new: ir.Node, name: str, like: ir.Value) -> ir.Value:
@@ -323,7 +335,7 @@ class Packing:
         new.metadata_props.update(node.metadata_props)
         output = new.outputs[0]
         output.name, output.type, output.shape = self._fresh.take(name), like.type, like.shape
-        self._graph.insert_before(node, new)
+        _graph_of(node).insert_before(node, new)
         return output
 
     def remove_unused(self) -> None:
@@ -335,7 +347,7 @@ class Packing:
             if maker is not None and maker.op_type == "Transpose" and not value.uses() and not value.is_graph_output():
                 weight = maker.inputs[0]
                 if maker.graph is not None:
-                    self._graph.remove(maker, safe=True)
+                    maker.graph.remove(maker, safe=True)
                 value = weight if weight is not None else value
             drop_unused_initializers(self._graph, [value])
 
@@ -421,6 +433,8 @@ class Packing:
 
     def _make_lookup(self, node: ir.Node, operand: Operand) -> ir.Node | None:
         """Create the lookup in a packed table; ``None`` if no block size divides its rows."""
+        if self._task.options.tables == "rows":
+            return self._make_row_lookup(node, operand)
         packed = self._packed_weight(node, operand)
         fmt = packed.weight.block_format
         if packed.weight.matrix.depth % fmt.block_size:
@@ -436,6 +450,31 @@ class Packing:
         return ir.node(
             "GatherBlockQuantized", [table, node.inputs[1], *scale_parts], attributes, domain=DOMAIN, name=node.name
         )
+
+    def _make_row_lookup(self, node: ir.Node, operand: Operand) -> ir.Node:
+        """Create the lookup in a table of 8-bit integers with one scale per row, by operators of ONNX."""
+        integers, scales = self._row_table(operand)
+        rows, dtype = node.outputs[0], _get_tensor(operand.value).dtype
+        lookup = ir.node("Gather", [integers, node.inputs[1]], name=node.name)
+        lookup.metadata_props[QUANTIZATION_KEY] = json.dumps({"precision": INT8, "kind": "operator"})
+        found = self._insert_before(node, lookup, f"{rows.name}_integers", rows)
+        found.type = ir.TensorType(ir.DataType.INT8)
+        cast = cast_node(found, dtype, node, self._fresh)
+        _graph_of(node).insert_before(node, cast)
+        scale = ir.Value(type=ir.TensorType(dtype))
+        scale_lookup = ir.node("Gather", [scales, node.inputs[1]], name=self._fresh.take(f"{node.name}/scale"))
+        scale = self._insert_before(node, scale_lookup, f"{rows.name}_scale", scale)
+        return ir.node("Mul", [cast.outputs[0], scale], name=self._fresh.take(f"{node.name}/Mul"))
+
+    def _row_table(self, operand: Operand) -> tuple[ir.Value, ir.Value]:
+        """Integers and scales of a table, shared by its lookups."""
+        tensor, name = _get_tensor(operand.value), operand.value.name or ""
+        if name not in self._row_tables:
+            measured = measure_scales(tensor, 0, IntegerRange(ir.DataType.INT8, -127, 127, is_symmetric=True))
+            integers = quantized_tensor(tensor, measured, f"{name}_Q8")
+            scales = ir.tensor(measured.scales.reshape(-1, 1), name=f"{name}_row_scales")
+            self._row_tables[name] = self._add_tensor(integers), self._add_tensor(scales)
+        return self._row_tables[name]
 
     def _packed_weight(self, node: ir.Node, operand: Operand) -> _PackedParts:
         """Block-quantized weight of a node, shared with other readers."""
@@ -471,16 +510,17 @@ class Packing:
         if weight.is_table_only:
             return values
         name = values.name or ""
+        key = name, _graph_of(node)
         sizes = [weight.matrix.width, weight.matrix.depth // weight.block_format.values_per_byte]
-        if name not in self._tables and self._task.options.takes_constant_tables:
+        if key not in self._tables and self._task.options.takes_constant_tables:
             assert values.const_value is not None  # registered with its tensor
-            self._tables[name] = self._add_tensor(ReshapedTensor(values.const_value, sizes, f"{name}_table"))
-        if name not in self._tables:
+            self._tables[key] = self._add_tensor(ReshapedTensor(values.const_value, sizes, f"{name}_table"))
+        if key not in self._tables:
             shape = self._add_tensor(ir.tensor(sizes, ir.DataType.INT64, name=f"{name}_shape"))
             reshape = ir.node("Reshape", [values, shape], name=self._fresh.take(f"{node.name}/Reshape"))
             table = ir.Value(type=ir.TensorType(ir.DataType.UINT8), shape=ir.Shape(sizes))
-            self._tables[name] = self._insert_before(node, reshape, f"{name}_table", table)
-        return self._tables[name]
+            self._tables[key] = self._insert_before(node, reshape, f"{name}_table", table)
+        return self._tables[key]
 
     def _add_tensor(self, tensor: ir.TensorProtocol) -> ir.Value:
         """Add a tensor as an initializer with a unique name."""
@@ -512,6 +552,12 @@ def _make_block_format(task: EngineTask, node: ir.Node, depth: int, *, is_table:
         # a row, unlike later versions and MatMulNBits. Without zero points, all versions compute the same outputs.
         is_symmetric, algorithm = True, "rtn"
     return block_quantizers.BlockFormat(bits, size, is_symmetric=is_symmetric, algorithm=algorithm)
+
+
+def _graph_of(node: ir.Node) -> ir.Graph | ir.Function:
+    """Return the graph or subgraph of a node."""
+    assert node.graph is not None
+    return node.graph
 
 
 def operand_of(node: ir.Node) -> Operand | None:
