@@ -11,22 +11,22 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from winml.modelkit.errors import OptimizeError, UsageError
+from winml.modelkit.errors import OptimizeError
 from winml.modelkit.normalize.opset_conversion import convert_opset
 from winml.modelkit.onnx.fingerprint import fingerprint
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.stage import DeclaredPass, GraphPass, StageResult, run_passes
-from winml.modelkit.onnx.validity import OLDEST_OPSET, find_loop
-from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability, Engine
+from winml.modelkit.onnx.validity import find_loop
+from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability, Engine, Operators
 from winml.modelkit.optimize.float32_twin import Float32Twin
 from winml.modelkit.optimize.graph_matching import CONTRIB_DOMAIN
 from winml.modelkit.optimize.onnxruntime_engine import rewrite_with_onnxruntime
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.selected_nodes import Rewrite, rewrite_selected
+from winml.modelkit.optimize.standard_operators import write_standard_operators
 from winml.modelkit.tags.address import common_start
 from winml.modelkit.tags.carry.carrying import carry_tags
 from winml.modelkit.tags.tagging import Coverage, all_nodes, measure_coverage, node_graphs, operator_name, read_tag
@@ -48,12 +48,15 @@ _CLEANUP = (
 )
 
 
-def _rewrite_with_passes(model: ir.Model, capabilities: Sequence[Capability]) -> tuple[ir.Model, tuple[str, ...]]:
+def _rewrite_with_passes(
+    model: ir.Model, capabilities: Sequence[Capability], operators: Operators
+) -> tuple[ir.Model, tuple[str, ...]]:
     """Run the passes of capabilities, in place; return the model and notes on its tags.
 
     Args:
         model: The model.
         capabilities: The enabled capabilities.
+        operators: Operators to fuse into.
 
     Raises:
         OptimizeError: a pass failed, or changed the inputs or outputs of the model.
@@ -65,7 +68,9 @@ def _rewrite_with_passes(model: ir.Model, capabilities: Sequence[Capability]) ->
             keywords = {
                 modifier.sets[1]: True for modifier in capabilities if modifier.sets and modifier.sets[0] == entry.name
             }
-            effect: GraphPass = CAPABILITIES.part(entry.name, entry.implementation)(**keywords)
+            is_standard = operators == "standard" and entry.standard_implementation
+            implementation = entry.standard_implementation if is_standard else entry.implementation
+            effect: GraphPass = CAPABILITIES.part(entry.name, implementation)(**keywords)
             steps.append(DeclaredPass(effect, effect.tags))
     if run_passes(model, [step for step in steps if step.tags != "drops"], OptimizeError):
         run_passes(model, _CLEANUP, OptimizeError)
@@ -246,7 +251,7 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
         OptimizeError: an engine failed, or tags were lost.
     """
     enabled = list(options.enabled())
-    opset = options.opset or model.opset_imports.get("")
+    opset = options.opset_after(model.opset_imports.get(""))
     if opset is not None:
         options.refuse_older_opset(opset)
     if options.is_empty:
@@ -258,8 +263,8 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
     scopes = _ModuleScopes(model)
     notes: list[str] = []
     interface = _interface_words(model)
-    if options.opset is not None:
-        model, engine_notes = convert_opset(model, options.opset)
+    if opset is not None:
+        model, engine_notes = convert_opset(model, opset)
         notes += engine_notes
     twin = Float32Twin.of(model) if any(entry.makes for entry in enabled) else None
     done = _run_engines(
@@ -271,6 +276,8 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
     )
     if twin is not None:
         twin.restore(done.model)
+    if options.operators == "standard":
+        write_standard_operators(done.model)
     model, notes = done.model, [*notes, *done.notes]
     # Last: carrying tags reads in names which node was fused into which.
     _name_new_nodes(model, scopes)
@@ -325,7 +332,7 @@ def _run_engines(
         if not capabilities:
             continue
         before = GraphCensus.of(done.model)
-        rewrite: Rewrite = partial(_rewrite_with_passes, capabilities=capabilities)
+        rewrite: Rewrite = partial(_rewrite_with_passes, capabilities=capabilities, operators=options.operators)
         if engine == "onnxruntime":
             contrib = [entry for entry in capabilities if options.uses_contrib(entry)]
             rewrite = partial(rewrite_with_onnxruntime, capabilities=capabilities, contrib=contrib)
@@ -383,17 +390,3 @@ def _interface_words(model: ir.Model) -> str:
     """Return the names of inputs and outputs in words, without initializers listed as inputs."""
     inputs = (str(value.name) for value in model.graph.inputs if value.name not in model.graph.initializers)
     return f"{', '.join(inputs)} → {', '.join(str(value.name) for value in model.graph.outputs)}"
-
-
-def refuse_unknown_opset(target: int | None) -> None:
-    """Refuse an opset version unknown to the installed onnx.
-
-    Raises:
-        UsageError: names the supported versions.
-    """
-    newest = onnx.defs.onnx_opset_version()
-    if target is not None and not OLDEST_OPSET <= target <= newest:
-        raise UsageError(
-            f"opset {target}: ONNX has no such opset",
-            hint=f"Use an opset from {OLDEST_OPSET} to {newest}, the range that onnx {onnx.__version__} supports.",
-        )
