@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from winml.modelkit.errors import OptimizeError, opt
+from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.optimize.graph_matching import CONTRIB_DOMAIN
 from winml.modelkit.tags.tagging import all_nodes, operator_name
 
@@ -22,9 +23,10 @@ def write_standard_operators(model: ir.Model) -> None:
         OptimizeError: operators of ONNX Runtime remain; the message lists them.
     """
     opset = model.opset_imports.get("", 1)
+    names = FreshNames(node.name for node in all_nodes(model))
     for node in all_nodes(model):
         if (node.domain, node.op_type) in _RUNTIME_OPERATORS:
-            _replace_operator(node, opset)
+            _replace_operator(node, opset, names)
     remaining = Counter(operator_name(node) for node in all_nodes(model) if _is_of_runtime(node, opset))
     if remaining:
         listed = ", ".join(f"{count} {name}" for name, count in remaining.most_common())
@@ -42,7 +44,7 @@ _RUNTIME_OPERATORS = frozenset({
 """Operators of ONNX Runtime that ONNX defines under another name."""
 
 
-def _replace_operator(node: ir.Node, opset: int) -> None:
+def _replace_operator(node: ir.Node, opset: int, names: FreshNames) -> None:
     """Write ONNX's equal operator to a node, in place; nothing if ONNX does not define it in the opset."""
     attributes: list[ir.Attr] = []
     new_operator = node.op_type
@@ -57,6 +59,8 @@ def _replace_operator(node: ir.Node, opset: int) -> None:
     has_bias = node.op_type == "FastGelu" and len(node.inputs) > 1
     if has_bias or len(node.outputs) > 1 or not _is_defined(new_operator, opset):
         return
+    if node.op_type != new_operator and node.op_type in (node.name or ""):
+        node.name = names.take((node.name or "").replace(node.op_type, new_operator))
     node.domain, node.op_type = "", new_operator
     for attribute in attributes:
         node.attributes.add(attribute)
