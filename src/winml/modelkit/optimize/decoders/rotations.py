@@ -102,10 +102,10 @@ class RotationFinder:
         self, query: ir.Value, heads: int, key: ir.Value, key_heads: int, size: int
     ) -> tuple[ir.Value, ir.Value, Rotation | None]:
         """Return queries and keys before their common rotation, and the rotation; unchanged and `None` without one."""
-        found_query, found_key = self.find(query, heads, size), self.find(key, key_heads, size)
-        if found_query is None or found_key is None or found_query[1] is not found_key[1]:
+        of_query, of_key = self.find(query, heads, size), self.find(key, key_heads, size)
+        if of_query is None or of_key is None or of_query[1] is not of_key[1]:
             return query, key, None
-        return found_query[0], found_key[0], found_query[1]
+        return of_query[0], of_key[0], of_query[1]
 
     def _measure_rotation(self, runs: _Runs) -> Rotation | None:
         """Measure a rotation and verify it on random vectors; the result is stored. `None` for other operators."""
