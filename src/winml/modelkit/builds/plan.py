@@ -145,7 +145,7 @@ def plan_build(
     if config.eval is not None:
         refuse_missing_evaluations(config.eval)
         refuse_unfit_limits(config.eval, request.task)
-    config = _with_standard_operators(config)
+    config = _with_standard_opset(config)
     plan = BuildPlan(
         config,
         request,
@@ -183,13 +183,17 @@ def plan_build(
 def _with_default_level(plan: BuildPlan) -> BuildPlan:
     """Return a plan with the default optimization level, unless the request states an optimization.
 
-    Weights that are quantized in memory have no level: ONNX Runtime would read them in float from a temporary file.
+    Weights that are quantized in memory have no level unless standard operators are requested: ONNX Runtime would read
+    them in float from a temporary file.
     """
     section = plan.config.optim
-    if section is None or section.states_optimization or plan.skip_pre_normalization or stage_in_memory(plan):
+    if section is None or section.states_optimization or plan.skip_pre_normalization:
+        return plan
+    is_in_memory = stage_in_memory(plan) is not None
+    if is_in_memory and section.operators != "standard":
         return plan
     config = plan.config.model_copy(update={"optim": with_default_level(section)})
-    return replace(plan, config=config, has_default_level=True)
+    return replace(plan, config=config, has_default_level=not is_in_memory)
 
 
 def stage_in_memory(plan: BuildPlan) -> Literal["quantize", "optimize"] | None:
@@ -283,18 +287,11 @@ def _refuse_optimization(options: OptimizeOptions, export: WinMLExportConfig | N
         options.refuse_older_opset(opset)
 
 
-def _with_standard_operators(config: WinMLBuildConfig) -> WinMLBuildConfig:
-    """Return a config that fuses into standard operators, and exports at their opset, if these are requested.
-
-    A stated level or opset stays.
-    """
-    if config.optim is None or config.optim.operators != "standard":
+def _with_standard_opset(config: WinMLBuildConfig) -> WinMLBuildConfig:
+    """Return a config that exports at the opset of standard operators, if these are requested and no opset is."""
+    if config.optim is None or config.export is None or config.optim.operators != "standard":
         return config
-    section = with_default_level(config.optim)
-    config = config.model_copy(update={"optim": section})
-    if config.export is None:
-        return config
-    opset = config.export.opset_version or section.opset_after(None)
+    opset = config.export.opset_version or config.optim.opset_after(None)
     return with_values(config, {"export": {"opset_version": opset}})
 
 

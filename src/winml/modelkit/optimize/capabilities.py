@@ -238,7 +238,7 @@ _ENTRIES = (
         implementation=f"{_PASSES}.decoders.grouped_attention_fusion:GroupQueryAttentionFusionPass",
     ),
     Capability(
-        "attention_fusion", "fuse attention into MultiHeadAttention", "full", "winml",
+        "attention_fusion", "fuse attention into MultiHeadAttention, or into Attention of ONNX", "full", "winml",
         providers=_CPU_CUDA_DML, makes=("com.microsoft:MultiHeadAttention", "Attention"),
         implementation=f"{_PASSES}.attention_fusion:AttentionFusionPass",
         standard_opset=23, standard_implementation=f"{_PASSES}.standard_attention:StandardAttentionFusionPass",

@@ -95,7 +95,8 @@ class StandardAttentionFusionPass(GraphPass):
     Tags: creates. The new nodes have the tag of the last node of the attention.
 
     Why it is safe: the operator is defined as the same product, softmax and product. The mask stays as exported, so no
-    reader's interpretation of causal attention matters. Readers differ in fully masked rows, NaN or zero: the guard stays.
+    reader's interpretation of causal attention matters. Readers differ in fully masked rows (NaN or zero), so the guard
+    stays.
     """
 
     tags = "creates"
