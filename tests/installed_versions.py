@@ -9,12 +9,14 @@ import torch.fx
 import transformers
 from packaging.version import Version
 
+from winml.modelkit.ort.graph_sessions import newest_opset
 from winml.modelkit.ort.sessions import is_onnxruntime_at_least
 
 TWO_BITS = pytest.mark.skipif(not is_onnxruntime_at_least("1.24"), reason="ONNX Runtime before 1.24 has no 2 bits")
 QUANTIZED_CACHE = pytest.mark.skipif(
     not is_onnxruntime_at_least("1.31"), reason="ONNX Runtime before 1.31 has no KV cache in 8 bits"
 )
+OPSET_24 = pytest.mark.skipif(newest_opset() < 24, reason="the installed ONNX Runtime does not open opset 24")
 STACK_TRACE_SETTING = pytest.mark.skipif(
     not hasattr(torch.fx.config, "do_not_emit_stack_traces"), reason="torch before 2.11 always keeps lines of Python"
 )

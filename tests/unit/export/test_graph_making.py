@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
 
+from installed_versions import OPSET_24
 from winml.modelkit import HTPExporter, WinMLExportConfig
 from winml.modelkit.errors import ExportError, VerificationError
 from winml.modelkit.export.config import ExporterUse, first_choice, second_choice
 from winml.modelkit.export.loading import parameter_bytes
+from winml.modelkit.tags.tagging import read_tag
 
 
 class Normalization(nn.Module):
@@ -111,6 +114,19 @@ def export(model: nn.Module, folder: Path, **options: Any) -> Any:
     """Export with an input of three rows."""
     exporter = HTPExporter(WinMLExportConfig(**options))
     return exporter.export(model, folder / "model.onnx", {"values": torch.randn(3, 4)})
+
+
+@OPSET_24
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_opset_beyond_the_exporter_is_converted_with_its_tags(tmp_path: Path, exporter: str) -> None:
+    """Opset 24 is newer than either exporter writes; the file equals PyTorch, and each node has its module."""
+    part = export(Outer(nn.Linear(4, 4)), tmp_path, exporter=exporter, opset_version=24).only_part
+    assert (24, 24) == (part.opset_requested, part.opset_produced)
+    assert part.verification.is_verified
+    model = ir.load(tmp_path / "model.onnx")
+    assert 24 == model.opset_imports[""]
+    assert {"", "inner"} == {tag.module for node in model.graph if (tag := read_tag(node))}
+    assert 100.0 == part.coverage.percent
 
 
 def test_auto_uses_the_other_exporter_with_a_reason(tmp_path: Path) -> None:

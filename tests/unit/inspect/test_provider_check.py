@@ -41,12 +41,22 @@ def check(tmp_path: Path) -> Check:
             node.metadata_props.add(key=MODULE_KEY, value=path)
         values = [helper.make_tensor_value_info(name, dtype, [size, 3]) for name in "xy"]
         graph = helper.make_graph(nodes, "net", values[:1], values[1:])
-        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+        opsets = [helper.make_opsetid("", int(options.pop("opset", "17"))), helper.make_opsetid("com.microsoft", 1)]
         path = tmp_path / "model.onnx"
         onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
         return check_provider(path, ep, None, options)
 
     return build
+
+
+@pytest.mark.parametrize(("operator", "opset", "is_fused"), [("Gelu", "20", False), ("Swish", "24", True)])
+def test_remedy_of_a_composed_operator_is_an_older_opset(
+    check: Check, operator: str, opset: str, is_fused: bool
+) -> None:
+    """From opset 23 on, the optimizer fuses into such operators on request only."""
+    remedy = check("nnapi", operator, opset=opset).findings[0].remedy
+    assert f"--opset {int(opset) - 1}" in remedy
+    assert is_fused == ("--operators standard" in remedy)
 
 
 def test_documented_operator_is_supported_and_an_unlisted_operator_is_named_with_its_module(check: Check) -> None:

@@ -11,11 +11,13 @@ import onnx_ir as ir
 import pytest
 
 from graphs import operators, parse, run_onnx, tags
+from installed_versions import OPSET_24
 from winml.modelkit.optimize.attention_fusion import AttentionFusionPass
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import GraphCensus, optimize
 
 MINUS_INFINITY = float("-inf")
+NOT_GUARDED = {"guard": "", "softmax": "p = Softmax <axis = -1> (b)", "product": "c = MatMul (p, vt)"}
 
 
 def _attention_model(
@@ -24,6 +26,7 @@ def _attention_model(
     scores: str = "a = MatMul (q1, k1) b = Add (a, mask)",
     softmax: str = "p = Softmax <axis = -1> (b)",
     guard: str = "n = IsNaN (p) g = Where (n, zero, p)",
+    product: str = "c = MatMul (g, vt)",
     joined: str = "o = Transpose <perm = [0, 2, 1, 3]> (c)",
     mask: str = "float[2, 1, 5, 7]",
     outputs: str = "float[2, 5, 12] y",
@@ -37,7 +40,7 @@ def _attention_model(
         {{ qs = Reshape (q, heads) qt = Transpose <perm = [0, 2, 1, 3]> (qs) q1 = Mul (qt, s)
           ks = Reshape (k, heads) {keys}
           vs = Reshape (v, heads) vt = Transpose <perm = [0, 2, 1, 3]> (vs)
-          {scores} {softmax} {guard} c = MatMul (g, vt) {joined} y = Reshape (o, flat) }}"""
+          {scores} {softmax} {guard} {product} {joined} y = Reshape (o, flat) }}"""
     )
 
 
@@ -116,13 +119,9 @@ def test_unguarded_unmasked_attention_with_keys_transposed_in_two_steps_is_fused
     variant = {
         "keys": "kt = Transpose <perm = [0, 2, 1, 3]> (ks) k1 = Transpose <perm = [0, 1, 3, 2]> (kt)",
         "scores": "r = MatMul (q1, k1) b = Div (r, s)",
-        "guard": "g = Identity (p)",
+        **NOT_GUARDED,
     }
     model = _attention_model(**variant)
-    # The identity stands for the guard, so that the graph can be written down; it is not part of an export.
-    identity = next(node for node in model.graph if node.op_type == "Identity")
-    identity.outputs[0].replace_all_uses_with(identity.inputs[0])
-    assert model.graph.remove(identity, safe=True) is None
     feeds = _attention_feeds()
     expected = _run_model(model, feeds)
     fused = _fuse_attention(model)
@@ -187,6 +186,65 @@ def test_near_miss_is_left_alone(variant: dict[str, str]) -> None:
     rewrite = AttentionFusionPass()
     assert not rewrite(model).modified
     assert before == GraphCensus.of(model)
+
+
+def _fuse_into_standard(model: ir.Model) -> ir.Model:
+    result = optimize(model, OptimizeOptions.model_validate({"attention_fusion": True, "operators": "standard"}))
+    assert all(tags(result.model))
+    assert not [name for name in GraphCensus.of(result.model).operators if ":" in name]
+    return result.model
+
+
+@OPSET_24
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [
+        pytest.param({}, ["Attention", "IsNaN", "Where"], id="guarded"),
+        pytest.param({**NOT_GUARDED}, ["Attention"], id="not guarded"),
+        pytest.param({"scores": "b = MatMul (q1, k1)", **NOT_GUARDED}, ["Attention"], id="no mask"),
+        pytest.param({"mask": "float[2, 3, 5, 7]", **NOT_GUARDED}, ["Attention"], id="mask by head"),
+        pytest.param(
+            {"joined": "o1 = Relu (c) o = Transpose <perm = [0, 2, 1, 3]> (o1)", **NOT_GUARDED},
+            [*["Reshape", "Transpose"] * 3, "Attention", "Relu", "Transpose", "Reshape"],
+            id="heads not joined",
+        ),
+    ],
+)
+def test_attention_becomes_the_operator_of_onnx_with_the_same_numbers(
+    variant: dict[str, str], expected: list[str]
+) -> None:
+    """Heads stay an axis where they are not joined after the product."""
+    feeds = _attention_feeds()
+    if variant.get("mask") == "float[2, 3, 5, 7]":
+        feeds["mask"] = np.repeat(feeds["mask"], 3, axis=1)
+    reference = _run_model(_attention_model(**variant), feeds)
+    fused = _fuse_into_standard(_attention_model(**variant))
+    assert Counter(expected) == Counter(operators(fused))
+    np.testing.assert_allclose(_run_model(fused, feeds), reference, rtol=1e-5, atol=1e-6)
+
+
+@OPSET_24
+@pytest.mark.parametrize("masked_row", [False, True])
+def test_fully_masked_row_of_the_operator_of_onnx_is_zero(masked_row: bool) -> None:
+    """The guard stays, since readers differ in such rows."""
+    feeds = _attention_feeds(masked_row=masked_row)
+    actual = _run_model(_fuse_into_standard(_attention_model()), feeds)
+    np.testing.assert_allclose(actual, _run_model(_attention_model(), feeds), rtol=1e-5, atol=1e-6)
+
+
+@OPSET_24
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param({"mask": "float[2, 1, 1, 7]"}, id="mask of one row"),
+        pytest.param({"scores": "a = MatMul (q1, k1) b = Mul (a, mask)"}, id="mask multiplies"),
+        pytest.param({"scores": "a = MatMul (q1, k1) t = Tanh (a) b = Add (t, mask)"}, id="limited scores"),
+        pytest.param({"outputs": "float[2, 5, 12] y, float[2, 3, 5, 7] p"}, id="probabilities are an output"),
+    ],
+)
+def test_near_miss_of_the_operator_of_onnx_is_left_alone(variant: dict[str, str]) -> None:
+    """A graph similar to an attention keeps its softmax."""
+    assert "Softmax" in operators(_fuse_into_standard(_attention_model(**variant)))
 
 
 def test_attention_stays_if_the_provider_lacks_the_operator() -> None:

@@ -12,8 +12,9 @@ import onnx_ir as ir
 import pytest
 
 from graphs import parse
+from installed_versions import OPSET_24
 from unit.optimize.capability_graphs import CASES, CapabilityCase
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import OptimizeError, UsageError
 from winml.modelkit.optimize.capabilities import CAPABILITIES
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import GraphCensus, OptimizeResult, optimize
@@ -131,3 +132,71 @@ def test_capability_fires_from_its_stated_opset_on() -> None:
                 model = optimize(_parse_case(case, case.graph), OptimizeOptions(opset=opset)).model
                 only_onnx = OptimizeOptions.model_validate({"level": "basic", "ep": "qnn"})
                 assert fires == (1 == optimize(model, only_onnx).fired[case.capability])
+
+
+@OPSET_24
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.capability)
+def test_standard_operators_leave_no_operator_of_onnxruntime(case: CapabilityCase) -> None:
+    """At the highest level, the graph has operators of ONNX only, with tags and the same outputs."""
+    model, options = _parse_case(case, case.graph), OptimizeOptions(level="full", operators="standard")
+    expected = _run_model(model)
+    result = optimize(model, options).model
+    onnx.checker.check_model(ir.to_proto(result))
+    assert {""} == {node.domain for node in result.graph}
+    assert 24 == result.opset_imports[""]
+    assert measure_coverage(result).is_complete
+    for name, value in _run_model(result).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-5)
+
+
+@OPSET_24
+def test_operator_of_onnxruntime_that_onnx_lacks_is_refused() -> None:
+    """The message counts such operators; equal operators of ONNX are written."""
+    text = """m (float[2, 4] x) => (float[2, 4] y) <float[4] w1 = {0, 0, 0, 0}>
+        { g = com.microsoft.FastGelu (x) h = com.microsoft.QuickGelu (g) y = com.microsoft.BiasGelu (h, w1) }"""
+    with pytest.raises(OptimizeError, match=r"ONNX has no operator for 1 com\.microsoft:BiasGelu"):
+        optimize(parse(text, domains=CONTRIB), OptimizeOptions(operators="standard"))
+
+
+@OPSET_24
+@pytest.mark.parametrize(
+    ("capability", "made"), [("fast_gelu_fusion", "Gelu"), ("quick_gelu_fusion", "Swish"), ("gelu_fusion", "Gelu")]
+)
+def test_activation_becomes_the_operator_of_onnx(capability: str, made: str) -> None:
+    """The factor in the sigmoid, and the approximation by tanh, are attributes of ONNX's operators."""
+    case = next(case for case in CASES if case.capability == capability)
+    result = optimize(_parse_case(case, case.graph), OptimizeOptions(level="full", operators="standard"))
+    assert 1 == result.fired[capability]
+    assert made in _operator_names(result.model)
+
+
+@OPSET_24
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"opset": 22}, "opset 22 has no Attention"),
+        ({"opset": 23, "quick_gelu_fusion": True}, "opset 23"),
+        ({"group_query_attention_fusion": True}, "group-query-attention-fusion: opset 24"),
+        ({"module": ("x",), "level": "full"}, "cannot be combined"),
+    ],
+)
+def test_standard_operators_refuse_contradictions(options: dict[str, Any], words: str) -> None:
+    """The message names the option and the opset."""
+    with pytest.raises(UsageError, match=words):
+        _check_standard_options(options)
+
+
+def _check_standard_options(options: dict[str, Any]) -> None:
+    requested = OptimizeOptions.model_validate({"operators": "standard", **options})
+    list(requested.enabled())
+    requested.refuse_whole_graph_options()
+
+
+def test_opset_that_onnxruntime_does_not_open_is_refused() -> None:
+    """The hint names the newest one that it opens."""
+    with pytest.raises(UsageError, match="ONNX Runtime") as caught:
+        OptimizeOptions(opset=99)
+    newest = re.search(r"opset (\d+)", caught.value.hint)
+    assert newest is not None
+    assert int(newest[1]) >= 23
+    OptimizeOptions(opset=int(newest[1]))

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
 from checkpoints import build_model
+from installed_versions import OPSET_24
 from winml.modelkit import HTPExporter, optimize_onnx
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.metadata_keys import INPUTS_KEY
@@ -112,6 +114,25 @@ def test_attention_over_a_cache_becomes_one_operator_with_the_same_numbers(llama
     counts = _count(result.model)
     assert (counts["GroupQueryAttention"], counts["RotaryEmbedding"], counts["Softmax"], counts["Cos"]) == (1, 2, 0, 0)
     assert result.fired["group_query_attention_fusion"] == 1
+    _assert_same_answers(llama, result.model)
+
+
+@OPSET_24
+@pytest.mark.parametrize(("opset", "swish"), [(None, 1), (23, 0)])
+def test_decoder_is_fused_into_operators_of_onnx_with_the_same_numbers(
+    llama: Path, opset: int | None, swish: int
+) -> None:
+    """Attention has the cache and the grouped heads; Swish is in opset 24. Every node has a module."""
+    result = optimize(ir.load(llama), OptimizeOptions(level="full", operators="standard", opset=opset))
+    counts = _count(result.model)
+    operators = ("Attention", "RotaryEmbedding", "RMSNormalization", "Swish", "Softmax", "Cos")
+    assert [1, 2, 3, swish, 0, 0] == [counts[name] for name in operators]
+    assert {"": opset or 24} == result.model.opset_imports
+    assert measure_coverage(result.model).is_complete
+    onnx.checker.check_model(ir.to_proto(result.model))
+    attention = next(node for node in result.model.graph if node.op_type == "Attention")
+    assert (2, 3) == (attention.attributes.get_int("kv_num_heads", 0), len(attention.outputs)), attention
+    assert "model.layers.0.self_attn" == read_tag(attention).module  # type: ignore[union-attr]
     _assert_same_answers(llama, result.model)
 
 

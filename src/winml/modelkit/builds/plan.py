@@ -92,10 +92,12 @@ _RUNTIME_MODE = "weight-only"
 
 def is_for_onnxruntime(plan: BuildPlan) -> bool:
     """Return True if only ONNX Runtime can run the result of a build, independent of the optimizer."""
-    return plan.layout.for_onnxruntime or any(
-        options.kv_cache is not None or any(mode == _RUNTIME_MODE for _, mode in options.requested_modes())
-        for options in requested_quantizations(plan.config)
-    )
+    return plan.layout.for_onnxruntime or any(map(_is_of_runtime, requested_quantizations(plan.config)))
+
+
+def _is_of_runtime(options: QuantizeOptions) -> bool:
+    """Return True if a quantization makes operators of ONNX Runtime."""
+    return options.kv_cache is not None or any(mode == _RUNTIME_MODE for _, mode in options.requested_modes())
 
 
 def is_onnx_path(model: str) -> bool:
@@ -148,6 +150,7 @@ def plan_build(
     if config.eval is not None:
         refuse_missing_evaluations(config.eval)
         refuse_unfit_limits(config.eval, request.task)
+    config = _with_standard_opset(config)
     plan = BuildPlan(
         config,
         request,
@@ -157,6 +160,7 @@ def plan_build(
         with_companions=with_companions,
         deploy_only=deploy_only,
     )
+    _refuse_runtime_operators(plan)
     if is_onnx_path(request.model):
         path = named_path(request.model.strip())
         if not path.is_file():
@@ -186,13 +190,17 @@ def plan_build(
 def _with_default_level(plan: BuildPlan) -> BuildPlan:
     """Return a plan with the default optimization level, unless the request states an optimization.
 
-    Weights that are quantized in memory have no level: ONNX Runtime would read them in float from a temporary file.
+    Weights that are quantized in memory have no level unless standard operators are requested: ONNX Runtime would read
+    them in float from a temporary file.
     """
     section = plan.config.optim
-    if section is None or section.states_optimization or plan.skip_pre_normalization or stage_in_memory(plan):
+    if section is None or section.states_optimization or plan.skip_pre_normalization:
+        return plan
+    is_in_memory = stage_in_memory(plan) is not None
+    if is_in_memory and section.operators != "standard":
         return plan
     config = plan.config.model_copy(update={"optim": with_default_level(section)})
-    return replace(plan, config=config, has_default_level=True)
+    return replace(plan, config=config, has_default_level=not is_in_memory)
 
 
 def stage_in_memory(plan: BuildPlan) -> Literal["quantize", "optimize"] | None:
@@ -279,13 +287,37 @@ def _refuse_optimization(options: OptimizeOptions, export: WinMLExportConfig | N
     Raises:
         UsageError: a capability does not apply; names its key.
     """
-    opset = options.opset
-    if opset is None and export is not None:
-        # The exporter is known later.
-        opset = export.opset_version or max(DEFAULT_OPSETS.values())
+    # The exporter is known later.
+    exported = None if export is None else export.opset_version or max(DEFAULT_OPSETS.values())
+    opset = options.opset_after(exported)
     list(options.enabled())
     if opset is not None:
         options.refuse_older_opset(opset)
+
+
+def _with_standard_opset(config: WinMLBuildConfig) -> WinMLBuildConfig:
+    """Return a config that exports at the opset of standard operators, if these are requested and no opset is."""
+    if config.optim is None or config.export is None or config.optim.operators != "standard":
+        return config
+    opset = config.export.opset_version or config.optim.opset_after(None)
+    return with_values(config, {"export": {"opset_version": opset}})
+
+
+def _refuse_runtime_operators(plan: BuildPlan) -> None:
+    """Refuse standard operators in a build whose result has operators of ONNX Runtime.
+
+    Raises:
+        UsageError: the layout or the precision requires such operators.
+    """
+    section = plan.config.optim
+    if section is None or section.operators != "standard" or not is_for_onnxruntime(plan):
+        return
+    cause, hint = f"{opt.layout} {plan.config.layout}", "Omit one of them."
+    if not plan.layout.for_onnxruntime:
+        quantization = next(filter(_is_of_runtime, requested_quantizations(plan.config)))
+        cause = opt.kv_cache if quantization.kv_cache else f"{opt.precision} {quantization.base.name}"
+        hint = "Omit one of them, or use fp16, int8, w8a8 or w8a16, which are written with operators of ONNX."
+    raise UsageError(f"{opt.operators} standard: {cause} is written with operators of ONNX Runtime only", hint=hint)
 
 
 def _refuse_idle_limit(config: WinMLBuildConfig) -> None:

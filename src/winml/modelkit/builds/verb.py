@@ -13,7 +13,8 @@ from winml.modelkit.builds.layouts.layout import LAYOUTS
 from winml.modelkit.errors import UsageError, opt, python_function, spell
 from winml.modelkit.export.declared_options import ACCEPT_ASSUMPTIONS, EXPORTER, DynamicFields, ExporterChoice
 from winml.modelkit.fields import DEVICE, OUTPUT, SIZES, VERIFICATION, declare
-from winml.modelkit.optimize.capabilities import LEVELS
+from winml.modelkit.optimize.capabilities import LEVELS, OPERATOR_SETS
+from winml.modelkit.optimize.declared_options import OPERATORS
 from winml.modelkit.verbs.named_models import keyword_options, model_request, stated_keywords
 
 if TYPE_CHECKING:
@@ -68,6 +69,9 @@ class BuildRequest:
     """Run the compilation stage."""
     level: str | None = declare(None, STAGES, only=LEVELS, default_words="full", is_common=True)
     """Optimization level. winml optimize --list shows the optimizations of each level."""
+    operators: str | None = declare(
+        None, STAGES, text=OPERATORS["text"], only=OPERATOR_SETS, default_words=OPERATORS["default"]
+    )
     exporter: ExporterChoice = declare(**EXPORTER, group=STAGES)
     skip_pre_normalization: bool = declare(False, STAGES)
     """Do not normalize an .onnx file if no optimization is requested."""
@@ -243,10 +247,11 @@ def _apply_options(request: BuildRequest) -> WinMLBuildConfig:
 
     config = request.config
     sections: dict[str, dict[str, Any]] = {"export": {}, "optim": {}, "quant": {}, "compile": {}}
-    if request.level is not None:
-        if "optim" in request.sections_off:
-            raise UsageError(f"{opt.level} has no effect with {opt.no_optimize}", hint="Omit one of them.")
-        sections["optim"]["level"] = request.level
+    for name in ("level", "operators"):
+        if (value := getattr(request, name)) is not None:
+            if "optim" in request.sections_off:
+                raise UsageError(f"{spell(name)} has no effect with {opt.no_optimize}", hint="Omit one of them.")
+            sections["optim"][name] = value
     if request.ep is not None:
         provider = short_name(find_execution_provider(request.ep).name)
         for section_values in sections.values():

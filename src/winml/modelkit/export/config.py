@@ -16,6 +16,7 @@ from winml.modelkit.errors import VerificationError
 from winml.modelkit.export.declared_options import DynamicFields, ExportFields
 from winml.modelkit.onnx.specs import DynamicAxes, DynamicDimension, DynamicRequest, InputTensorSpec, OutputTensorSpec
 from winml.modelkit.options import Options
+from winml.modelkit.ort.opsets import refuse_unsupported_opset
 from winml.modelkit.tags.torch_modules import normalized_torch_modules
 
 ExporterName = Literal["torchscript", "dynamo"]
@@ -24,6 +25,9 @@ _SpecT = TypeVar("_SpecT", InputTensorSpec, OutputTensorSpec)
 
 DYNAMO_OPSET = 18
 """Specified: the oldest opset torch's dynamo exporter has operators for."""
+NEWEST_CAPTURED_OPSET = 20
+"""Specified: the newest opset torch's TorchScript exporter writes. Chosen for dynamo: from 23 on, it writes fused
+operators, which later stages do not read. Captured graphs are converted to newer opsets."""
 DEFAULT_OPSETS: Mapping[ExporterName, int] = {"torchscript": 17, "dynamo": DYNAMO_OPSET}
 """Chosen: the first with LayerNormalization, and the oldest that needs no conversion."""
 
@@ -50,6 +54,11 @@ class WinMLExportConfig(ExportFields, DynamicFields, Options):
     @classmethod
     def _normalize_torch_modules(cls, value: object) -> object:
         return normalized_torch_modules(value)
+
+    @pydantic.field_validator("opset_version")
+    @classmethod
+    def _refuse_unsupported_opset(cls, opset: int | None) -> int | None:
+        return refuse_unsupported_opset(opset)
 
     @pydantic.field_validator("input_tensors", "output_tensors")
     @classmethod

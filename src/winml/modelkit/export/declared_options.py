@@ -15,8 +15,8 @@ Activations = Literal["float32", "int8"]
 
 OLDEST_OPSET = 11
 """Chosen: the oldest opset in which the shape-computing operators the exporter emits take int64 inputs throughout."""
-_NEWEST_OPSET = 20
-"""Specified: the newest opset torch's TorchScript exporter writes."""
+_NEWEST_OPSET = 24
+"""Chosen: the newest opset of which common readers have the operators."""
 
 EXPORTER: Mapping[str, Any] = {
     "default": "auto",

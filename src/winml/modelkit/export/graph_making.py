@@ -41,6 +41,7 @@ from winml.modelkit.export.capture import Capture, CaptureOptions, NodeTagger
 from winml.modelkit.export.config import (
     EXPORTER_ORDER,
     EXPORTER_WORDS,
+    NEWEST_CAPTURED_OPSET,
     ExporterName,
     ExporterUse,
     WinMLExportConfig,
@@ -52,6 +53,7 @@ from winml.modelkit.models.output_shapes import with_named_sums
 from winml.modelkit.models.parts import LoadedModel, ModelPart
 from winml.modelkit.models.preparation import FlatForward
 from winml.modelkit.models.state_restoration import shared_state, unchanged_attributes
+from winml.modelkit.normalize.opset_conversion import convert_opset
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 from winml.modelkit.normalize.size_propagation import table_limits
 from winml.modelkit.onnx.assumptions import Assumption
@@ -156,7 +158,7 @@ def _capture_with(
         return replace(capture, notes=(*capture.notes, _WEIGHTS_LOADED))
     tensors = copies_for(model, tensors)
     options = CaptureOptions(
-        opset_version=config.opset_for(name),
+        opset_version=min(config.opset_for(name), NEWEST_CAPTURED_OPSET),
         dynamic_axes=axes_of(part.inputs),
         keep_stack_traces=config.keep_torch_metadata,
         weights=part.stored,
@@ -765,16 +767,20 @@ def _rename_outputs(draw: Draw, forward: FlatForward, config: WinMLExportConfig)
 
 
 def _normalize_graph(model: ir.Model, config: WinMLExportConfig, used: ExporterUse) -> tuple[ir.Model, tuple[str, ...]]:
-    """Normalize a tagged graph and lower it to the requested opset; return the model and notes for the user."""
+    """Normalize a tagged graph and convert it to the requested opset; return the model and notes for the user."""
     options = NormalizeOptions(fold_constants=config.do_constant_folding)
     normalized = normalize(model, options)
     requested_opset = config.opset_for(used.name)
-    if model.opset_imports[""] <= requested_opset:
+    if model.opset_imports[""] == requested_opset:
         return normalized.model, normalized.notes
     # Only now: numbers that older opsets hold as attributes are computed in a graph fresh from the exporter.
-    lowered, note = lower_opset(normalized.model, requested_opset)
-    renormalized = normalize(lowered, options)
-    return renormalized.model, (*renormalized.notes, *((note,) if note else ()))
+    if model.opset_imports[""] < requested_opset:
+        converted, notes = convert_opset(normalized.model, requested_opset)
+    else:
+        converted, note = lower_opset(normalized.model, requested_opset)
+        notes = (note,) if note else ()
+    renormalized = normalize(converted, options)
+    return renormalized.model, (*renormalized.notes, *notes)
 
 
 def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: ModuleTree, used: ExporterUse) -> None:

@@ -25,6 +25,7 @@ from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.onnx.files.graph_reading import flat_file, graph_of
 from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.node_facts import GraphFacts, NodeFacts, read_facts
+from winml.modelkit.optimize.capabilities import LEAST_STANDARD_OPSET
 from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.devices import (
     ChosenProvider,
@@ -380,7 +381,10 @@ class _NodeChecks:
                         f"Optimize the export again for this provider, without this operator: winml optimize --ep {ep}."
                     )
                 if not domain and (version := _composed_version(operator, self.facts)) is not None:
-                    return f"Export with {opt.opset} {version - 1}, where {operator} is exported as simpler operators."
+                    remedy = f"Export with {opt.opset} {version - 1}"
+                    if version >= LEAST_STANDARD_OPSET:
+                        remedy += f" and optimize without {opt.operators} standard"
+                    return f"{remedy}: {operator} is then written as simpler operators."
                 command = f"winml optimize -m {path} --level full --ep {ep} --check"
                 return f"{_ON_CPU}. To see what fusion would change: {command}"
             case "dtype":

@@ -16,7 +16,7 @@ from winml.modelkit.onnx.operators import is_operator, producer_of
 from winml.modelkit.onnx.stage import GraphPass
 from winml.modelkit.optimize import graph_matching
 
-_TO_KEYS = (0, 2, 3, 1)
+TO_KEYS = (0, 2, 3, 1)
 """Specified by the operator's layout: permutation of [batch, sequence, heads, size] that moves the heads before the
 sequence, with the keys transposed for the product."""
 
@@ -101,7 +101,7 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
     scaled_scores = graph_matching.match_scores(scores)
     if join is None or scaled_scores is None:
         return None
-    if not _is_row_condition(join.zeroed) or (is_guarded and join.zeroed is not None):
+    if not is_row_condition(join.zeroed) or (is_guarded and join.zeroed is not None):
         return None
     product, mask, scale = scaled_scores
     query, key = _match_heads(product.inputs[0], graph_matching.TO_HEADS), _match_keys(product.inputs[1])
@@ -115,7 +115,7 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
     return _Attention(query, key, value, scale * query.scale * key.scale, mask, is_guarded, join)
 
 
-def _is_row_condition(condition: ir.Value | None) -> bool:
+def is_row_condition(condition: ir.Value | None) -> bool:
     """Return True if an optional condition is equal for all heads and all elements of a row (case 4)."""
     shape = graph_matching.shape_of(condition, 4)
     return condition is None or (shape is not None and shape[1] == 1 and shape[3] == 1)
@@ -128,7 +128,7 @@ def _keeps_shape(reshape: ir.Node) -> bool:
 
 def _match_keys(value: ir.Value | None) -> _Heads | None:
     """Return the keys before the transposition for the product, by one Transpose or two."""
-    if (heads := _match_heads(value, _TO_KEYS)) is not None or value is None:
+    if (heads := _match_heads(value, TO_KEYS)) is not None or value is None:
         return heads
     value, outer = graph_matching.split_scale(value)
     inner = _match_heads(graph_matching.transpose_input(value, graph_matching.SWAPPED), graph_matching.TO_HEADS)
@@ -190,15 +190,29 @@ def _replace_attention(match: _Attention) -> None:
         num_heads=match.query.count,
         scale=match.scale,
     )
-    is_zero: ir.Value | None = None
-    if match.is_guarded:
-        is_zero = builder.add("IsNaN", [result], "_IsNaN", ir.DataType.BOOL)
-    elif match.join.zeroed is not None:
-        # A condition [batch, 1, sequence, 1] without the axis of the heads.
-        shape = builder.constant(np.array([0, -1, 1], dtype=np.int64), "_Shape")
-        is_zero = builder.add("Reshape", [match.join.zeroed, shape], "_Reshape", ir.DataType.BOOL)
-    if is_zero is not None:
-        zero = builder.constant(np.array(0, np.float32), "_Constant")
-        result = builder.add("Where", [is_zero, zero, result], "_Where", old.dtype, old.shape)
+    result = zero_masked_rows(builder, result, match.join.zeroed, is_guarded=match.is_guarded)
     graph.insert_after(match.join.output, builder.nodes)
     graph_matching.take_over(old, result)
+
+
+def zero_masked_rows(
+    builder: graph_matching.NodeBuilder, result: ir.Value, condition: ir.Value | None, *, is_guarded: bool
+) -> ir.Value:
+    """Add nodes that set the rows of fully masked tokens to zero; return their output, or the result without them.
+
+    Args:
+        builder: Adds the nodes.
+        result: Output of an attention: batch × sequence × heads · size.
+        condition: True for these rows, of shape [batch, 1, sequence, 1]; None without one.
+        is_guarded: True if these rows are NaN.
+    """
+    if is_guarded:
+        is_zero = builder.add("IsNaN", [result], "_IsNaN", ir.DataType.BOOL)
+    elif condition is not None:
+        # Without the axis of the heads.
+        shape = builder.constant(np.array([0, -1, 1], dtype=np.int64), "_Shape")
+        is_zero = builder.add("Reshape", [condition, shape], "_Reshape", ir.DataType.BOOL)
+    else:
+        return result
+    zero = builder.constant(np.array(0, np.float32), "_Constant")
+    return builder.add("Where", [is_zero, zero, result], "_Where", result.dtype, result.shape)

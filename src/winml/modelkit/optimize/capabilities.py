@@ -24,6 +24,14 @@ LEVEL_WORDS: Mapping[Level, str] = {
 }
 """Level → description."""
 
+Operators = Literal["onnxruntime", "standard"]
+"""Operators to fuse into."""
+OPERATOR_SETS: tuple[Operators, ...] = get_args(Operators)
+STANDARD_OPSET = 24
+"""Chosen: the oldest opset with Attention, RMSNormalization, RotaryEmbedding and Swish."""
+LEAST_STANDARD_OPSET = 23
+"""Specified: the first opset with Attention, RMSNormalization and RotaryEmbedding."""
+
 Engine = Literal["winml", "onnxruntime"]
 """Implementation of a change: a pass of winml, in memory; or ONNX Runtime's offline optimizer, through a file."""
 
@@ -69,6 +77,10 @@ class Capability:
     """For the engine ``winml``: ``module:class`` of its :class:`~winml.modelkit.onnx.stage.GraphPass`, created without
     arguments. Imported when it runs, so that listing capabilities imports no graph library.
     """
+    standard_opset: int = 0
+    """First opset with operators of ONNX that replace those it creates (``operators: standard``); 0: none."""
+    standard_implementation: str = ""
+    """Like ``implementation``, for operators of ONNX; empty: the operators are replaced one by one afterwards."""
     sets: tuple[str, str] | None = None
     """For a capability without a separate pass: the capability whose pass it changes, and the keyword to set."""
     kernels: tuple[str, ...] = ()
@@ -192,17 +204,17 @@ _ENTRIES = (
     Capability(
         "fast_gelu_fusion", "fuse the nodes of GELU with tanh into FastGelu", "extended", _ORT,
         contrib_transformers=("FastGeluFusion",), kernels=("com.microsoft:FastGelu",),
-        makes=("com.microsoft:FastGelu",),
+        makes=("com.microsoft:FastGelu",), standard_opset=20,
     ),
     Capability(
         "tanh_gelu_fusion", "fuse the nodes of GELU with tanh, with a cube written as x · x · x, into FastGelu",
-        "extended", "winml", providers=(*_CPU_CUDA_DML, "webgpu"), makes=("com.microsoft:FastGelu",),
-        implementation=f"{_PASSES}.gelu_fusion:TanhGeluFusionPass",
+        "extended", "winml", kernels=("com.microsoft:FastGelu",), makes=("com.microsoft:FastGelu",),
+        implementation=f"{_PASSES}.gelu_fusion:TanhGeluFusionPass", standard_opset=20,
     ),
     Capability(
         "quick_gelu_fusion", "fuse x · sigmoid(1.702 x), and x · sigmoid(x), into QuickGelu", "extended",
         _ORT, contrib_transformers=("QuickGeluFusion",), kernels=("com.microsoft:QuickGelu",),
-        makes=("com.microsoft:QuickGelu",),
+        makes=("com.microsoft:QuickGelu",), standard_opset=24,
     ),
     Capability(
         "bias_gelu_fusion", "fuse Gelu with the addition before it", "extended", _ORT,
@@ -243,7 +255,7 @@ _ENTRIES = (
         "simplified_layer_norm_fusion", "fuse the nodes of RMSNorm into one", "extended",
         "winml", kernels=("SimplifiedLayerNormalization",),
         makes=("SimplifiedLayerNormalization", f"com.microsoft:{_SKIP_NORM}"),
-        implementation=f"{_PASSES}.decoders.norm_fusions:RootMeanSquareNormFusionPass",
+        implementation=f"{_PASSES}.decoders.norm_fusions:RootMeanSquareNormFusionPass", standard_opset=23,
     ),
     Capability(
         "skip_simplified_layer_norm_fusion", "fuse RMSNorm with the addition before it",
@@ -256,9 +268,10 @@ _ENTRIES = (
         implementation=f"{_PASSES}.decoders.grouped_attention_fusion:GroupQueryAttentionFusionPass",
     ),
     Capability(
-        "attention_fusion", "fuse attention into MultiHeadAttention", "full", "winml",
-        kernels=("com.microsoft:MultiHeadAttention",), makes=("com.microsoft:MultiHeadAttention",),
+        "attention_fusion", "fuse attention into MultiHeadAttention, or into Attention of ONNX", "full", "winml",
+        kernels=("com.microsoft:MultiHeadAttention",), makes=("com.microsoft:MultiHeadAttention", "Attention"),
         implementation=f"{_PASSES}.attention_fusion:AttentionFusionPass",
+        standard_opset=23, standard_implementation=f"{_PASSES}.standard_attention:StandardAttentionFusionPass",
     ),
     # Only when enabled by name, and for onnxruntime-genai, which pads prompts on the right; PyTorch counts padding too.
     Capability(
@@ -305,8 +318,9 @@ _ENTRIES = (
 RESERVED = frozenset(
     {
         "declared", "enabled", "ep", "exclude", "folds_constants", "is_empty", "is_enabled", "is_limited", "level",
-        "module", "named", "opset", "plug_ins", "refuse_older_opset", "refuse_whole_graph_options", "section",
-        "spelled", "uses_contrib", "ways_out", "with_decoder_fusions", "with_plain_layers", "with_token_windows",
+        "module", "named", "operators", "opset", "opset_after", "plug_ins", "refuse_older_opset",
+        "refuse_whole_graph_options", "section", "spelled", "uses_contrib", "ways_out", "with_decoder_fusions",
+        "with_plain_layers", "with_token_windows",
     }
 )  # fmt: skip
 """Reserved names: options that are no capabilities, and other attributes of ``OptimizeOptions``."""

@@ -80,13 +80,15 @@ def _list_capabilities(requested: OptimizeOptions, options: dict[str, object]) -
     defaults = {
         entry.name: {level: by_level[level].is_enabled(entry) for level in LEVELS} for entry in CAPABILITIES.values()
     }
+    is_standard = requested.operators == "standard"
     rows = [
         {
             "name": entry.name,
             "does": entry.words,
             "on_from": entry.level,
             "defaults": defaults[entry.name],
-            "execution_providers": list(entry.providers),
+            # Any provider runs operators of ONNX.
+            "execution_providers": [] if is_standard and entry.standard_opset else list(entry.providers),
             "standard_operators": bool(entry.transformers),
             "engine": entry.engine,
             "enabled": requested.is_enabled(entry),

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.fields import DEVICE, declare
-from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVEL_WORDS, Level
+from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVEL_WORDS, STANDARD_OPSET, Level, Operators
 
 OPTIMIZATION = "Optimization"
 """Group of what the optimizer changes, and where."""
 _CAPABILITY_GROUP = "Graph optimizations"
 """Group of the options that switch one capability on or off."""
+
+
+OPERATORS: Mapping[str, Any] = {
+    "default": "onnxruntime",
+    "text": "Operators to fuse into. `onnxruntime`: those of ONNX Runtime (`com.microsoft`) that the execution "
+    f"provider supports. `standard`: those of ONNX, at opset {STANDARD_OPSET} unless `opset` is set, for other "
+    "readers; no operator of ONNX Runtime is written.",
+}
+"""Declaration of the option, which several verbs have, apart from its group."""
 
 
 @dataclass(kw_only=True)
@@ -27,6 +37,7 @@ class _NamedFields:
     )
     ep: str | None = declare(None, DEVICE, metavar="NAME", min_length=1, default_words="any", is_common=True)
     """Target execution provider, such as `qnn`. Optimizations whose operators it does not support are skipped."""
+    operators: Operators = declare(**OPERATORS, group=OPTIMIZATION)
     opset: int | None = declare(None, OPTIMIZATION, minimum=7, default_words="no conversion", is_common=True)
     """Convert the model to this opset version first."""
     module: tuple[str, ...] = declare(

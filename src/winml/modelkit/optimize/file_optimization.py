@@ -28,7 +28,7 @@ from winml.modelkit.onnx.specs import stated_sums, summed_sizes
 from winml.modelkit.optimize import records
 from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability
 from winml.modelkit.optimize.options import OptimizeOptions
-from winml.modelkit.optimize.pipeline import OptimizeResult, optimize, refuse_unknown_opset
+from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
 from winml.modelkit.options import options_of, parse_options
 from winml.modelkit.ort.default_sizes import default_size
 from winml.modelkit.ort.opened_model import RunOptions
@@ -57,9 +57,8 @@ def optimization(options: OptimizeOptions, sizes: Mapping[str, int], dataset: st
         dataset: Dataset whose samples outputs are compared on; None: random values.
 
     Raises:
-        UsageError: the options contradict each other, or name an unknown opset.
+        UsageError: the options contradict each other.
     """
-    refuse_unknown_opset(options.opset)
     options.refuse_whole_graph_options()
     return SingleOptimization(options, sizes, dataset)
 
@@ -107,7 +106,6 @@ def run_optimize_analyze_loop(
     if max_rounds < 1:
         raise UsageError(f"max_rounds {max_rounds}: at least one round is needed", hint="Set it to 1 or more.")
     options = parse_options(OptimizeOptions, flags, "run_optimize_analyze_loop")
-    refuse_unknown_opset(options.opset)
     options.refuse_whole_graph_options()
     task = graph_file.GraphFileTask(
         Path(model),
@@ -196,7 +194,7 @@ class SingleOptimization(_Optimization):
             UsageError: names it, or a capability without operators at the opset of the graph.
         """
         sizes_of_dimensions(model.graph, self.sizes)
-        opset = self.options.opset or model.opset_imports.get("")
+        opset = self.options.opset_after(model.opset_imports.get(""))
         if opset is not None:
             self.options.refuse_older_opset(opset)
         if self.options.is_limited:
@@ -218,7 +216,8 @@ class SingleOptimization(_Optimization):
         """The level, the opset and the enabled capabilities."""
         if not self.is_requested:
             return "nothing requested"
-        opset = () if self.options.opset is None else (f"opset {self.options.opset}",)
+        target = self.options.opset_after(None)
+        opset = () if target is None else (f"opset {target}",)
         enabled = self.enabled_names()
         capability_words = enabled if len(enabled) <= _LISTED_CAPABILITIES else (f"{len(enabled)} capabilities",)
         return ", ".join((f"level {self.options.level}", *opset, *capability_words))
@@ -310,16 +309,14 @@ def _options_of_next_round(flags: Mapping[str, Any]) -> OptimizeOptions:
     """Validate the flags returned by ``analyze``.
 
     Raises:
-        UsageError: no mapping, an unknown flag or an unknown opset was returned.
+        UsageError: no mapping, an unknown flag or an unsupported opset was returned.
     """
     if not isinstance(flags, Mapping):
         raise UsageError(
             f"analyze returned {flags!r}, a {type(flags).__name__}; expected a mapping of flags, or None",
             hint='Return the flags of the next round, such as {"level": "full"}, or None to keep the current flags.',
         )
-    options = parse_options(OptimizeOptions, dict(flags), "run_optimize_analyze_loop")
-    refuse_unknown_opset(options.opset)
-    return options
+    return parse_options(OptimizeOptions, dict(flags), "run_optimize_analyze_loop")
 
 
 def _explain_idle(model: ir.Model, idle: Sequence[Capability], options: OptimizeOptions) -> list[str]:

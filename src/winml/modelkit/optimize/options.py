@@ -12,13 +12,16 @@ from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.optimize.capabilities import (
     CAPABILITIES,
     DECODER_FUSIONS,
+    LEAST_STANDARD_OPSET,
     LEVELS,
+    STANDARD_OPSET,
     WHOLE_GRAPH,
     Capability,
 )
 from winml.modelkit.optimize.declared_options import OptimizeFields
 from winml.modelkit.options import Options
 from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
+from winml.modelkit.ort.opsets import refuse_unsupported_opset
 
 
 class OptimizeOptions(OptimizeFields, Options):
@@ -30,10 +33,32 @@ class OptimizeOptions(OptimizeFields, Options):
         """Return the short name, `None` without a provider; raises UsageError for an unknown provider."""
         return None if name is None else short_name(find_execution_provider(name).name)
 
+    @pydantic.model_validator(mode="after")
+    def _refuse_unsupported_opset(self) -> OptimizeOptions:
+        """Refuse an opset that ONNX Runtime does not support, or without the standard operators to fuse into."""
+        refuse_unsupported_opset(self.opset_after(None))
+        if self.operators == "standard" and self.opset is not None and self.opset < LEAST_STANDARD_OPSET:
+            raise UsageError(
+                f"{self.spelled('operators')} standard: opset {self.opset} has no Attention, RMSNormalization and "
+                "RotaryEmbedding",
+                hint=f"Use {self.spelled('opset')} {LEAST_STANDARD_OPSET} or {STANDARD_OPSET}, or omit it.",
+            )
+        return self
+
     @property
     def is_empty(self) -> bool:
         """True if no capability and no conversion is requested."""
-        return self.opset is None and not any(True for _ in self.enabled())
+        return self.opset_after(None) is None and not any(True for _ in self.enabled())
+
+    def opset_after(self, current: int | None) -> int | None:
+        """Return the opset after the optimization of a graph; `None` if unknown.
+
+        Args:
+            current: Opset of the graph; None: unknown.
+        """
+        if self.opset is not None or self.operators != "standard":
+            return self.opset or current
+        return max(STANDARD_OPSET, current or 0)
 
     @property
     def folds_constants(self) -> bool:
@@ -55,9 +80,10 @@ class OptimizeOptions(OptimizeFields, Options):
             return
         flag = spell("module" if self.module else "exclude")
         whole_graph = [CAPABILITIES[name] for name in WHOLE_GRAPH if self._flag_of(CAPABILITIES[name])]
-        if self.opset is not None or whole_graph:
+        if self.opset_after(None) is not None or whole_graph:
+            converting = "opset" if self.opset is not None else "operators"
             reason = (
-                f"{self.spelled(whole_graph[0].name)} reads" if whole_graph else f"{self.spelled('opset')} converts"
+                f"{self.spelled(whole_graph[0].name)} reads" if whole_graph else f"{self.spelled(converting)} converts"
             )
             raise UsageError(
                 f"{flag} cannot be combined: {reason} the whole graph", hint="Run them in separate commands."
@@ -83,7 +109,7 @@ class OptimizeOptions(OptimizeFields, Options):
         idle = [
             entry
             for entry in CAPABILITIES.values()
-            if self._flag_of(entry) and not self._suits_provider(entry) and entry.since_opset > opset
+            if self._flag_of(entry) and not self._suits_target(entry) and entry.since_opset > opset
         ]
         if not idle:
             return
@@ -104,7 +130,7 @@ class OptimizeOptions(OptimizeFields, Options):
         if "level" in self.model_fields_set:
             return self
         entries = [CAPABILITIES[name] for name in DECODER_FUSIONS if not (self.is_limited and name in WHOLE_GRAPH)]
-        flags = {entry.name: True for entry in entries if self._flag_of(entry) is None and self._suits_provider(entry)}
+        flags = {entry.name: True for entry in entries if self._flag_of(entry) is None and self._suits_target(entry)}
         return self.model_copy(update=flags)
 
     def with_plain_layers(self, operators: Collection[str]) -> OptimizeOptions:
@@ -147,7 +173,13 @@ class OptimizeOptions(OptimizeFields, Options):
         flag = self._flag_of(capability)
         if flag is None:
             return self._is_default(capability)
-        if flag and not self._suits_provider(capability) and not capability.transformers:
+        if flag and not self._suits_target(capability) and not capability.transformers:
+            if self.operators == "standard":
+                raise UsageError(
+                    f"{self.spelled(capability.name)}: opset {self.opset_after(None)} of ONNX does not have the "
+                    "resulting operators",
+                    hint=f"Omit it, or {self.spelled('operators')} standard.",
+                )
             raise UsageError(
                 f"{self.spelled(capability.name)}: execution provider {self.ep} does not support the resulting "
                 "operators",
@@ -158,7 +190,7 @@ class OptimizeOptions(OptimizeFields, Options):
     def uses_contrib(self, capability: Capability) -> bool:
         """Return True if an enabled capability may create operators of ONNX Runtime."""
         is_level_reached = LEVELS.index(self.level) >= LEVELS.index("extended")
-        return self._suits_provider(capability) and (is_level_reached or self._flag_of(capability) is True)
+        return self._suits_target(capability) and (is_level_reached or self._flag_of(capability) is True)
 
     def plug_ins(self) -> dict[str, str]:
         """Return enabled capability of a plug-in → its package and version."""
@@ -175,7 +207,10 @@ class OptimizeOptions(OptimizeFields, Options):
             return False
         if capability.level is None or LEVELS.index(self.level) < LEVELS.index(capability.level):
             return False
-        return self._suits_provider(capability) or bool(capability.transformers)
+        return self._suits_target(capability) or bool(capability.transformers)
 
-    def _suits_provider(self, capability: Capability) -> bool:
+    def _suits_target(self, capability: Capability) -> bool:
+        """Return True if the operators that a capability creates are those requested, and the provider has them."""
+        if self.operators == "standard" and capability.providers:
+            return 0 < capability.standard_opset <= (self.opset_after(None) or 0)
         return self.ep is None or not capability.providers or self.ep in capability.providers

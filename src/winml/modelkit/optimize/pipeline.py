@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
@@ -20,14 +19,15 @@ from winml.modelkit.normalize.opset_conversion import convert_opset
 from winml.modelkit.onnx.fingerprint import fingerprint
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.stage import DeclaredPass, GraphPass, StageResult, run_passes
-from winml.modelkit.onnx.validity import OLDEST_OPSET, find_loop
+from winml.modelkit.onnx.validity import find_loop
 from winml.modelkit.onnx.widening import computes_in
-from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability, Engine
+from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability, Engine, Operators
 from winml.modelkit.optimize.float32_twin import Float32Twin
 from winml.modelkit.optimize.graph_matching import CONTRIB_DOMAIN
 from winml.modelkit.optimize.onnxruntime_engine import rewrite_with_onnxruntime
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.selected_nodes import Rewrite, rewrite_selected
+from winml.modelkit.optimize.standard_operators import write_standard_operators
 from winml.modelkit.ort.fused_operators import kernel_types, providers_in_table
 from winml.modelkit.tags.address import common_start
 from winml.modelkit.tags.carry.carrying import carry_tags
@@ -50,12 +50,15 @@ _CLEANUP = (
 )
 
 
-def _rewrite_with_passes(model: ir.Model, capabilities: Sequence[Capability]) -> tuple[ir.Model, tuple[str, ...]]:
+def _rewrite_with_passes(
+    model: ir.Model, capabilities: Sequence[Capability], operators: Operators
+) -> tuple[ir.Model, tuple[str, ...]]:
     """Run the passes of capabilities, in place; return the model and notes on its tags.
 
     Args:
         model: The model.
         capabilities: The enabled capabilities.
+        operators: Operators to fuse into.
 
     Raises:
         OptimizeError: a pass failed, or changed the inputs or outputs of the model.
@@ -67,7 +70,9 @@ def _rewrite_with_passes(model: ir.Model, capabilities: Sequence[Capability]) ->
             keywords = {
                 modifier.sets[1]: True for modifier in capabilities if modifier.sets and modifier.sets[0] == entry.name
             }
-            effect: GraphPass = CAPABILITIES.part(entry.name, entry.implementation)(**keywords)
+            is_standard = operators == "standard" and entry.standard_implementation
+            implementation = entry.standard_implementation if is_standard else entry.implementation
+            effect: GraphPass = CAPABILITIES.part(entry.name, implementation)(**keywords)
             steps.append(DeclaredPass(effect, effect.tags))
     if run_passes(model, [step for step in steps if step.tags != "drops"], OptimizeError):
         run_passes(model, _CLEANUP, OptimizeError)
@@ -261,9 +266,10 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
         OptimizeError: an engine failed, or tags were lost.
     """
     requested, float_types = list(options.enabled()), _float_types(model)
-    enabled = [entry for entry in requested if entry.has_kernels(options.ep, float_types)]
+    provider = None if options.operators == "standard" else options.ep
+    enabled = [entry for entry in requested if entry.has_kernels(provider, float_types)]
     idle_notes = _idle_notes([entry for entry in requested if entry not in enabled], options, float_types)
-    opset = options.opset or model.opset_imports.get("")
+    opset = options.opset_after(model.opset_imports.get(""))
     if opset is not None:
         options.refuse_older_opset(opset)
     if options.is_empty:
@@ -275,8 +281,8 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
     scopes = _ModuleScopes(model)
     notes: list[str] = []
     interface = _interface_words(model)
-    if options.opset is not None:
-        model, engine_notes = convert_opset(model, options.opset)
+    if opset is not None:
+        model, engine_notes = convert_opset(model, opset)
         notes += engine_notes
     twin = Float32Twin.of(model) if any(entry.makes or entry.engine == "onnxruntime" for entry in enabled) else None
     if twin is None and computes_in(model, ir.DataType.FLOAT16):
@@ -292,6 +298,8 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
     )
     if twin is not None:
         twin.restore(done.model)
+    if options.operators == "standard":
+        write_standard_operators(done.model)
     model, notes = done.model, [*notes, *done.notes]
     # Last: carrying tags reads in names which node was fused into which.
     _name_new_nodes(model, scopes)
@@ -347,7 +355,7 @@ def _run_engines(
         if not capabilities:
             continue
         before = GraphCensus.of(done.model)
-        rewrite: Rewrite = partial(_rewrite_with_passes, capabilities=capabilities)
+        rewrite: Rewrite = partial(_rewrite_with_passes, capabilities=capabilities, operators=options.operators)
         if engine == "onnxruntime":
             contrib = [entry for entry in capabilities if options.uses_contrib(entry)]
             rewrite = partial(rewrite_with_onnxruntime, capabilities=capabilities, contrib=contrib)
@@ -432,17 +440,3 @@ def _interface_words(model: ir.Model) -> str:
     """Return the names of inputs and outputs in words, without initializers listed as inputs."""
     inputs = (str(value.name) for value in model.graph.inputs if value.name not in model.graph.initializers)
     return f"{', '.join(inputs)} → {', '.join(str(value.name) for value in model.graph.outputs)}"
-
-
-def refuse_unknown_opset(target: int | None) -> None:
-    """Refuse an opset version unknown to the installed onnx.
-
-    Raises:
-        UsageError: names the supported versions.
-    """
-    newest = onnx.defs.onnx_opset_version()
-    if target is not None and not OLDEST_OPSET <= target <= newest:
-        raise UsageError(
-            f"opset {target}: ONNX has no such opset",
-            hint=f"Use an opset from {OLDEST_OPSET} to {newest}, the range that onnx {onnx.__version__} supports.",
-        )

@@ -122,7 +122,8 @@ def optimize_model(
         functions: Modules to write as ONNX functions: ``all``, ``classes`` (modules of one class whose graphs are
             equal share one) or a selector.
         on_step: Called when a step starts and when it ends.
-        **flags: ``level``, ``ep``, ``opset``, ``module``, ``exclude``, names of capabilities (``gelu_fusion=True``).
+        **flags: ``level``, ``ep``, ``operators``, ``opset``, ``module``, ``exclude``, names of capabilities
+            (``gelu_fusion=True``).
 
     Returns:
         The record of the optimization; the file is written. For a build folder, the

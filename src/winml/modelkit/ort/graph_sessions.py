@@ -45,25 +45,37 @@ _IR_VERSION_TAG = bytes([1 << 3])
 """Specified: tag of field 1 of a model, a varint."""
 _OLDEST = 3
 """Specified: the first with opsets."""
+_COMMON_OPSET = 13
+"""Chosen: an opset that every supported ONNX Runtime loads."""
 
 
 @functools.cache
 def newest_ir_version() -> int:
     """Return the newest IR version that the installed ONNX Runtime loads, found by loading small models."""
+    versions = range(onnx.IR_VERSION, _OLDEST, -1)
+    return next((version for version in versions if _is_loadable(version, _COMMON_OPSET)), _OLDEST)
+
+
+@functools.cache
+def newest_opset() -> int:
+    """Return the newest opset that the installed onnx and ONNX Runtime support, found by loading small models."""
+    opsets = range(onnx.defs.onnx_opset_version(), _COMMON_OPSET, -1)
+    return next((opset for opset in opsets if _is_loadable(newest_ir_version(), opset)), _COMMON_OPSET)
+
+
+def _is_loadable(ir_version: int, opset: int) -> bool:
+    """Return True if ONNX Runtime loads a small model of an IR version and an opset."""
     value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
     output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
     graph = onnx.helper.make_graph([onnx.helper.make_node("Neg", ["x"], ["y"])], "g", [value], [output])
-    opset = onnx.helper.make_opsetid("", 13)
+    model = onnx.helper.make_model(graph, ir_version=ir_version, opset_imports=[onnx.helper.make_opsetid("", opset)])
     options = ort.SessionOptions()
     options.log_severity_level = SEVERITY_FATAL
-    for version in range(onnx.IR_VERSION, _OLDEST, -1):
-        model = onnx.helper.make_model(graph, ir_version=version, opset_imports=[opset])
-        try:
-            ort.InferenceSession(model.SerializeToString(), sess_options=options, providers=list(CPU))
-        except ORT_ERRORS:
-            continue
-        return version
-    return _OLDEST
+    try:
+        ort.InferenceSession(model.SerializeToString(), sess_options=options, providers=list(CPU))
+    except ORT_ERRORS:
+        return False
+    return True
 
 
 class GraphSessions:

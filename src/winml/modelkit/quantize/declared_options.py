@@ -153,10 +153,10 @@ class QuantizeFields:
         default_words="samples generated for the tokenizer or processor beside the model, else random values",
         is_common=True,
     )
-    """Dataset for quality: file, folder or Hub name. Without `--calibration-data`, it also calibrates, on other samples:
-    those of the split train if it has one, else the rest of its split; `--split`, `--columns` and `--samples` select
-    the samples for quality. With `--sensitivity`, modules are ranked on it, and `--target` may be a metric
-    of its task, as in winml eval."""
+    """Dataset for quality: file, folder or Hub name. Without `--calibration-data`, it also calibrates, on other
+    samples: those of the split train if it has one, else the rest of its split; `--split`, `--columns` and `--samples`
+    select the samples for quality. With `--sensitivity`, modules are ranked on it, and `--target` may be a metric of
+    its task, as in winml eval."""
     min_sqnr_db: float | None = declare(
         None,
         VERIFICATION,

@@ -9,10 +9,9 @@ import onnx_ir as ir
 
 from winml.modelkit.onnx.operators import is_operator, producer_of
 from winml.modelkit.onnx.stage import GraphPass
-from winml.modelkit.onnx.weights import add_initializer
 from winml.modelkit.optimize.decoders.causal_masks import CausalMask, MaskWriter, find_mask, is_blind
 from winml.modelkit.optimize.decoders.interface import DecoderInterface
-from winml.modelkit.optimize.decoders.rotations import Rotation, RotationFinder
+from winml.modelkit.optimize.decoders.rotations import Rotation, RotationFinder, RotationTables
 from winml.modelkit.optimize.graph_matching import (
     CONTRIB_DOMAIN,
     SWAPPED,
@@ -40,7 +39,7 @@ _REPEATED_AXIS = 2
 
 
 @dataclass(frozen=True)
-class _CacheUpdate:
+class CacheUpdate:
     """Concatenation of cached keys or values with new keys or values."""
 
     past: ir.Value
@@ -63,8 +62,8 @@ class _CachedAttention:
     """Batch × heads × sequence × size, before any factor."""
     heads: int
     """Number of heads of the queries, a multiple of that of the keys."""
-    key: _CacheUpdate
-    value: _CacheUpdate
+    key: CacheUpdate
+    value: CacheUpdate
     scale: float
     added: ir.Value
     """The value added to the scores."""
@@ -84,7 +83,7 @@ def _match_cached_attention(softmax: ir.Node) -> _CachedAttention | None:
     if scores is None or rank_of(scores) != 4 or softmax.attributes.get_int("axis", -1) not in (-1, 3):
         return None
     probabilities, is_guarded = skip_nan_guard(softmax.outputs[0])
-    join = match_head_join(probabilities, _only_computing_user, _keeps_heads)
+    join = match_head_join(probabilities, only_computing_user, keeps_heads)
     parts = match_scores(scores)
     if join is None or parts is None or rank_of(join.output.outputs[0]) != 3:
         return None
@@ -92,10 +91,10 @@ def _match_cached_attention(softmax: ir.Node) -> _CachedAttention | None:
     if added is None or product.inputs[0] is None or product.inputs[1] is None or join.product.inputs[1] is None:
         return None
     query, query_scale = split_scale(product.inputs[0])
-    keys, key_scale = _find_untransposed(product.inputs[1])
+    keys, key_scale = find_untransposed(product.inputs[1])
     if keys is None:
         return None
-    key, value = _match_update(keys), _match_update(join.product.inputs[1])
+    key, value = match_update(keys), match_update(join.product.inputs[1])
     heads = fixed_size(product.outputs[0], 1)
     if key is None or value is None or heads is None or rank_of(query) != 4:
         return None
@@ -105,13 +104,13 @@ def _match_cached_attention(softmax: ir.Node) -> _CachedAttention | None:
     return _CachedAttention(query, heads, key, value, scale, added, is_guarded, join)
 
 
-def _only_computing_user(value: ir.Value) -> ir.Node | None:
+def only_computing_user(value: ir.Value) -> ir.Node | None:
     """Return the only reader of a value's elements, apart from readers of the shape; `None` for several readers."""
     users = [user for user, _ in value.uses() if not is_operator(user, "Shape")]
     return users[0] if len(users) == 1 and not value.is_graph_output() else None
 
 
-def _keeps_heads(reshape: ir.Node) -> bool:
+def keeps_heads(reshape: ir.Node) -> bool:
     """Return True if a reshape leaves [batch, heads, sequence, size] unchanged."""
     before, after = reshape.inputs[0], reshape.outputs[0]
     if before is None or rank_of(before) != 4 or rank_of(after) != 4:
@@ -120,7 +119,7 @@ def _keeps_heads(reshape: ir.Node) -> bool:
     return size is not None and fixed_size(after, 3) == size and fixed_size(after, 1) in (None, fixed_size(before, 1))
 
 
-def _find_untransposed(value: ir.Value) -> tuple[ir.Value | None, float]:
+def find_untransposed(value: ir.Value) -> tuple[ir.Value | None, float]:
     """Return the keys before the transposition for the product, and a constant factor."""
     value, outer = split_scale(value)
     transposed = transpose_input(value, SWAPPED)
@@ -142,9 +141,9 @@ def _find_flat_untransposed(value: ir.Value) -> ir.Value | None:
     return source if is_same else None
 
 
-def _match_update(value: ir.Value) -> _CacheUpdate | None:
+def match_update(value: ir.Value) -> CacheUpdate | None:
     """Match the cache update that computes keys or values, heads repeated or not; `None` without an update."""
-    node = producer_of(skip_full_slices(_find_unrepeated(value)), "Concat")
+    node = producer_of(skip_full_slices(find_unrepeated(value)), "Concat")
     if node is None or node.attributes.get_int("axis", 0) not in (2, -2) or len(node.inputs) != 2:
         return None
     past, new = node.inputs
@@ -153,10 +152,10 @@ def _match_update(value: ir.Value) -> _CacheUpdate | None:
     heads, size = fixed_size(past, 1), fixed_size(past, 3)
     if rank_of(past) != 4 or heads is None or size is None:
         return None
-    return _CacheUpdate(past, new, node.outputs[0], heads, size)
+    return CacheUpdate(past, new, node.outputs[0], heads, size)
 
 
-def _find_unrepeated(value: ir.Value) -> ir.Value:
+def find_unrepeated(value: ir.Value) -> ir.Value:
     """Return keys or values before each head was repeated for several of the queries."""
     reshape = producer_of(value, "Reshape")
     expand = producer_of(reshape.inputs[0], "Expand") if reshape is not None else None
@@ -288,10 +287,10 @@ class _Fusion:
     count: int = 0
     _masks: dict[tuple[tuple[object, ...], int | None], CausalMask | None] = field(default_factory=dict)
     _blind: dict[tuple[ir.Value, CausalMask], bool] = field(default_factory=dict)
-    _tables: dict[Rotation, tuple[ir.Value, ir.Value]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._rotations = RotationFinder(self.interface.positions, self.interface.position_count)
+        self._tables = RotationTables(self.graph)
         self.writer = MaskWriter(self.graph, self.interface, "/attention", self.counts_tokens)
 
     def fuse(self, softmax: ir.Node) -> None:
@@ -325,19 +324,21 @@ class _Fusion:
     def _replace_attention(self, match: _CachedAttention, mask: CausalMask) -> None:
         """Replace an attention by GroupQueryAttention, in place; nodes for rotation, mask and lengths are added."""
         output = match.join.output
-        query, key, rotation = self._find_unrotated(match)
+        query, key, rotation = self._rotations.find_both(
+            match.query, match.heads, match.key.new, match.key.heads, match.key.size
+        )
         builder = NodeBuilder(f"{scope_of(output)}/{_OPERATOR}/")
         flat = [
-            _join_heads(builder, query, match.heads, match.key.size, "query"),
-            _join_heads(builder, key, match.key.heads, match.key.size, "key"),
-            _join_heads(builder, match.value.new, match.value.heads, match.value.size, "value"),
+            join_heads(builder, query, match.heads, match.key.size, "query"),
+            join_heads(builder, key, match.key.heads, match.key.size, "key"),
+            join_heads(builder, match.value.new, match.value.heads, match.value.size, "value"),
         ]
         if rotation is not None:
             # Not by the operator itself, which counts the positions of a prompt from the first position of the first
             # row.
-            tables = (self.interface.positions, *self._add_tables(rotation))
-            flat[0] = _add_rotation(builder, flat[0], tables, rotation, match.heads, "query")
-            flat[1] = _add_rotation(builder, flat[1], tables, rotation, match.key.heads, "key")
+            tables = (self.interface.positions, *self._tables.of(rotation))
+            flat[0] = add_rotation(builder, flat[0], tables, rotation, match.heads, "query", CONTRIB_DOMAIN)
+            flat[1] = add_rotation(builder, flat[1], tables, rotation, match.key.heads, "key", CONTRIB_DOMAIN)
         unused = [None] * 3  # tables and positions
         attention = ir.node(
             _OPERATOR,
@@ -366,32 +367,8 @@ class _Fusion:
         take_over(match.value.present, present_value)
         take_over(old, result)
 
-    def _find_unrotated(self, match: _CachedAttention) -> tuple[ir.Value, ir.Value, Rotation | None]:
-        """Return queries and new keys before a supported rotation, and the rotation; `None` without one."""
-        query = self._rotations.find(match.query, match.heads, match.key.size)
-        key = self._rotations.find(match.key.new, match.key.heads, match.key.size)
-        if query is None or key is None or query[1] is not key[1]:
-            return match.query, match.key.new, None
-        return query[0], key[0], query[1]
 
-    def _add_tables(self, rotation: Rotation) -> tuple[ir.Value, ir.Value]:
-        """Return the initializers with cosines and sines of a rotation; added once."""
-        if rotation not in self._tables:
-            number = f"_{len(self._tables)}" if self._tables else ""
-            self._tables[rotation] = (
-                self._add_unique_initializer(f"cos_by_position{number}", rotation.cos),
-                self._add_unique_initializer(f"sin_by_position{number}", rotation.sin),
-            )
-        return self._tables[rotation]
-
-    def _add_unique_initializer(self, name: str, array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> ir.Value:
-        """Add an initializer, under a new name if the name is taken."""
-        while name in self.graph.initializers:
-            name = f"{name}_"
-        return add_initializer(self.graph, ir.tensor(array, name=name))
-
-
-def _join_heads(builder: NodeBuilder, value: ir.Value, heads: int, size: int, role: str) -> ir.Value:
+def join_heads(builder: NodeBuilder, value: ir.Value, heads: int, size: int, role: str) -> ir.Value:
     """Add nodes that turn batch × heads × sequence × size into batch × sequence × heads · size; return their output.
 
     If ``value`` was split from such a tensor by these operators alone, that tensor is returned, without new nodes.
@@ -409,26 +386,31 @@ def _join_heads(builder: NodeBuilder, value: ir.Value, heads: int, size: int, ro
     return builder.add("Reshape", [split, sizes], f"{role}_joined", value.dtype)
 
 
-def _add_rotation(
+def add_rotation(
     builder: NodeBuilder,
     value: ir.Value,
     tables: tuple[ir.Value | None, ...],
     rotation: Rotation,
     heads: int,
     role: str,
+    domain: str,
 ) -> ir.Value:
-    """Add a RotaryEmbedding; return its output: batch × sequence × heads · size."""
+    """Add a RotaryEmbedding; return its output: batch × sequence × heads · size.
+
+    Args:
+        builder: Adds the node.
+        value: Queries or keys of the shape of the output.
+        tables: Positions, cosines and sines, in the order of the operator's inputs.
+        rotation: The rotation.
+        heads: Number of heads.
+        role: End of the node's name.
+        domain: Domain of the operator.
+    """
     attributes = {"interleaved": int(rotation.is_interleaved), "num_heads": heads}
     if rotation.turned != rotation.size:
         attributes["rotary_embedding_dim"] = rotation.turned
     return builder.add(
-        "RotaryEmbedding",
-        [value, *tables],
-        f"{role}_turned",
-        value.dtype,
-        value.shape,
-        domain=CONTRIB_DOMAIN,
-        **attributes,
+        "RotaryEmbedding", [value, *tables], f"{role}_turned", value.dtype, value.shape, domain=domain, **attributes
     )
 
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import StageError
 from winml.modelkit.onnx.operators import producer_of
+from winml.modelkit.onnx.weights import add_initializer
 from winml.modelkit.optimize.decoders.probing import Probe, probe_between
 from winml.modelkit.optimize.graph_matching import TO_HEADS, rank_of, transpose_input
 
@@ -97,6 +98,15 @@ class RotationFinder:
             return None
         return (source, rotation) if rotation is not None else None
 
+    def find_both(
+        self, query: ir.Value, heads: int, key: ir.Value, key_heads: int, size: int
+    ) -> tuple[ir.Value, ir.Value, Rotation | None]:
+        """Return queries and keys before their common rotation, and the rotation; unchanged and `None` without one."""
+        of_query, of_key = self.find(query, heads, size), self.find(key, key_heads, size)
+        if of_query is None or of_key is None or of_query[1] is not of_key[1]:
+            return query, key, None
+        return of_query[0], of_key[0], of_query[1]
+
     def _measure_rotation(self, runs: _Runs) -> Rotation | None:
         """Measure a rotation and verify it on random vectors; the result is stored. `None` for other operators."""
         pairing = runs.find_pairing()
@@ -105,6 +115,31 @@ class RotationFinder:
             return None
         self._known.append(rotation)
         return rotation
+
+
+class RotationTables:
+    """Initializers with the cosines and sines of the rotations of one graph, added once for each rotation."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        """Begin without tables."""
+        self._graph = graph
+        self._tables: dict[Rotation, tuple[ir.Value, ir.Value]] = {}
+
+    def of(self, rotation: Rotation) -> tuple[ir.Value, ir.Value]:
+        """Return the cosines and sines of a rotation by position."""
+        if rotation not in self._tables:
+            number = f"_{len(self._tables)}" if self._tables else ""
+            self._tables[rotation] = (
+                self._add(f"cos_by_position{number}", rotation.cos),
+                self._add(f"sin_by_position{number}", rotation.sin),
+            )
+        return self._tables[rotation]
+
+    def _add(self, name: str, array: Array) -> ir.Value:
+        """Add an initializer, under a new name if the name is taken."""
+        while name in self._graph.initializers:
+            name = f"{name}_"
+        return add_initializer(self._graph, ir.tensor(array, name=name))
 
 
 def _is_before_rotation(value: ir.Value) -> bool:
