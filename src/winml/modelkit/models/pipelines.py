@@ -9,12 +9,14 @@ import importlib.util
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from winml.modelkit.errors import CheckpointError, InputError, first_line
-from winml.modelkit.models.checkpoints.pipeline_files import Component, PipelineFiles
+from winml.modelkit.models.checkpoints.pipeline_files import LEFT_OUT, Component, PipelineFiles
 from winml.modelkit.models.families.diffusion import PipelineModules, join_modules
 from winml.modelkit.ort.foreign_libraries import library_folder, local_libraries
 from winml.modelkit.version import install_command
@@ -33,15 +35,13 @@ def build_modules(files: PipelineFiles, dtype: torch.dtype) -> PipelineModules:
         InputError: diffusers is not installed.
     """
 
-    def build(component: Component) -> torch.nn.Module:
+    def build(component: Component) -> nn.Module:
         with torch.device("meta"):
             if component.library == "transformers":
                 module_class = _class_of(component)
                 config = module_class.config_class.from_pretrained(component.folder)
                 return module_class._from_config(config, dtype=dtype)  # type: ignore[no-any-return]
-            module: torch.nn.Module = _class_of(component).from_config(
-                _class_of(component).load_config(component.folder)
-            )
+            module: nn.Module = _class_of(component).from_config(_class_of(component).load_config(component.folder))
             return module.to(dtype)
 
     return _join(files, build)
@@ -55,7 +55,7 @@ def load_modules(files: PipelineFiles, dtype: torch.dtype) -> PipelineModules:
         InputError: diffusers is not installed.
     """
 
-    def load(component: Component) -> torch.nn.Module:
+    def load(component: Component) -> nn.Module:
         keyword = "dtype" if component.library == "transformers" else "torch_dtype"
         return _class_of(component).from_pretrained(  # type: ignore[no-any-return]
             component.folder, variant=component.variant, local_files_only=True, **{keyword: dtype}
@@ -64,7 +64,27 @@ def load_modules(files: PipelineFiles, dtype: torch.dtype) -> PipelineModules:
     return _join(files, load)
 
 
-def _join(files: PipelineFiles, make: Callable[[Component], torch.nn.Module]) -> PipelineModules:
+def assemble_pipeline(folder: Path, modules: nn.Module) -> Any:
+    """Return a pipeline of diffusers with these modules, and the tokenizers and scheduler of a folder.
+
+    Raises:
+        CheckpointError: a file of the folder cannot be read.
+        InputError: diffusers is not installed.
+    """
+    diffusers = _import_diffusers()
+    with (
+        local_libraries(),
+        _quiet_diffusers(),
+        library_folder(folder, f"{folder}: the pipeline cannot be assembled", error=CheckpointError),
+    ):
+        pipeline = diffusers.DiffusionPipeline.from_pretrained(
+            folder, local_files_only=True, **dict(modules.named_children()), **dict.fromkeys(LEFT_OUT)
+        )
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _join(files: PipelineFiles, make: Callable[[Component], nn.Module]) -> PipelineModules:
     """Return the modules that a function makes of each component, without network and messages of libraries."""
     _import_diffusers()
     modules = {}
@@ -113,9 +133,12 @@ def _quiet_diffusers() -> Iterator[None]:
     """Keep diffusers from writing to stderr."""
     from diffusers.utils import logging as messages
 
-    level = messages.get_verbosity()
+    level, has_bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
     messages.set_verbosity(logging.CRITICAL)
+    messages.disable_progress_bar()
     try:
         yield
     finally:
         messages.set_verbosity(level)
+        if has_bars:
+            messages.enable_progress_bar()

@@ -35,7 +35,7 @@ def companion_files(folder: Path) -> dict[str, Path]:
 
     Included are files at the top, ``.jinja`` files of the folder of chat templates, and files of folders that
     ``modules.json`` names, such as ``1_Pooling/config.json``. Excluded are files with other names, files of more than
-    200 MB, and hidden files. `{}` for a path that is no folder. For a diffusers pipeline: index, configs, tokenizers and
+    200 MB, and hidden files. `{}` for a path that is no folder. A diffusers pipeline has index, configs, tokenizers and
     scheduler.
 
     Raises:

@@ -29,7 +29,7 @@ _CLASSES = {
 """Library → classes of modules with known inputs."""
 _COPIED = ("tokenizer", "tokenizer_2", "tokenizer_3", "scheduler", "feature_extractor", "image_processor")
 """Specified by diffusers: components without weights."""
-_LEFT_OUT = ("safety_checker", "image_encoder")
+LEFT_OUT = ("safety_checker", "image_encoder")
 """Specified by diffusers: components that a pipeline works without."""
 _WEIGHTS = re.compile(
     r"(?:diffusion_pytorch_model|model|pytorch_model)(?:\.(?P<variant>[a-zA-Z]\w*))?(?:-\d+-of-\d+)?"
@@ -162,14 +162,14 @@ def read_pipeline_files(folder: Path) -> PipelineFiles:
     modules = tuple(
         _read_component(folder, name, library, component_class)
         for name, (library, component_class) in entries.items()
-        if name not in (*_COPIED, *_LEFT_OUT)
+        if name not in (*_COPIED, *LEFT_OUT)
     )
     files = PipelineFiles(
         folder,
         class_name,
         tuple(sorted(modules, key=lambda component: _ORDER.index(component.name))),
         tuple(name for name in entries if name in _COPIED),
-        tuple(name for name in entries if name in _LEFT_OUT),
+        tuple(name for name in entries if name in LEFT_OUT),
         bool(index.get("requires_aesthetics_score")),
     )
     if sum(files.find(name) is not None for name in DENOISERS) != 1 or files.find(VAE) is None:
