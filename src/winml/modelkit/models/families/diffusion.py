@@ -25,7 +25,7 @@ from winml.modelkit.onnx.specs import DynamicDimension, DynamicRequest, InputTen
 
 _BATCH, _TOKENS, _HEIGHT, _WIDTH = "batch_size", "sequence_length", "height", "width"
 _LATENT_HEIGHT, _LATENT_WIDTH, _PATCHES = "latent_height", "latent_width", "packed_height_width"
-_EXAMPLES: Mapping[str, int] = {_BATCH: 2, _TOKENS: 7, _LATENT_HEIGHT: 9, _LATENT_WIDTH: 11, _PATCHES: 15}
+_EXAMPLES: Mapping[str, int] = {_BATCH: 2, _TOKENS: 3, _LATENT_HEIGHT: 5, _LATENT_WIDTH: 7, _PATCHES: 15}
 """Chosen: sizes at tracing, distinct and quick to run. Odd latents: a UNet traced on them computes the sizes of its
 upsampling from its inputs, and so fits any size; traced on even ones, it doubles sizes."""
 _MOST_TIMESTEPS = 999
@@ -255,7 +255,7 @@ def _flux_inputs(config: Any, _files: PipelineFiles) -> dict[str, _Draft]:
         "pooled_projections": _Draft((_BATCH, config.pooled_projection_dim)),
         "timestep": _Draft((_BATCH,), "float32", (0, 1)),
         "img_ids": _Draft((_PATCHES, len(config.axes_dims_rope)), value_range=(0, 63)),
-        "txt_ids": _Draft((_TOKENS, len(config.axes_dims_rope)), value_range=(0, 0)),
+        "txt_ids": _Draft((_TOKENS, len(config.axes_dims_rope)), value_range=(0, 63)),
     }
     if config.guidance_embeds:
         drafts["guidance"] = _Draft((_BATCH,), value_range=(1, 10))
