@@ -5,8 +5,9 @@ Only this module imports diffusers, which an extra of winml installs.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +17,13 @@ import torch
 from torch import nn
 
 from winml.modelkit.errors import CheckpointError, InputError, first_line
-from winml.modelkit.models.checkpoints.pipeline_files import LEFT_OUT, Component, PipelineFiles
+from winml.modelkit.models.checkpoints.pipeline_files import LEFT_OUT, VAE, Component, PipelineFiles
 from winml.modelkit.models.families.diffusion import PipelineModules, join_modules
 from winml.modelkit.ort.foreign_libraries import library_folder, local_libraries
 from winml.modelkit.version import install_command
+
+_PROBED_STEPS = 7
+"""Chosen: no divisor of the number of training steps, which is 1000."""
 
 
 def diffusers_version() -> str:
@@ -27,7 +31,7 @@ def diffusers_version() -> str:
     return str(_import_diffusers().__version__)
 
 
-def build_modules(files: PipelineFiles, dtype: torch.dtype) -> PipelineModules:
+def build_modules(files: PipelineFiles, requested: torch.dtype) -> PipelineModules:
     """Build the modules of a pipeline from their configs, on the ``meta`` device.
 
     Raises:
@@ -36,6 +40,7 @@ def build_modules(files: PipelineFiles, dtype: torch.dtype) -> PipelineModules:
     """
 
     def build(component: Component) -> nn.Module:
+        dtype = _dtype_of(files, component, requested)
         with torch.device("meta"):
             if component.library == "transformers":
                 module_class = _class_of(component)
@@ -47,7 +52,7 @@ def build_modules(files: PipelineFiles, dtype: torch.dtype) -> PipelineModules:
     return _join(files, build)
 
 
-def load_modules(files: PipelineFiles, dtype: torch.dtype) -> PipelineModules:
+def load_modules(files: PipelineFiles, requested: torch.dtype) -> PipelineModules:
     """Load the modules of a pipeline with their weights.
 
     Raises:
@@ -57,11 +62,31 @@ def load_modules(files: PipelineFiles, dtype: torch.dtype) -> PipelineModules:
 
     def load(component: Component) -> nn.Module:
         keyword = "dtype" if component.library == "transformers" else "torch_dtype"
+        dtype = _dtype_of(files, component, requested)
         return _class_of(component).from_pretrained(  # type: ignore[no-any-return]
             component.folder, variant=component.variant, local_files_only=True, **{keyword: dtype}
         )
 
     return _join(files, load)
+
+
+def has_fractional_timesteps(files: PipelineFiles) -> bool:
+    """Return True if the scheduler of a pipeline makes timesteps between integers, as Euler schedulers may.
+
+    Raises:
+        CheckpointError: the scheduler cannot be read.
+    """
+    diffusers = _import_diffusers()
+    folder = files.folder / "scheduler"
+    with (
+        local_libraries(),
+        quiet_diffusers(),
+        library_folder(folder, f"{folder}: the scheduler cannot be read", error=CheckpointError),
+    ):
+        scheduler = getattr(diffusers, files.scheduler_class).from_pretrained(folder, local_files_only=True)
+        scheduler.set_timesteps(_PROBED_STEPS)
+        timesteps = scheduler.timesteps
+    return bool((timesteps != timesteps.floor()).any()) if timesteps.is_floating_point() else False
 
 
 def assemble_pipeline(folder: Path, modules: nn.Module) -> Any:
@@ -74,7 +99,7 @@ def assemble_pipeline(folder: Path, modules: nn.Module) -> Any:
     diffusers = _import_diffusers()
     with (
         local_libraries(),
-        _quiet_diffusers(),
+        quiet_diffusers(),
         library_folder(folder, f"{folder}: the pipeline cannot be assembled", error=CheckpointError),
     ):
         pipeline = diffusers.DiffusionPipeline.from_pretrained(
@@ -90,9 +115,18 @@ def _join(files: PipelineFiles, make: Callable[[Component], nn.Module]) -> Pipel
     modules = {}
     for component in files.modules:
         words = f"{component.folder}: {component.class_name} cannot be loaded"
-        with local_libraries(), _quiet_diffusers(), library_folder(component.folder, words, error=CheckpointError):
+        with local_libraries(), quiet_diffusers(), library_folder(component.folder, words, error=CheckpointError):
             modules[component.name] = make(component)
     return join_modules(files, modules)
+
+
+def _dtype_of(files: PipelineFiles, component: Component, requested: torch.dtype) -> torch.dtype:
+    """Return the type of the weights of a component: the requested one, unless it overflows in float16.
+
+    for: the autoencoder of Stable Diffusion XL, which diffusers also runs in float32.
+    """
+    is_float16 = requested == torch.float16
+    return torch.float32 if is_float16 and files.upcasts_vae and component.name == VAE else requested
 
 
 def _class_of(component: Component) -> Any:
@@ -129,15 +163,17 @@ def _import_diffusers() -> Any:
 
 
 @contextmanager
-def _quiet_diffusers() -> Iterator[None]:
-    """Keep diffusers from writing to stderr."""
+def quiet_diffusers() -> Iterator[None]:
+    """Keep diffusers from writing to stderr, and ignore its warnings, which concern its own code."""
     from diffusers.utils import logging as messages
 
     level, has_bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
     messages.set_verbosity(logging.CRITICAL)
     messages.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         messages.set_verbosity(level)
         if has_bars:

@@ -67,7 +67,7 @@ from winml.modelkit.models.inputs.sizes import SEPARATOR
 from winml.modelkit.models.library_access import import_losses
 from winml.modelkit.models.load_options import Dtype
 from winml.modelkit.models.parts import ModelPart
-from winml.modelkit.models.pipelines import build_modules
+from winml.modelkit.models.pipelines import build_modules, has_fractional_timesteps
 from winml.modelkit.models.request import ModelRequest, ModelSource, check_folder, resolve_source
 from winml.modelkit.onnx.files.named_paths import restored_working_directory
 from winml.modelkit.onnx.specs import InputTensorSpec
@@ -233,7 +233,7 @@ def _resolve_pipeline(source: ModelSource, request: ModelRequest) -> ResolvedMod
     files = read_pipeline_files(source.path)
     dtype = requested_dtype(request) or torch.float32
     model = build_modules(files, dtype)
-    parts = diffusion_parts(model, files, request)
+    parts = diffusion_parts(model, files, request, has_fractions=has_fractional_timesteps(files))
     refuse_unknown_parts(request.submodel, parts, source.name)
     return ResolvedModel(source=source, parts=parts, dtype=dtype, model_notes=files.notes, pipeline=files)
 

@@ -19,7 +19,7 @@ from winml.modelkit.errors import InputError, StageError, UsageError, Verificati
 from winml.modelkit.models.checkpoints.pipeline_files import VAE
 from winml.modelkit.models.graph_pipelines import run_as_graphs
 from winml.modelkit.models.parts import ModelPart
-from winml.modelkit.models.pipelines import assemble_pipeline
+from winml.modelkit.models.pipelines import assemble_pipeline, quiet_diffusers
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.ort.shared_settings import attribute_replaced
@@ -62,7 +62,7 @@ def compare_image(parts: Sequence[ModelPart], folder: Path, paths: Mapping[str, 
     height, width = (scale * (edge if isinstance(edge, int) else _LATENTS) for edge in latent_edges)
 
     def make_image() -> Array:
-        with torch.no_grad():
+        with torch.no_grad(), quiet_diffusers():
             images = pipeline(
                 _PROMPT,
                 num_inference_steps=_STEPS,

@@ -6,12 +6,13 @@ Imports no model library and runs no code of the folder.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from winml.modelkit.errors import CheckpointError, ModelPathError, opt
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, PIPELINE_INDEX_NAME, VAE_PARTS, is_plain_name
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, PIPELINE_INDEX_NAME, VAE_DECODER, VAE_PARTS, is_plain_name
 from winml.modelkit.models.checkpoints.weight_files import check_safetensors
 from winml.modelkit.onnx.files.foreign_files import check_library_files, is_companion_name, library_file
 from winml.modelkit.options import JsonError, read_json_file
@@ -27,7 +28,8 @@ _CLASSES = {
     "transformers": frozenset({"CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel"}),
 }
 """Library → classes of modules with known inputs."""
-_COPIED = ("tokenizer", "tokenizer_2", "tokenizer_3", "scheduler", "feature_extractor", "image_processor")
+_SCHEDULER = "scheduler"
+_COPIED = ("tokenizer", "tokenizer_2", "tokenizer_3", _SCHEDULER, "feature_extractor", "image_processor")
 """Specified by diffusers: components without weights."""
 LEFT_OUT = ("safety_checker", "image_encoder")
 """Specified by diffusers: components that a pipeline works without."""
@@ -82,8 +84,19 @@ class PipelineFiles:
     """Names of components whose files are copied."""
     left_out: tuple[str, ...]
     """Names of components that are neither exported nor copied."""
+    scheduler_class: str
+    """Class of the scheduler."""
     has_aesthetic_score: bool
     """True if an aesthetic score takes the place of the target size in ``time_ids``: refiner of Stable Diffusion XL."""
+
+    @property
+    def upcasts_vae(self) -> bool:
+        """True if the pipeline runs its autoencoder in float32 if the weights are float16: Stable Diffusion XL."""
+        vae, unet = self.find(VAE), self.find("unet")
+        if vae is None or unet is None:
+            return False
+        is_xl = _read_config(unet.folder).get("addition_embed_type") == "text_time"
+        return is_xl and bool(_read_config(vae.folder).get("force_upcast", True))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -127,13 +140,26 @@ def _plain_files(folder: Path) -> Iterator[Path]:
             yield path
 
 
+def _read_config(folder: Path) -> Mapping[str, Any]:
+    """Return the config of a component; `{}` if damaged, which its loader reports."""
+    try:
+        record = read_json_file(folder / CHECKPOINT_CONFIG_NAME)
+    except (OSError, JsonError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
 def is_pipeline_folder(folder: Path) -> bool:
     """Return True if a folder has the index of a diffusers pipeline."""
     return (folder / PIPELINE_INDEX_NAME).is_file()
 
 
-def read_pipeline_files(folder: Path) -> PipelineFiles:
+def read_pipeline_files(folder: Path, *, is_built: bool = False) -> PipelineFiles:
     """Read the index of a pipeline, and check that its components are known and complete.
+
+    Args:
+        folder: The folder.
+        is_built: True for the folder of a build: graphs are in place of weights, and the autoencoder has two folders.
 
     Raises:
         CheckpointError: the index or a weight file is damaged, a component is of an unknown class, or code of the
@@ -160,7 +186,7 @@ def read_pipeline_files(folder: Path) -> PipelineFiles:
         if isinstance(entry, list) and len(entry) == 2 and all(isinstance(word, str) for word in entry)
     }
     modules = tuple(
-        _read_component(folder, name, library, component_class)
+        _read_component(folder, name, library, component_class, is_built=is_built)
         for name, (library, component_class) in entries.items()
         if name not in (*_COPIED, *LEFT_OUT)
     )
@@ -170,11 +196,13 @@ def read_pipeline_files(folder: Path) -> PipelineFiles:
         tuple(sorted(modules, key=lambda component: _ORDER.index(component.name))),
         tuple(name for name in entries if name in _COPIED),
         tuple(name for name in entries if name in LEFT_OUT),
+        entries.get(_SCHEDULER, ("", ""))[1],
         bool(index.get("requires_aesthetics_score")),
     )
-    if sum(files.find(name) is not None for name in DENOISERS) != 1 or files.find(VAE) is None:
+    if sum(files.find(name) is not None for name in DENOISERS) != 1 or not files.find(VAE) or not files.scheduler_class:
         raise CheckpointError(
-            f"{path}: {class_name} has {', '.join(entries)}; expected one of {' and '.join(DENOISERS)}, and {VAE}",
+            f"{path}: {class_name} has {', '.join(entries)}; expected one of {' and '.join(DENOISERS)}, {VAE} and "
+            f"{_SCHEDULER}",
             hint="Stable Diffusion 1 and 2, XL and 3, and Flux have them.",
         )
     return files
@@ -184,14 +212,14 @@ _ORDER = (*TEXT_ENCODERS, *DENOISERS, VAE)
 """Components in the order in which they run."""
 
 
-def _read_component(folder: Path, name: str, library: str, class_name: str) -> Component:
+def _read_component(folder: Path, name: str, library: str, class_name: str, *, is_built: bool) -> Component:
     """Check one component of the index.
 
     Raises:
         CheckpointError: its class is not known, or a weight file is damaged.
         ModelPathError: its folder, config or weights are missing.
     """
-    component = Component(name, library, class_name, folder / name)
+    component = Component(name, library, class_name, folder / (VAE_DECODER if is_built and name == VAE else name))
     if library not in _CLASSES and (folder / name).joinpath(f"{library}.py").is_file():
         raise CheckpointError(
             f"{folder}: component {name} is defined by Python code of the folder, {library}.py, which winml does not "
@@ -205,14 +233,17 @@ def _read_component(folder: Path, name: str, library: str, class_name: str) -> C
             hint=f"Supported are {known}. Export the module alone, from a script: file.py:factory.",
         )
     assert is_plain_name(name)  # one of the known names
-    subfolder = folder / name
+    subfolder = component.folder
     if not subfolder.is_dir():
         raise ModelPathError(
-            f"{folder}: has no folder {name}, which {PIPELINE_INDEX_NAME} names", hint="Download the whole pipeline."
+            f"{folder}: has no folder {subfolder.name}, which {PIPELINE_INDEX_NAME} names",
+            hint="Download the whole pipeline.",
         )
     check_library_files(subfolder, error=CheckpointError)
     if not (subfolder / CHECKPOINT_CONFIG_NAME).is_file():
         raise ModelPathError(f"{subfolder}: has no {CHECKPOINT_CONFIG_NAME}", hint="Download the whole pipeline.")
+    if is_built:
+        return component
     if not component.weight_files:
         raise ModelPathError(
             f"{subfolder}: has no weights (*.safetensors or *.bin)", hint="Download the whole pipeline."

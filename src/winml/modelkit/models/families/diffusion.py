@@ -50,13 +50,16 @@ def join_modules(files: PipelineFiles, modules: Mapping[str, torch.nn.Module]) -
     return model.eval()
 
 
-def diffusion_parts(model: torch.nn.Module, files: PipelineFiles, request: ModelRequest) -> tuple[ModelPart, ...]:
+def diffusion_parts(
+    model: torch.nn.Module, files: PipelineFiles, request: ModelRequest, *, has_fractions: bool
+) -> tuple[ModelPart, ...]:
     """Return the parts of a pipeline in the order in which they run.
 
     Args:
         model: The modules of the pipeline, possibly on the ``meta`` device.
         files: The folder of the pipeline.
         request: Request of the user.
+        has_fractions: True if timesteps lie between integers; a UNet then takes them as floats.
 
     Raises:
         UsageError: a size does not apply to a pipeline.
@@ -66,6 +69,8 @@ def diffusion_parts(model: torch.nn.Module, files: PipelineFiles, request: Model
     denoiser_name = next(name for name in DENOISERS if files.find(name) is not None)
     denoiser = model.get_submodule(denoiser_name)
     drafts = _DENOISER_INPUTS[type(denoiser).__name__](denoiser.config, files)
+    if has_fractions and drafts["timestep"].dtype == "int64":
+        drafts["timestep"] = dataclasses.replace(drafts["timestep"], dtype="float32")
     # Both read the states of a layer before the last one.
     reads_layers = "text_embeds" in drafts or type(denoiser).__name__ == "SD3Transformer2DModel"
     text_parts = [
