@@ -104,7 +104,7 @@ def stable_diffusion_3(folder: Path) -> Path:
         caption_projection_dim=32, joint_attention_dim=32, pooled_projection_dim=64, out_channels=4,
         pos_embed_max_size=32,
     )  # fmt: skip
-    texts = ("CLIPTextModelWithProjection", "CLIPTextModelWithProjection", "T5EncoderModel")
+    texts = ("T5EncoderModel",)
     return save_pipeline(folder, "StableDiffusion3Pipeline", model, texts, diffusers.FlowMatchEulerDiscreteScheduler())
 
 
@@ -115,7 +115,7 @@ def flux(folder: Path) -> Path:
         patch_size=1, in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
         joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=(4, 4, 8), guidance_embeds=True,
     )  # fmt: skip
-    texts = ("CLIPTextModel", "T5EncoderModel")
+    texts = ("T5EncoderModel",)
     return save_pipeline(folder, "FluxPipeline", model, texts, diffusers.FlowMatchEulerDiscreteScheduler())
 
 
@@ -198,44 +198,40 @@ def test_loaded_pipeline_makes_the_image_of_diffusers(built: Path, pipeline: Pat
 
 
 @pytest.mark.parametrize(
-    ("save", "denoiser", "inputs"),
+    ("save", "inputs"),
     [
-        (
-            stable_diffusion_xl,
-            "unet",
-            {"sample": 4, "timestep": 0, "encoder_hidden_states": 3, "text_embeds": 2, "time_ids": 2},
-        ),
-        (
-            stable_diffusion_3,
-            "transformer",
-            {"hidden_states": 4, "encoder_hidden_states": 3, "pooled_projections": 2, "timestep": 1},
-        ),
+        (stable_diffusion_3, {"hidden_states": 4, "encoder_hidden_states": 3, "pooled_projections": 2, "timestep": 1}),
         (
             flux,
-            "transformer",
-            {"hidden_states": 3, "encoder_hidden_states": 3, "pooled_projections": 2, "timestep": 1, "img_ids": 2,
-             "txt_ids": 2, "guidance": 1},
+            {
+                "hidden_states": 3, "encoder_hidden_states": 3, "pooled_projections": 2, "timestep": 1, "img_ids": 2,
+                "txt_ids": 2, "guidance": 1,
+            },
         ),
     ],
-    ids=["xl", "sd3", "flux"],
+    ids=["sd3", "flux"],
 )  # fmt: skip
-def test_denoiser_of_each_family_equals_pytorch(
-    tmp_path: Path, save: Callable[[Path], Path], denoiser: str, inputs: dict[str, int]
+def test_transformer_of_a_pipeline_equals_pytorch(
+    tmp_path: Path, save: Callable[[Path], Path], inputs: dict[str, int]
 ) -> None:
-    """The denoisers of Stable Diffusion XL and 3 and of Flux are exported and verified: input → rank."""
+    """The transformers of Stable Diffusion 3 and of Flux are exported and verified: input → rank."""
     folder = save(tmp_path / "pipeline")
     sizes = {"batch_size": 1, "height": 16, "width": 12, "sequence_length": 5}
-    part = export_model(folder, tmp_path / "model.onnx", sizes=sizes, submodel=(denoiser,)).only_part
+    part = export_model(folder, tmp_path / "model.onnx", sizes=sizes, submodel=("transformer",)).only_part
     assert {spec.name: len(spec.shape) for spec in part.inputs} == inputs
     assert part.verification is not None
     assert part.verification.is_verified
 
 
-def test_time_of_a_unet_is_a_float_if_the_scheduler_makes_fractions(tmp_path: Path) -> None:
-    """The Euler scheduler divides 1000 training steps into any number of steps, and its layers are outputs."""
+def test_unet_of_xl_takes_pooled_text_sizes_and_fractions_of_steps(tmp_path: Path) -> None:
+    """Its Euler scheduler divides 1000 training steps into any number, and the layers of its texts are outputs."""
     resolved = resolve_model(ModelRequest(str(stable_diffusion_xl(tmp_path / "pipeline"))))
     parts = {part.name: part for part in resolved.parts}
-    assert {spec.name: spec.dtype for spec in parts["unet"].inputs}["timestep"] == "float32"
+    types = {spec.name: (len(spec.shape), spec.dtype) for spec in parts["unet"].inputs}
+    assert types == {
+        "sample": (4, "float32"), "timestep": (0, "float32"), "encoder_hidden_states": (3, "float32"),
+        "text_embeds": (2, "float32"), "time_ids": (2, "float32"),
+    }  # fmt: skip
     assert parts["text_encoder_2"].forward_kwargs["output_hidden_states"] is True
 
 
@@ -283,6 +279,12 @@ def test_missing_weights_are_named(copied: Path) -> None:
     (copied / "vae" / "diffusion_pytorch_model.safetensors").unlink()
     with pytest.raises(ModelPathError, match="vae: has no weights"):
         resolve_model(ModelRequest(str(copied)))
+
+
+def test_layout_is_refused(pipeline: Path, tmp_path: Path) -> None:
+    """A pipeline has one layout, without a request."""
+    with pytest.raises(UsageError, match="one layout"):
+        build_model(pipeline, tmp_path / "built", config={"layout": "genai"})
 
 
 def test_adapter_and_unknown_size_are_refused(pipeline: Path) -> None:
