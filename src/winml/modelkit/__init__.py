@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from winml.modelkit.export.verb import export_model
     from winml.modelkit.extract.verb import extract_modules
     from winml.modelkit.generate.auto_model import WinMLAutoModel
+    from winml.modelkit.generate.diffusion import load_pipeline
     from winml.modelkit.generate.run_verb import run_model
     from winml.modelkit.inspect.verb import inspect_model
     from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec

@@ -205,6 +205,11 @@ def is_plain_name(name: str) -> bool:
     return stays_inside(name) and "/" not in name
 
 
+def is_pipeline_folder(folder: Path) -> bool:
+    """Return True if a folder has the index of a diffusers pipeline."""
+    return (folder / PIPELINE_INDEX_NAME).is_file()
+
+
 _OUTPUT_SUFFIXES = frozenset({
     ".bin", ".bpe", ".codes", ".csv", ".data", ".dict", ".htm", ".html", ".jinja", ".json", ".md", ".model", ".npy",
     ".npz", ".onnx", ".onnx_adapter", ".safetensors", ".spm", ".tiktoken", ".tokenizer", ".txt", ".vocab",

@@ -31,8 +31,7 @@ def take_storage_out(modules: nn.Module) -> None:
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             zeros = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
             is_parameter = isinstance(tensor, nn.Parameter)
-            held: dict[str, Any] = module._parameters if is_parameter else module._buffers
-            held[name] = nn.Parameter(zeros, requires_grad=False) if is_parameter else zeros
+            setattr(module, name, nn.Parameter(zeros, requires_grad=False) if is_parameter else zeros)
 
 
 @contextmanager

@@ -42,11 +42,12 @@ def build_modules(files: PipelineFiles, requested: torch.dtype) -> PipelineModul
     def build(component: Component) -> nn.Module:
         dtype = _dtype_of(files, component, requested)
         with torch.device("meta"):
+            module_class = _class_of(component)
+            module: nn.Module
             if component.library == "transformers":
-                module_class = _class_of(component)
-                config = module_class.config_class.from_pretrained(component.folder)
-                return module_class._from_config(config, dtype=dtype)  # type: ignore[no-any-return]
-            module: nn.Module = _class_of(component).from_config(_class_of(component).load_config(component.folder))
+                module = module_class(module_class.config_class.from_pretrained(component.folder))
+            else:
+                module = module_class.from_config(module_class.load_config(component.folder))
             return module.to(dtype)
 
     return _join(files, build)

@@ -16,11 +16,16 @@ from typing import Literal
 
 from winml.modelkit.errors import CheckpointError, ModelPathError, UsageError, WinMLError, opt, spell
 from winml.modelkit.fields import RECORDED
-from winml.modelkit.file_names import BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX, files_folder
+from winml.modelkit.file_names import (
+    BUILD_MANIFEST_NAME,
+    CHECKPOINT_CONFIG_NAME,
+    MODEL_SUFFIX,
+    files_folder,
+    is_pipeline_folder,
+)
 from winml.modelkit.models.checkpoints import weight_files
 from winml.modelkit.models.checkpoints.adapters import ADAPTER_CONFIG_NAME, named_adapter, read_adapters
 from winml.modelkit.models.checkpoints.hub import cached_snapshot, snapshot_folder
-from winml.modelkit.models.checkpoints.pipeline_files import fused_lora_hint, is_pipeline_folder, lora_hint
 from winml.modelkit.models.checkpoints.quantized.formats import folder_format
 from winml.modelkit.models.checkpoints.task import WITH_PAST, canonical_task, canonical_word
 from winml.modelkit.models.inputs.options import ShapeConfig
@@ -339,6 +344,8 @@ def _refuse_flags_of_models(source: ModelSource, request: ModelRequest) -> None:
     Raises:
         UsageError: names the option.
     """
+    from winml.modelkit.models.checkpoints.pipeline_files import fused_lora_hint  # only for pipelines
+
     reason, hint = "whose components determine their own", ""
     if request.adapter:
         option, reason, hint = f"{opt.adapter} {request.adapter[0]}", "which takes no adapter here", fused_lora_hint()
@@ -389,6 +396,8 @@ def _without_config_hint(folder: Path) -> str:
     """Return the hint for a folder without a config."""
     if (folder / BUILD_MANIFEST_NAME).is_file():
         return f"Finish it (winml build with -o {folder}), or pass the model that it was built from."
+    from winml.modelkit.models.checkpoints.pipeline_files import lora_hint  # only in an error
+
     if hint := lora_hint(folder):
         return hint
     if (folder / ADAPTER_CONFIG_NAME).is_file():

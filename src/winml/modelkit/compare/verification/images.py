@@ -106,7 +106,7 @@ def compare_image(parts: Sequence[ModelPart], folder: Path, paths: Mapping[str, 
 
 @contextmanager
 def _casting_decoder(vae: Any) -> Iterator[None]:
-    """Let a decoder take latents of another type than its weights, as a graph does."""
+    """Cast latents to the type of a decoder's weights inside the block, as a graph does."""
     decode = vae.decode
 
     def decode_cast(z: torch.Tensor, **keywords: Any) -> Any:

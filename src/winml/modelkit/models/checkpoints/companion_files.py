@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import CheckpointError
-from winml.modelkit.file_names import CARD_NAME, is_plain_name
-from winml.modelkit.models.checkpoints.pipeline_files import is_pipeline_folder, read_pipeline_files
+from winml.modelkit.file_names import CARD_NAME, is_pipeline_folder, is_plain_name
 from winml.modelkit.models.checkpoints.weight_files import FORMATS
 from winml.modelkit.onnx.files import foreign_files
 from winml.modelkit.onnx.files.foreign_names import name_problem
@@ -44,6 +43,8 @@ def companion_files(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         return {}
     if is_pipeline_folder(folder):
+        from winml.modelkit.models.checkpoints.pipeline_files import read_pipeline_files  # only for pipelines
+
         return read_pipeline_files(folder).companions()
     names = [path.name for path in folder.iterdir() if foreign_files.is_companion_name(path.name)]
     if (templates := folder / foreign_files.TEMPLATES_FOLDER).is_dir():

@@ -149,11 +149,6 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def is_pipeline_folder(folder: Path) -> bool:
-    """Return True if a folder has the index of a diffusers pipeline."""
-    return (folder / PIPELINE_INDEX_NAME).is_file()
-
-
 def read_pipeline_files(folder: Path, *, is_built: bool = False) -> PipelineFiles:
     """Read the index of a pipeline, and check that its components are known and complete.
 
