@@ -82,7 +82,9 @@ def _load_pipeline(
         progress(f"loading {files.class_name}")
     assert resolved.dtype is not None  # decided by the request
     parts = resolved.parts_with(load_modules(files, resolved.dtype))
-    notes = (*resolved.model_notes, *dtype_notes(parts[0].model, request))
+    is_mixed = resolved.dtype == torch.float16 and files.upcasts_vae
+    vae_notes = ("vae stays float32, as in diffusers: its config says that it overflows (force_upcast)",) * is_mixed
+    notes = (*resolved.model_notes, *dtype_notes(parts[0].model, request), *vae_notes)
     return LoadedModel(model_info(resolved, request), parts, notes, request.submodel)
 
 
