@@ -37,14 +37,18 @@ def _project() -> dict[str, Any]:
     return project
 
 
-OF_AN_EXTRA = {"evaluate": "eval", "models": "gguf", "report": "eval", "samples": "eval", "sweep": "ray"}
-"""Subpackage → the extra with the libraries that it imports on demand. Errors name the installation of the extra."""
+OF_AN_EXTRA = {
+    "evaluate": ("eval",), "models": ("gguf", "diffusion"), "report": ("eval",), "samples": ("eval",),
+    "sweep": ("ray",),
+}  # fmt: skip
+"""Subpackage → the extras with the libraries that it imports on demand. Errors name the installation of the extra."""
 
 
 def _declared() -> set[str]:
     """Return the libraries that may be imported: those of every install and those of the extra of a subpackage."""
     project = _project()
-    extras = (project["optional-dependencies"][extra] for extra in OF_AN_EXTRA.values())
+    names = itertools.chain(*OF_AN_EXTRA.values())
+    extras = (project["optional-dependencies"][extra] for extra in names)
     return {canonicalize_name(Requirement(line).name) for line in itertools.chain(project["dependencies"], *extras)}
 
 

@@ -15,6 +15,8 @@ CALLS = frozenset({"from_pretrained", "from_config", "_from_config", "for_model"
 GUARDS = frozenset({"library_folder", "local_files_only", "local_libraries"})
 CALLED_GUARDED: dict[str, str] = {
     "models.checkpoints.weights:load_checkpoint": "load_resolved and prepare_export enter local_libraries",
+    "models.pipelines:build_modules.build": "_join enters local_libraries and library_folder",
+    "models.pipelines:load_modules.load": "as build_modules",
     "models.random_weights:build_random_model": "as load_checkpoint",
     "models.resolution:_build_without_storage": "resolve_model enters local_libraries",
     "generate.answering:TaskRunner._pipeline": "every answer enters local_files_only (TaskRunner.__call__)",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from winml.modelkit.export.verb import export_model
     from winml.modelkit.extract.verb import extract_modules
     from winml.modelkit.generate.auto_model import WinMLAutoModel
+    from winml.modelkit.generate.diffusion import load_pipeline
     from winml.modelkit.generate.run_verb import run_model
     from winml.modelkit.inspect.verb import inspect_model
     from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec
@@ -85,6 +86,7 @@ __all__ = [
     "export_pytorch",
     "extract_modules",
     "inspect_model",
+    "load_pipeline",
     "optimize_model",
     "optimize_onnx",
     "profile_model",
@@ -146,6 +148,7 @@ _HOMES = {
     "compile_model": "compile.verb",
     "profile_model": "profile.verb",
     "inspect_model": "inspect.verb",
+    "load_pipeline": "generate.diffusion",
     "run_model": "generate.run_verb",
     "extract_modules": "extract.verb",
     "retag_model": "transform.retag_verb",

@@ -16,6 +16,12 @@ PROMPT = "prompt"
 """Name of the part that reads the prompt, for a decoder of fixed sizes; the decoder then reads single tokens."""
 VISION, EMBEDDING = "vision", "embedding"
 """Names of the parts before the decoder of a vision-language model."""
+PIPELINE_INDEX_NAME = "model_index.json"
+"""Name used by diffusers for the index of a pipeline's components."""
+VAE_ENCODER, VAE_DECODER = VAE_PARTS = ("vae_encoder", "vae_decoder")
+"""Part names of the two graphs of a diffusion pipeline's autoencoder."""
+_PIPELINE_PARTS = frozenset({"unet", "transformer", "text_encoder", "text_encoder_2", "text_encoder_3", *VAE_PARTS})
+"""Part names of a diffusion pipeline. Specified by optimum: each is in a folder of its name."""
 BUILD_CONFIG_NAME = "winml_build_config.json"
 BUILD_MANIFEST_NAME = "build_manifest.json"
 EVALUATION_NAME = "eval.json"
@@ -102,7 +108,15 @@ def part_path(model: Path, part: str, *, of_several: bool) -> Path:
 
 
 def built_part_name(part: str, *, of_several: bool) -> str:
-    """Return the name of a finished part in a build folder: ``<part>.onnx``, or ``model.onnx`` for a single part."""
+    """Return the path of a finished part in a build folder, with ``/``.
+
+    >>> built_part_name("decoder", of_several=True), built_part_name("model", of_several=False)
+    ('decoder.onnx', 'model.onnx')
+    >>> built_part_name("unet", of_several=True)
+    'unet/model.onnx'
+    """
+    if part in _PIPELINE_PARTS:
+        return f"{part}/{BUILT_MODEL_NAME}"
     return f"{part}.onnx" if of_several else BUILT_MODEL_NAME
 
 
@@ -189,6 +203,11 @@ def is_plain_name(name: str) -> bool:
     (True, False, False)
     """
     return stays_inside(name) and "/" not in name
+
+
+def is_pipeline_folder(folder: Path) -> bool:
+    """Return True if a folder has the index of a diffusers pipeline."""
+    return (folder / PIPELINE_INDEX_NAME).is_file()
 
 
 _OUTPUT_SUFFIXES = frozenset({

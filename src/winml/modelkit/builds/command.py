@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, tell
 from winml.modelkit.errors import TaskError, UsageError
 from winml.modelkit.fields import fields_of
-from winml.modelkit.file_names import DECODER
+from winml.modelkit.file_names import DECODER, VAE_DECODER
 from winml.modelkit.quantize.declared_options import QuantizeFields
 from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.verbs.named_models import model_request
@@ -175,6 +176,10 @@ def _ways_to_run(result: BuildResult) -> tuple[str, Sequence[str]]:
     from winml.modelkit.onnx.files.reading import read_structure
 
     folder, parts = shlex.quote(str(result.folder)), result.part_paths
+    if VAE_DECODER in parts:
+        call = f"load_pipeline({json.dumps(str(result.folder))})"
+        code = f'from winml.modelkit import load_pipeline; {call}("a cat").images[0].save("cat.png")'
+        return shlex.join(["python", "-c", code]), ()
     path = parts.get(DECODER) or next(iter(parts.values()))
     graph = read_structure(path).graph
     inputs = tuple(value.name for value in graph.input)

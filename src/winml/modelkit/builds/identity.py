@@ -21,6 +21,7 @@ from winml.modelkit.errors import InputError
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.models.checkpoints.adapters import adapter_files, read_adapters
 from winml.modelkit.models.checkpoints.companion_files import card_files, companion_files
+from winml.modelkit.models.checkpoints.pipeline_files import read_pipeline_files
 from winml.modelkit.models.request import ModelRequest, ModelSource, checkpoint_path, resolve_source
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.onnx.files.placing import external_files
@@ -99,7 +100,11 @@ def identify_model(request: ModelRequest) -> ModelIdentity:
         return ModelIdentity(lambda: {"factory": source.name}, is_repeatable=False, places=places)
     folder = checkpoint_path(source, request)
     hub_record = {"hub_id": source.name, "commit": folder.name} if source.kind == "hub" else {}
-    files = tuple(_checkpoint_files(source, folder, request))
+    files = (
+        read_pipeline_files(folder).read_files()
+        if source.kind == "pipeline"
+        else {path.name: path for path in _checkpoint_files(source, folder, request)}
+    )
     adapters = read_adapters(request.adapter)
     merged = adapter_files(adapters)
     return ModelIdentity(

@@ -168,6 +168,8 @@ class VerificationInfo(Record):
     """Inputs varied alone, and inputs with only one compared value."""
     generation: GenerationInfo | None = field(default=None, metadata=entry(omit_none=True))
     """Comparison of a text generated with a KV cache; ``None`` without a text."""
+    image: ImageInfo | None = field(default=None, metadata=entry(omit_none=True))
+    """Comparison of an image made by all parts of a diffusers pipeline; ``None`` without an image."""
     assumed: tuple[Assumption, ...] | None = field(default=None, metadata=entry(before="outputs", omit_none=True))
     """Assumptions of the graph about other inputs; ``None`` without a trace, as for two files."""
     accepts_assumptions: bool = field(default=False, metadata=entry(skip=True))
@@ -477,3 +479,23 @@ class GenerationInfo(Record):
             return f"the logits of {self.new_tokens} generated tokens are equal; the best token is a tie"
         ties = f", {self.ties} of {choices} of them ties" if self.ties else ""
         return f"generate() returns the same {self.new_tokens} tokens{ties}"
+
+
+@dataclass(frozen=True)
+class ImageInfo(Record):
+    """Comparison of an image that a pipeline makes in PyTorch and with the files of all parts."""
+
+    steps: int
+    height: int
+    width: int
+    max_abs_diff: float
+    """Largest difference of a channel of a pixel; the range of values is 1."""
+    tolerance: float
+
+    @property
+    def words(self) -> str:
+        """Short description of the result."""
+        return (
+            f"an image of {self.height}x{self.width} pixels in {self.steps} steps equals PyTorch's (largest difference "
+            f"{self.max_abs_diff:.1e} of 1, tolerance {self.tolerance:.0e})"
+        )

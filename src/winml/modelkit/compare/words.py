@@ -187,7 +187,8 @@ def verification_words(verification: VerificationInfo | None) -> str:
         else f"not equal: output {worst.name!r}, sample {worst.draw}"
     )
     generated = f"; {verification.generation.words}" if verification.generation is not None else ""
-    return f"{outcome} ({bound}){generated}"
+    image = f"; {verification.image.words}" if verification.image is not None else ""
+    return f"{outcome} ({bound}){generated}{image}"
 
 
 def _assumed_words(verification: VerificationInfo) -> str:

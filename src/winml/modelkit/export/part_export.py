@@ -400,7 +400,7 @@ def _verify_part(
             assumed = (assumption for assumption in verification.assumed or () if assumption.value not in disproved)
             verification = replace(verification, assumed=tuple(assumed), on_drawn_weights=True)
     verification = replace(verification, accepts_assumptions=run.config.accept_assumptions)
-    return _verify_text(run, prepared, verification)
+    return _verify_image(run, prepared, _verify_text(run, prepared, verification))
 
 
 def _streams_weights(prepared: PreparedPart) -> bool:
@@ -560,6 +560,24 @@ def _verify_text(run: ExportRun, prepared: PreparedPart, verification: Verificat
         run.inputs(prepared.part).notes.append(f"No text was generated to compare: {generation}.")
         return verification
     return replace(verification, generation=generation)
+
+
+def _verify_image(run: ExportRun, prepared: PreparedPart, verification: VerificationInfo) -> VerificationInfo:
+    """Add the comparison of an image, after the last part of a diffusers pipeline.
+
+    Raises:
+        VerificationError: the parts together make another image than PyTorch.
+    """
+    parts, info = run.loaded.parts, run.loaded.info
+    if info.source_kind != "pipeline" or len(run.staged) < len(parts):
+        return verification
+    from winml.modelkit.compare.verification.images import compare_image
+
+    image = compare_image(parts, Path(info.name_or_path), run.staged, run.seed)
+    if isinstance(image, str):
+        run.inputs(prepared.part).notes.append(f"No image was made to compare: {image}.")
+        return verification
+    return replace(verification, image=image)
 
 
 def _make_exported_part(

@@ -13,10 +13,12 @@ import torch
 from winml.modelkit.errors import opt
 from winml.modelkit.models.checkpoints.companion_files import companion_files
 from winml.modelkit.models.checkpoints.merging import merge_adapters, swappable_branches
+from winml.modelkit.models.checkpoints.pipeline_files import PipelineFiles
 from winml.modelkit.models.checkpoints.weights import load_checkpoint
 from winml.modelkit.models.families.input_decisions import decide_parts
 from winml.modelkit.models.live_module import refuse_without_values
 from winml.modelkit.models.parts import LoadedModel, ModelInfo, ModelPart
+from winml.modelkit.models.pipelines import diffusers_version, load_modules
 from winml.modelkit.models.random_weights import build_random_model, calibrate_batch_norms
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.models.resolution import ResolvedModel, requested_dtype, resolve_model, with_plain_outputs
@@ -55,6 +57,8 @@ def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Prog
         CheckpointError: the weights cannot be read or do not fit the model.
         InputError: a factory returned a model without values.
     """
+    if resolved.pipeline is not None:
+        return _load_pipeline(resolved, resolved.pipeline, request, progress)
     if resolved.checkpoint is None or resolved.decision is None:
         refuse_without_values(resolved.model, resolved.source.name)
         return LoadedModel(model_info(resolved, request), resolved.parts)
@@ -68,6 +72,20 @@ def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Prog
         parts = tuple(replace(part, branches=branches, adapters=resolved.swappable) for part in parts)
     info = model_info(resolved, request)
     return LoadedModel.of_parts(info, parts, resolved.checkpoint.notes, notes, requested_names=request.submodel)
+
+
+def _load_pipeline(
+    resolved: ResolvedModel, files: PipelineFiles, request: ModelRequest, progress: Progress | None
+) -> LoadedModel:
+    """Load the weights of all modules of a diffusers pipeline."""
+    if progress is not None:
+        progress(f"loading {files.class_name}")
+    assert resolved.dtype is not None  # decided by the request
+    parts = resolved.parts_with(load_modules(files, resolved.dtype))
+    is_mixed = resolved.dtype == torch.float16 and files.upcasts_vae
+    vae_notes = ("vae stays float32, as in diffusers: its config says that it overflows (force_upcast)",) * is_mixed
+    notes = (*resolved.model_notes, *dtype_notes(parts[0].model, request), *vae_notes)
+    return LoadedModel(model_info(resolved, request), parts, notes, request.submodel)
 
 
 def _build_random_parts(
@@ -128,6 +146,15 @@ def model_info(resolved: ResolvedModel, request: ModelRequest) -> ModelInfo:
     """
     source, decision = resolved.source, resolved.decision
     class_name = type(resolved.model).__name__
+    if resolved.pipeline is not None:
+        return ModelInfo(
+            name_or_path=source.name,
+            class_name=class_name,
+            source_kind=source.kind,
+            library="diffusers",
+            library_version=diffusers_version(),
+            companions=resolved.pipeline.companions(),
+        )
     if resolved.checkpoint is None or decision is None:
         return ModelInfo(
             source.name, class_name, "torch", str(torch.__version__), source_kind=source.kind, seed=request.seed

@@ -37,7 +37,7 @@ class ModelInfo(Record):
     class_name: str = field(metadata=entry("class"))
     """Class of the model."""
     library: str
-    """``transformers``, or ``torch`` for a model that is no transformers model."""
+    """``transformers``, ``diffusers``, or ``torch`` for a model of neither."""
     library_version: str
     task: str | None = field(default=None, metadata=entry(before="library", omit_none=True))
     """Canonical task; `None` if the model has none."""
@@ -46,7 +46,7 @@ class ModelInfo(Record):
     model_type: str | None = field(default=None, metadata=entry(omit_none=True))
     """transformers' model type."""
     source_kind: str = field(default="live", metadata=entry(skip=True))
-    """``folder``, ``config``, ``script``, ``hub`` or ``type`` (no checkpoint); ``live`` for a module object."""
+    """``folder``, ``config``, ``script``, ``hub``, ``pipeline`` or ``type`` (no checkpoint); ``live`` for a module."""
     source_format: str | None = field(default=None, metadata=entry(omit_none=True))
     """Quantization format of the checkpoint, such as ``gptq``; `None` if it is not quantized."""
     revision: str | None = field(default=None, metadata=entry(omit_none=True))

@@ -16,7 +16,13 @@ from typing import Literal
 
 from winml.modelkit.errors import CheckpointError, ModelPathError, UsageError, WinMLError, opt, spell
 from winml.modelkit.fields import RECORDED
-from winml.modelkit.file_names import BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAME, MODEL_SUFFIX, files_folder
+from winml.modelkit.file_names import (
+    BUILD_MANIFEST_NAME,
+    CHECKPOINT_CONFIG_NAME,
+    MODEL_SUFFIX,
+    files_folder,
+    is_pipeline_folder,
+)
 from winml.modelkit.models.checkpoints import weight_files
 from winml.modelkit.models.checkpoints.adapters import ADAPTER_CONFIG_NAME, named_adapter, read_adapters
 from winml.modelkit.models.checkpoints.hub import cached_snapshot, snapshot_folder
@@ -29,11 +35,11 @@ from winml.modelkit.onnx.files.named_paths import named_path
 from winml.modelkit.onnx.specs import DynamicRequest, InputTensorSpec, OpenSize, is_open
 from winml.modelkit.options import nearest
 
-SourceKind = Literal["folder", "config", "script", "hub", "type"]
-"""``type`` is a model type alone: no checkpoint at all."""
+SourceKind = Literal["folder", "config", "script", "hub", "type", "pipeline"]
+"""``type`` is a model type alone: no checkpoint at all. ``pipeline`` is the folder of a diffusers pipeline."""
 
-CHECKPOINT_KINDS = frozenset({"folder", "config", "hub", "type"})
-"""Kinds of sources with modules of transformers classes; a script may return any module."""
+CHECKPOINT_KINDS = frozenset({"folder", "config", "hub", "type", "pipeline"})
+"""Kinds of sources with modules of library classes; a script may return any module."""
 
 # As validated by huggingface_hub: "name" or "owner/name" of letters, digits, '_', '-' and '.', with neither '-' nor '.'
 # at the end.
@@ -203,6 +209,8 @@ def _path_source(name: str, needs_weights: bool) -> ModelSource | None:
         ModelPathError: a path that does not exist.
     """
     path = named_path(name)
+    if path.is_dir() and is_pipeline_folder(path):
+        return ModelSource("pipeline", name, path=path)
     if path.is_dir():
         return ModelSource("folder", name, path=path, weights=check_folder(path, needs_weights=needs_weights))
     if path.suffix == ".onnx":
@@ -291,6 +299,8 @@ def _check_flags(source: ModelSource, request: ModelRequest) -> None:
         )
     if source.kind == "script":
         _refuse_flags_of_checkpoints(source, request)
+    if source.kind == "pipeline":
+        _refuse_flags_of_models(source, request)
     read_adapters(request.adapter)
     if request.task is not None:
         canonical_task(request.task)
@@ -328,6 +338,31 @@ def _refuse_flags_of_checkpoints(source: ModelSource, request: ModelRequest) -> 
         raise UsageError(f"{option}: {source.name} is a factory, {reason}", hint=hint)
 
 
+def _refuse_flags_of_models(source: ModelSource, request: ModelRequest) -> None:
+    """Refuse options that a diffusers pipeline has no use for: its components decide their tasks, classes and inputs.
+
+    Raises:
+        UsageError: names the option.
+    """
+    from winml.modelkit.models.checkpoints.pipeline_files import fused_lora_hint  # only for pipelines
+
+    reason, hint = "whose components determine their own", ""
+    if request.adapter:
+        option, reason, hint = f"{opt.adapter} {request.adapter[0]}", "which takes no adapter here", fused_lora_hint()
+    elif request.random_weights:
+        option, reason = opt.random_weights, "which is built with its own weights"
+        hint = "Save a pipeline with random weights: diffusers creates modules with from_config()."
+    elif request.input_specs is not None or request.dynamic.axes or request.dynamic.dimensions:
+        option = opt.input_specs if request.input_specs is not None else opt.dynamic_axes
+        reason = "whose sizes are dynamic unless they are fixed"
+        hint = f"Fix sizes with {opt.shape_config}: batch_size, height and width of the image, sequence_length."
+    elif request.task is not None or request.model_class is not None:
+        option = opt.task if request.task is not None else opt.model_class
+    else:
+        return
+    raise UsageError(f"{option}: {source.name} is a diffusers pipeline, {reason}", hint=hint or f"Remove {option}.")
+
+
 def check_folder(folder: Path, *, needs_weights: bool) -> weight_files.WeightFiles | None:
     """Check that a folder is a checkpoint, and return its weight files; `None` without ``needs_weights``.
 
@@ -361,6 +396,10 @@ def _without_config_hint(folder: Path) -> str:
     """Return the hint for a folder without a config."""
     if (folder / BUILD_MANIFEST_NAME).is_file():
         return f"Finish it (winml build with -o {folder}), or pass the model that it was built from."
+    from winml.modelkit.models.checkpoints.pipeline_files import lora_hint  # only in an error
+
+    if hint := lora_hint(folder):
+        return hint
     if (folder / ADAPTER_CONFIG_NAME).is_file():
         return f"It holds an adapter: pass its base model with -m, and add {opt.adapter} {folder}."
     checkpoint_folders = sorted(path.parent.name for path in folder.glob(f"*/{CHECKPOINT_CONFIG_NAME}"))
@@ -512,7 +551,7 @@ def exported_from(metadata: Mapping[str, str], file_label: str, hint: str = "", 
 def _is_on_disk(source: ModelSource, request: ModelRequest) -> bool:
     """Return True if a checkpoint is a folder, a config or a complete snapshot in the Hub cache."""
     if source.kind != "hub":
-        return source.kind in ("folder", "config")
+        return source.kind in ("folder", "config", "pipeline")
     revision = request.revision
     if revision is not None and not _REVISION.fullmatch(revision):
         return False

@@ -51,9 +51,11 @@ from winml.modelkit.models.checkpoints.config import (
 )
 from winml.modelkit.models.checkpoints.hub import snapshot_folder
 from winml.modelkit.models.checkpoints.merging import check_adapters
+from winml.modelkit.models.checkpoints.pipeline_files import PipelineFiles, read_pipeline_files
 from winml.modelkit.models.checkpoints.quantized.formats import CodedCheckpoint, read_coded_checkpoint
 from winml.modelkit.models.checkpoints.task import TaskDecision, resolve_custom_task, resolve_task
 from winml.modelkit.models.checkpoints.weight_files import find_weights, stored_entries, stored_sizes
+from winml.modelkit.models.families.diffusion import diffusion_parts
 from winml.modelkit.models.families.family import unused_size_notes
 from winml.modelkit.models.families.input_decisions import decide_parts, refuse_unknown_parts
 from winml.modelkit.models.inputs.axis_names import accepts_shapes
@@ -65,6 +67,7 @@ from winml.modelkit.models.inputs.sizes import SEPARATOR
 from winml.modelkit.models.library_access import import_losses
 from winml.modelkit.models.load_options import Dtype
 from winml.modelkit.models.parts import ModelPart
+from winml.modelkit.models.pipelines import build_modules, has_fractional_timesteps
 from winml.modelkit.models.request import ModelRequest, ModelSource, check_folder, resolve_source
 from winml.modelkit.onnx.files.named_paths import restored_working_directory
 from winml.modelkit.onnx.specs import InputTensorSpec
@@ -96,11 +99,11 @@ class ResolvedModel:
     result.
     """
     checkpoint: CheckpointConfig | None = None
-    """`None` for a factory."""
+    """`None` for a factory or a diffusers pipeline."""
     decision: TaskDecision | None = None
-    """`None` for a factory."""
+    """`None` for a factory or a diffusers pipeline."""
     model_class: Any = None
-    """The transformers class; `None` for a factory."""
+    """The transformers class; `None` for a factory or a diffusers pipeline."""
     dtype: torch.dtype | None = None
     """Type of loaded floating point weights; `None` if unknown until the weights are read."""
     model_notes: tuple[str, ...] = ()
@@ -114,6 +117,9 @@ class ResolvedModel:
 
     adapters: tuple[Adapter, ...] = ()
     """Adapters that fit the model, in the order of the request."""
+
+    pipeline: PipelineFiles | None = None
+    """The diffusers pipeline whose modules are the model; `None` for any other model."""
 
     @property
     def notes_on_codes(self) -> tuple[str, ...]:
@@ -173,6 +179,8 @@ def resolve_model(
     source = _find_source(request, model_type, needs_weights)
     if source.kind == "script":
         return _resolve_script(source, request, report)
+    if source.kind == "pipeline":
+        return _resolve_pipeline(source, request)
     with quiet_libraries():
         source = _fetch_source(source, request, needs_weights, progress)
     with local_libraries():
@@ -213,6 +221,23 @@ def resolve_model(
     )
 
 
+def _resolve_pipeline(source: ModelSource, request: ModelRequest) -> ResolvedModel:
+    """Build the modules of a diffusers pipeline without storage, and decide the inputs of its parts.
+
+    Raises:
+        CheckpointError: a file is damaged, or a component is not supported.
+        InputError: diffusers is not installed.
+        UsageError: a size does not apply.
+    """
+    assert source.path is not None  # a folder
+    files = read_pipeline_files(source.path)
+    dtype = requested_dtype(request) or torch.float32
+    model = build_modules(files, dtype)
+    parts = diffusion_parts(model, files, request, has_fractions=has_fractional_timesteps(files))
+    refuse_unknown_parts(request.submodel, parts, source.name)
+    return ResolvedModel(source=source, parts=parts, dtype=dtype, model_notes=files.notes, pipeline=files)
+
+
 def _refuse_swapping_in_parts(adapters: Sequence[Adapter], parts: Sequence[ModelPart]) -> None:
     """Refuse swappable adapters for a model of several graphs, each of which has only some of the modules.
 
@@ -234,14 +259,14 @@ def requested_dtype(request: ModelRequest) -> torch.dtype | None:
 
 
 def resolve_checkpoint(request: ModelRequest, *, model_type: str | None = None) -> CheckpointConfig | None:
-    """Return the config alone, without a decision on the task; `None` for a factory.
+    """Return the config alone, without a decision on the task; `None` for a factory or a diffusers pipeline.
 
     Raises:
         UsageError: the request is wrong.
         InputError: config files or the Hub failed.
     """
     source = _find_source(request, model_type, needs_weights=False)
-    if source.kind == "script":
+    if source.kind in ("script", "pipeline"):
         return None
     with quiet_libraries():
         source = _fetch_source(source, request, False, None)

@@ -39,6 +39,8 @@ _DECODER_TOKENS_OF_A_GRAPH = 16
 """Chosen: a decoder's row is short in use. At export it is as long as the text's, so that positions matter."""
 _PAST_TOKENS_OF_A_GRAPH = 16
 """Chosen: a nonempty cache, so that its values affect the outputs, at low cost."""
+_LATENT_EDGE = 32
+"""Chosen: half of the smallest edge that pipelines are trained with, at a quarter of its cost."""
 _CHOICES_OF_A_GRAPH = 2
 """Chosen: the fewest that are a choice, as each costs a whole row."""
 
@@ -55,6 +57,10 @@ _DEFAULT_SIZES: Mapping[str, int] = {
     "num_choices": _CHOICES_OF_A_GRAPH,
     "height": IMAGE_EDGE,
     "width": IMAGE_EDGE,
+    # Latents of a diffusion pipeline: of 256 pixels per edge, as patches of two by two for Flux.
+    "latent_height": _LATENT_EDGE,
+    "latent_width": _LATENT_EDGE,
+    "packed_height_width": _LATENT_EDGE * _LATENT_EDGE // 4,
     "num_channels": IMAGE_CHANNELS,
     "num_frames": AUDIO_FRAMES,
     "num_mel_bins": MEL_BINS,

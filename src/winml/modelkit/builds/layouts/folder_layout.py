@@ -13,6 +13,7 @@ from winml.modelkit.builds.layouts import layout
 from winml.modelkit.builds.manifest_records import FileRecord
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stages import BuiltPart, adapter_names, built_names
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, is_data_of, numbered_data_path
 from winml.modelkit.models.checkpoints.adapters import read_adapters
 from winml.modelkit.models.checkpoints.task import canonical_task
@@ -38,13 +39,21 @@ class FolderLayout:
         Raises:
             InputError: a file to rewrite for the readers is damaged.
             TaskError: the readers have no class for the model.
+            UsageError: a layout is requested for a diffusers pipeline.
         """
         self._plan = plan
         self._layout = plan.layout
         self._sources = self._find_sources(identity)
         self._config = self._find_config(identity)
-        if plan.onnx_path is None and resolve_source(plan.request, needs_weights=False).kind == "script":
+        kind = None if plan.onnx_path is not None else resolve_source(plan.request, needs_weights=False).kind
+        if kind == "script":
             layout.refuse_task(self._layout, None)
+        if kind == "pipeline" and self._layout is not layout.PLAIN:
+            raise UsageError(
+                f"{opt.layout} {self._layout.name}: the build of a diffusers pipeline has one layout, the one that "
+                "optimum's ORTDiffusionPipeline opens",
+                hint=f"Remove {opt.layout}.",
+            )
         task = None if plan.request.task is None else canonical_task(plan.request.task)
         layout.refuse_unknown_type(self._layout, self._config, task, has_cache=plan.request.cache)
         self.rewritten = self._layout.rewrite(self._sources)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import CheckpointError
-from winml.modelkit.file_names import CARD_NAME, is_plain_name
+from winml.modelkit.file_names import CARD_NAME, is_pipeline_folder, is_plain_name
 from winml.modelkit.models.checkpoints.weight_files import FORMATS
 from winml.modelkit.onnx.files import foreign_files
 from winml.modelkit.onnx.files.foreign_names import name_problem
@@ -34,13 +34,18 @@ def companion_files(folder: Path) -> dict[str, Path]:
 
     Included are files at the top, ``.jinja`` files of the folder of chat templates, and files of folders that
     ``modules.json`` names, such as ``1_Pooling/config.json``. Excluded are files with other names, files of more than
-    200 MB, and hidden files. `{}` for a path that is no folder.
+    200 MB, and hidden files. `{}` for a path that is no folder. A diffusers pipeline has index, configs, tokenizers and
+    scheduler.
 
     Raises:
         CheckpointError: a file is a link that leads out of the folder, a pipe, a device or a socket.
     """
     if not folder.is_dir():
         return {}
+    if is_pipeline_folder(folder):
+        from winml.modelkit.models.checkpoints.pipeline_files import read_pipeline_files  # only for pipelines
+
+        return read_pipeline_files(folder).companions()
     names = [path.name for path in folder.iterdir() if foreign_files.is_companion_name(path.name)]
     if (templates := folder / foreign_files.TEMPLATES_FOLDER).is_dir():
         names += [
