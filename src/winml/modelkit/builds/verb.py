@@ -54,7 +54,7 @@ class BuildRequest:
     dtypes: str | None = declare(None, OUTPUT, metavar="NAMES")
     """Files to write with --layout transformers.js, by its names of dtypes. Separated by commas, such as q4,q4f16,fp16;
     one export serves all. The first one is the model that winml itself opens in the folder."""
-    fixed_sizes: bool = declare(False, SIZES, is_common=True)
+    fixed_sizes: bool = declare(False, SIZES)
     """Fix all sizes, as winml export does. By default, batch and sequence are dynamic as far as the model and the
     provider support it."""
     deploy_only: bool = declare(False, OUTPUT)
