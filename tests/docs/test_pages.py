@@ -29,11 +29,13 @@ NOT_RUN = {
     "docs/coming_from/optimum": 1,
     "docs/guide/compile": 3,
     "docs/guide/data_sets": 1,
+    "docs/guide/diffusion": 3,
     "docs/guide/eval": 1,
     "docs/guide/perf": 2,
     "docs/guide/sweep": 3,
     "docs/guide/tune": 4,
     "docs/how_to/extend": 8,
+    "docs/how_to/webgpu": 4,
     "docs/reference/architectures": 1,
     "docs/reference/benchmarks": len(saved_results()),
 }

@@ -319,8 +319,8 @@ RESERVED = frozenset(
     {
         "declared", "enabled", "ep", "exclude", "folds_constants", "is_empty", "is_enabled", "is_limited", "level",
         "module", "named", "operators", "opset", "opset_after", "plug_ins", "refuse_older_opset",
-        "refuse_whole_graph_options", "section", "spelled", "uses_contrib", "ways_out", "with_decoder_fusions",
-        "with_plain_layers", "with_token_windows",
+        "refuse_whole_graph_options", "section", "spelled", "stated_options", "uses_contrib", "ways_out",
+        "with_decoder_fusions", "with_plain_layers", "with_token_windows",
     }
 )  # fmt: skip
 """Reserved names: options that are no capabilities, and other attributes of ``OptimizeOptions``."""
