@@ -17,6 +17,7 @@ from winml.modelkit.cli.main import MODULES
 ORDER: tuple[str, ...] = (
     "version",
     "errors",
+    "python_functions",
     "fields",
     "options",
     "records",

@@ -22,8 +22,9 @@ from winml.modelkit import (
 from winml.modelkit.builds.build import BuildListener
 from winml.modelkit.cli._endings import exit_status
 from winml.modelkit.compare.verification.streamed_reference import run_in_lock_step
-from winml.modelkit.errors import missing_name, python_function, spell, spell_options
+from winml.modelkit.errors import missing_name, spell, spell_options
 from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.python_functions import python_function
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,14 @@ from winml.modelkit.builds.open_sizes import make_most_open, with_fixed_sizes
 from winml.modelkit.builds.plan import BuildPlan, plan_build, request_record
 from winml.modelkit.builds.stage_walk import StageStore
 from winml.modelkit.builds.stages import STAGES
-from winml.modelkit.errors import UsageError, opt, python_function, spell_keyword, spell_options
+from winml.modelkit.errors import UsageError, opt, spell_keyword, spell_options
 from winml.modelkit.export.config import SECTION_OPTIONS, WinMLExportConfig
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.files.named_paths import cache_root, pause_recording
 from winml.modelkit.options import read_json
 from winml.modelkit.ort.execution_providers import find_execution_provider
 from winml.modelkit.progress import StepEvent
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.version import __version__
 
 if TYPE_CHECKING:

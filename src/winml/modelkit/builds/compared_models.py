@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.found_models import part_files, refuse_unknown_parts, resolve_side
-from winml.modelkit.errors import ConfigError, UsageError, opt, python_function, refuse_wrong_type
+from winml.modelkit.errors import ConfigError, UsageError, opt
 from winml.modelkit.fields import RECORDED
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.options import unknown_key_message
+from winml.modelkit.python_functions import python_function, refuse_wrong_type
 
 if TYPE_CHECKING:
     from torch import nn

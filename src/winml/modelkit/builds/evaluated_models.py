@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.found_models import resolve_side
-from winml.modelkit.errors import ConfigError, UsageError, opt, python_function, spell_options
+from winml.modelkit.errors import ConfigError, UsageError, opt, spell_options
 from winml.modelkit.evaluate.options import NO_BASELINE, PYTORCH, EvaluationOptions
 from winml.modelkit.models.checkpoints.adapters import named_adapter
 from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.options import parse_options, unknown_key_message
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.samples.data_sources import find_source
 
 if TYPE_CHECKING:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.layouts.layout import LAYOUTS
-from winml.modelkit.errors import UsageError, opt, python_function, spell
+from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.export.declared_options import ACCEPT_ASSUMPTIONS, EXPORTER, DynamicFields, ExporterChoice
 from winml.modelkit.fields import DEVICE, OUTPUT, SIZES, VERIFICATION, declare
 from winml.modelkit.optimize.capabilities import LEVELS, OPERATOR_SETS
 from winml.modelkit.optimize.declared_options import OPERATORS
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.verbs.named_models import keyword_options, model_request, stated_keywords
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from typing import Literal
 import onnx
 
 from winml.modelkit.compare import records
-from winml.modelkit.errors import python_function
 from winml.modelkit.onnx.contents import Contents, Weight, declared_shape, node_signature, read_contents
 from winml.modelkit.onnx.files.graph_reading import graph_of
 from winml.modelkit.onnx.files.initializer_bytes import StoredBytes, WeightEquality, locate_initializers
@@ -24,6 +23,7 @@ from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.fingerprint import fingerprint
 from winml.modelkit.onnx.module_costs import weight_owners
 from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.words import shape_words
 
 _NO_MODULE = "nodes without a module"

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from winml.modelkit.compile.declared_options import CompileFields
-from winml.modelkit.errors import ModelPathError, UsageError, opt, python_function
+from winml.modelkit.errors import ModelPathError, UsageError, opt
 from winml.modelkit.fields import VERIFICATION, declare
 from winml.modelkit.ort.execution_providers import find_execution_provider
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.verbs.file_to_file import EXTERNAL_FROM_BYTES, FileRequest
 from winml.modelkit.words import size_words
 

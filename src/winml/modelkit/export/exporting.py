@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torch import nn
 
-from winml.modelkit.errors import UsageError, WinMLError, opt, python_function
+from winml.modelkit.errors import UsageError, WinMLError, opt
 from winml.modelkit.export.config import (
     ExporterUse,
     WinMLExportConfig,
@@ -38,6 +38,7 @@ from winml.modelkit.onnx.files.output_files import OutputFiles, recover
 from winml.modelkit.ort.execution_providers import refuse_dynamic
 from winml.modelkit.ort.foreign_libraries import local_files_only
 from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.transform.graph_file import GraphHandover
 from winml.modelkit.transform.module_functions import refuse_old_runtime, refuse_unregistered
 from winml.modelkit.version import __version__

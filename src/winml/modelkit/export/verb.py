@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from winml.modelkit.errors import UsageError, opt, python_function
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.export.declared_options import ExportFields
 from winml.modelkit.fields import EXPORT, OUTPUT, declare
 from winml.modelkit.file_names import ADAPTER_SUFFIX, sidecar_path
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_data, planned_file
 from winml.modelkit.verbs.file_to_file import FileRequest, orphaned_data
 from winml.modelkit.verbs.named_models import keyword_options, model_request

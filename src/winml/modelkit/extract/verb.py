@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.errors import python_function
 from winml.modelkit.export.declared_options import DynamicFields
 from winml.modelkit.fields import MODEL, OUTPUT, declare, fields_of
 from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_file
 from winml.modelkit.tags.selector import Selector
 from winml.modelkit.verbs.named_models import (

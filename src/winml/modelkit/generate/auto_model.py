@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from winml.modelkit.builds.build_model import build_onnx_model, build_with_open_sizes
 from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
 from winml.modelkit.builds.found_models import onnx_file_in, part_files
-from winml.modelkit.errors import InputError, TaskError, UsageError, opt, python_function
+from winml.modelkit.errors import InputError, TaskError, UsageError, opt
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, DECODER, EMBEDDING, ENCODER, PROMPT, VISION, files_folder
 from winml.modelkit.generate.built_model import WinMLModel, config_beside, pad_token_beside
 from winml.modelkit.generate.generation.transformers_loop import (
@@ -30,6 +30,7 @@ from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.bundle import described_model
 from winml.modelkit.ort.decoding.decoder import DecoderGraph
 from winml.modelkit.ort.decoding.inputs import state_feeds
+from winml.modelkit.python_functions import python_function
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig

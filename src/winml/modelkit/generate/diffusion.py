@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from winml.modelkit.builds.found_models import part_files
-from winml.modelkit.errors import ModelPathError, python_function
+from winml.modelkit.errors import ModelPathError
 from winml.modelkit.file_names import PIPELINE_INDEX_NAME, is_pipeline_folder
 from winml.modelkit.models.checkpoints.pipeline_files import DENOISERS, read_pipeline_files
 from winml.modelkit.models.graph_pipelines import replace_by_graphs, take_storage_out
 from winml.modelkit.models.pipelines import assemble_pipeline, build_modules
 from winml.modelkit.ort.devices import choose_provider
 from winml.modelkit.ort.graph_inputs import element_type
+from winml.modelkit.python_functions import python_function
 
 
 @python_function()

@@ -12,16 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.errors import (
-    ConfigError,
-    InputError,
-    ModelPathError,
-    TaskError,
-    UsageError,
-    opt,
-    python_function,
-    spell,
-)
+from winml.modelkit.errors import ConfigError, InputError, ModelPathError, TaskError, UsageError, opt, spell
 from winml.modelkit.fields import INPUTS, OUTPUT, RECORDED, declare
 from winml.modelkit.file_names import DECODER, ENCODER, MODEL_SUFFIX, ONLY_PART, PROMPT, VISION, files_folder
 from winml.modelkit.generate.task_inputs import IMAGE_SUFFIXES, RUN_TASKS, RunTask, TaskInput, run_task
@@ -29,6 +20,7 @@ from winml.modelkit.models.checkpoints.task import canonical_task
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, refuse_special_file
 from winml.modelkit.options import load_json, nearest, read_json_file
 from winml.modelkit.ort.execution_providers import provider_options_of
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.report.plan import PlannedStep
 from winml.modelkit.samples.data_sources import AUDIO_SUFFIXES
 from winml.modelkit.samples.data_sources import IMAGE_SUFFIXES as IMAGE_FILES

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from winml.modelkit.errors import UsageError, opt, python_function, spell
+from winml.modelkit.errors import UsageError, opt, spell
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.verbs.named_models import keyword_options, model_request, named_parts, refuse_checkpoint_options
 
 if TYPE_CHECKING:

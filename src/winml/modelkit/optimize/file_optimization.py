@@ -20,7 +20,7 @@ import onnx_ir as ir
 from winml.modelkit.compare.files import ReadSamples, refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.quality_samples import SampleRequest, judging_request
-from winml.modelkit.errors import StageError, UsageError, opt, python_function, spell
+from winml.modelkit.errors import StageError, UsageError, opt, spell
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 from winml.modelkit.onnx.pinning import open_dimensions, pin_dimensions, sizes_of_dimensions
@@ -33,6 +33,7 @@ from winml.modelkit.options import options_of, parse_options
 from winml.modelkit.ort.default_sizes import default_size
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.progress import StepEvent
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.samples.data_sets import DataSetRequest
 from winml.modelkit.tags.tagging import all_nodes
 from winml.modelkit.transform import graph_file

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from winml.modelkit.errors import opt, python_function
+from winml.modelkit.errors import opt
 from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare
 from winml.modelkit.file_names import OPTIMIZED_SUFFIX, optimized_path
 from winml.modelkit.optimize.declared_options import OptimizeFields
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.verbs.file_to_file import WeightsRequest
 
 if TYPE_CHECKING:

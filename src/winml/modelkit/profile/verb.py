@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from winml.modelkit.errors import UsageError, opt, python_function, spell
+from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.export.declared_options import DynamicFields
 from winml.modelkit.fields import INPUTS, OUTPUT, declare, refuse_stated
 from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART
 from winml.modelkit.models.load_options import InputFields
 from winml.modelkit.progress import notebook_progress
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.report.plan import PlannedStep
 from winml.modelkit.tags.selector import Selector
 from winml.modelkit.verbs.answers import AnswerPlan, ModuleAnswerRequest, plan_answer

@@ -19,7 +19,7 @@ import numpy as np
 
 from winml.modelkit.compare.quality_samples import MOST_SAMPLES, SampleRequest
 from winml.modelkit.compare.words import samples_words
-from winml.modelkit.errors import ConfigError, opt, python_function
+from winml.modelkit.errors import ConfigError, opt
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.onnx.files.placing import file_digest, model_digest
 from winml.modelkit.onnx.weights import weight_bytes
@@ -28,6 +28,7 @@ from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.latency import LatencyOptions
 from winml.modelkit.progress import StepClock, StepEvent, count_share
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.quantize.calibration import calibration_data
 from winml.modelkit.quantize.module_parts import ModulePart, excluding_options, list_parts, only_options
 from winml.modelkit.quantize.options import QuantizeOptions

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from winml.modelkit.errors import ModelPathError, UsageError, opt, python_function
+from winml.modelkit.errors import ModelPathError, UsageError, opt
 from winml.modelkit.fields import declare, fields_of, refuse_stated
 from winml.modelkit.file_names import measured_path
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.quantize.declared_options import SENSITIVITY, QuantizeFields, SensitivityFields
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_file
 from winml.modelkit.verbs.file_to_file import FilePlan, WeightsRequest

@@ -18,10 +18,11 @@ import psutil
 
 from winml.modelkit import file_names
 from winml.modelkit.builds.cache import tool_versions
-from winml.modelkit.errors import UsageError, opt, python_function
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.onnx.files.output_files import refuse_existing
 from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.ort.host import available_bytes, available_cores
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.report.html import render_html
 from winml.modelkit.sweep.bounded_processes import Bounds
 from winml.modelkit.sweep.cells import Cell, SweepFolder, cells_of, held_sweep, refuse_foreign_sweep, requests_of

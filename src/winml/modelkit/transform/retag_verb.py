@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml.modelkit.errors import python_function
 from winml.modelkit.fields import MODEL, OUTPUT, declare
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_data, planned_file
 from winml.modelkit.verbs.file_to_file import orphaned_data
 

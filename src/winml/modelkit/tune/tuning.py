@@ -19,7 +19,7 @@ from winml.modelkit.builds.found_models import onnx_file
 from winml.modelkit.builds.identity import file_digests
 from winml.modelkit.builds.plan import is_onnx_path, plan_build, request_record
 from winml.modelkit.builds.planned_build import is_to_be_fetched
-from winml.modelkit.errors import UsageError, WinMLError, python_function
+from winml.modelkit.errors import UsageError, WinMLError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import TUNE_CANDIDATES_NAME, TUNE_PAGE_NAME, TUNE_RESULT_NAME, TUNE_STATE_NAME
 from winml.modelkit.models.load_options import declared_options
@@ -28,6 +28,7 @@ from winml.modelkit.onnx.files.output_files import refuse_existing
 from winml.modelkit.onnx.files.resumable_results import write_atomically
 from winml.modelkit.options import options_of
 from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.quantize.calibration.calibration_files import calibration_files
 from winml.modelkit.report.html import render_html
 from winml.modelkit.samples.data_sources import find_source, source_files
