@@ -105,7 +105,7 @@ def test_config_of_a_model_type_applies_to_any_checkpoint_of_the_type(here: Path
 def test_config_merges_with_a_base_config(here: Path, small_bert: Path) -> None:
     """The given config is the base, and an option wins; sizes on the command line replace the inputs of the base."""
     base, _ = _config("-m", small_bert, "--dynamic-batch", "--no-quant")
-    base["optim"] = {"level": "full", "module": [], "exclude": []}
+    base["optim"] = {"level": "full", "operators": "onnxruntime", "module": [], "exclude": []}
     base["export"]["opset_version"] = 18
     (here / "base.json").write_text(json.dumps(base), encoding="utf-8")
     same, _ = _config("-c", "base.json")

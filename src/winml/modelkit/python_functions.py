@@ -11,6 +11,7 @@ import inspect
 import numbers
 import os
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
@@ -18,6 +19,10 @@ from winml.modelkit.errors import UsageError, WinMLError, has_speller, spell_by,
 
 _ParametersT = ParamSpec("_ParametersT")
 _ResultT = TypeVar("_ResultT")
+
+
+_KEYWORDS_OF: dict[str, Mapping[str, str]] = {}
+"""Function → option → its keyword, if it differs from the keyword of the other functions."""
 
 
 def python_function(
@@ -35,6 +40,7 @@ def python_function(
         signature = inspect.signature(function)
         names = {"shape_config": "sizes"} if "sizes" in signature.parameters else {}
         names.update(keywords_of)
+        _KEYWORDS_OF[function.__name__] = names
 
         @functools.wraps(function)
         def call(*arguments: _ParametersT.args, **keywords: _ParametersT.kwargs) -> _ResultT:
@@ -100,16 +106,22 @@ def _python_call(match: re.Match[str]) -> str:
         else:
             name = flag.lstrip("-").replace("-", "_")
             name = {"p": "precision", "shape_config": "sizes"}.get(name, name)
-            literal = value if value.startswith("{") else repr(value)
-            keywords.append(f"{spell_keyword(name)}={literal}" if value else _switch_words(name))
+            literal = value if value.startswith("{") or value.isdecimal() else repr(value)
+            keyword = _spell_for(_FUNCTIONS[match[1]], name)
+            keywords.append(f"{keyword}={literal}" if value else _switch_words(keyword))
     values = [places[flag] for flag in ("-m", *(name for name in places if name.isdigit()), "-o") if flag in places]
     call = ", ".join([*map(repr, values), *keywords])
     return f"{_FUNCTIONS[match[1]]}({call})" if call else _FUNCTIONS[match[1]]
 
 
-def _switch_words(name: str) -> str:
-    """Return the keyword of an option without a value."""
-    keyword = spell_keyword(name)
+def _spell_for(function: str, option: str) -> str:
+    """Spell an option as the keyword of a public function."""
+    getattr(sys.modules[__package__], function)  # a function is loaded when its name is read, and states its keywords
+    return _KEYWORDS_OF.get(function, {}).get(option) or spell_keyword(option)
+
+
+def _switch_words(keyword: str) -> str:
+    """Return the argument of an option without a value."""
     return keyword if "=" in keyword else f"{keyword}=True"
 
 
@@ -169,6 +181,8 @@ def refuse_wrong_type(label: str, value: object, annotation: str, hint: Callable
     is_known = all(kind in _KINDS or _CLASS_NAME.fullmatch(kind) for kind in kinds)
     if not is_known or any(_is_of_kind(value, kind) for kind in kinds):
         return
+    if "Module" in kinds and type(value).__module__.startswith("torch."):
+        return  # the function knows the other programs of PyTorch
     words = [_KINDS[kind][1] if kind in _KINDS else f"a {kind}" for kind in kinds]
     raise UsageError(f"{label} is of type {type(value).__name__}, expected {' or '.join(words)}", hint=hint())
 

@@ -416,4 +416,4 @@ def test_source_of_an_opset_that_onnxruntime_does_not_run_is_compared_after_conv
     np.testing.assert_allclose(run_onnx(output, {"x": x})["y"], x @ arrays["w"] + arrays["b"], atol=1e-4)
     with pytest.raises(VerificationError) as refused:
         optimize_onnx(source, tmp_path / "same.onnx")
-    assert "winml optimize --opset 17" in refused.value.hint
+    assert "optimize_model(opset=17)" in refused.value.hint

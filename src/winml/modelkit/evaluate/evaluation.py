@@ -211,12 +211,12 @@ class _Nearness:
             for name in outputs.keys() & self._outputs[position].keys():
                 self._sums.setdefault(name, FidelitySum(name)).add(outputs[name], self._outputs[position][name])
 
-    def record(self, count: int, seed: int) -> dict[str, object] | None:
-        """Quality record of so many samples; ``None`` if output names differ or outputs are too large."""
+    def record(self, count: int, seed: int, data: str) -> dict[str, object] | None:
+        """Quality record of so many samples of a dataset; ``None`` if output names differ or outputs are too large."""
         if not self._sums or self._bytes > GROUP_BYTES:
             return None
         outputs = [total.of_output() for _, total in sorted(self._sums.items())]
-        return quality_record(QualitySamples("dataset", count, seed), outputs)
+        return quality_record(QualitySamples("dataset", count, seed, data=data), outputs)
 
 
 _MAX_CLASSES = 10
@@ -673,7 +673,9 @@ def _make_evaluation(
         onnxruntime_version=onnxruntime_version(),
         baseline=None if baseline is None else _side_result(baseline, scores, 1),
         agreement=agreement,
-        quality=None if scores.nearness is None else scores.nearness.record(len(scores.references), options.seed),
+        quality=None
+        if scores.nearness is None
+        else scores.nearness.record(len(scores.references), options.seed, data_set.words),
         agreement_words=prepared.task.agreement_words,
         differing=tuple(number for number, share in enumerate(agreements) if share < 1),
         changed=tuple(sorted(scores.changed, key=lambda changed: changed.effect != "now wrong")),

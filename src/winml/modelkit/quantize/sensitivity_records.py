@@ -340,8 +340,13 @@ class QuantizationSensitivity(
     @property
     @recorded(entry("limit_db", before="modules"))
     def limit_db(self) -> float | None:
-        """SQNR that a quantization has to reach: the target, else the default minimum; ``None`` for other metrics."""
+        """SQNR that a quantization has to reach: the target, else the default minimum of the precision.
+
+        ``None`` for other metrics, and for a precision of a package that is missing here.
+        """
         if self.exclude_list is None:
+            if self.precision not in PRECISIONS:
+                return None
             agreement = None if self.whole.worst is None else self.whole.worst.prediction_agreement
             return PRECISIONS[self.precision].minimum.searched_db(agreement)
         target = self.exclude_list.target
