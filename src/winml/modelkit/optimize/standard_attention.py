@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.onnx.operators import is_operator
@@ -41,6 +42,26 @@ from winml.modelkit.optimize.graph_matching import (
 )
 
 _OPERATOR = "Attention"
+
+
+_LOWEST = -3.4e38
+"""Replaces the lowest float32 (-3.4028e38) in masks. Measured: ONNX Runtime 1.31 returns zero for rows whose mask is
+the lowest float everywhere, where softmax has equal probabilities; larger values are computed as specified."""
+
+
+class _LimitedMasks:
+    """Masks without the lowest float, each made once."""
+
+    def __init__(self) -> None:
+        """Begin with no mask."""
+        self._limited: dict[ir.Value, ir.Value] = {}
+
+    def limit(self, builder: NodeBuilder, mask: ir.Value) -> ir.Value:
+        """Return the mask with values of at least :data:`_LOWEST`; the first attention that reads it has the node."""
+        if mask not in self._limited:
+            lowest = builder.constant(np.array(_LOWEST, np.float32), "_Constant_Lowest")
+            self._limited[mask] = builder.add("Max", [mask, lowest], "_Max", mask.dtype, mask.shape)
+        return self._limited[mask]
 
 
 class _Operand(NamedTuple):
@@ -90,13 +111,15 @@ class StandardAttentionFusionPass(GraphPass):
         2. the number of heads of queries, keys or values is unknown;
         3. the last two axes of the mask may differ from those of the scores: readers do not broadcast them;
         4. operators other than a mask and a factor change the scores, such as a limit by ``Tanh``;
-        5. values are not float32.
+        5. values are not float32;
+        6. the factor of the scores is not positive, or queries have one head or one sample for several of the keys:
+           the operator has no such form.
 
     Tags: creates. The new nodes have the tag of the last node of the attention.
 
     Why it is safe: the operator is defined as the same product, softmax and product. The mask stays as exported, so no
     reader's interpretation of causal attention matters. Readers differ in fully masked rows (NaN or zero), so the guard
-    stays.
+    stays, and without one the mask is limited: ONNX Runtime returns zero for rows of the lowest float.
     """
 
     tags = "creates"
@@ -107,12 +130,12 @@ class StandardAttentionFusionPass(GraphPass):
         interface = DecoderInterface.of(model)
         positions = interface.positions if interface is not None else None
         rotations = RotationFinder(positions, interface.position_count if interface is not None else None)
-        tables = RotationTables(model.graph)
+        tables, masks = RotationTables(model.graph), _LimitedMasks()
         for graph in model.graphs():
             for softmax in [node for node in graph if is_operator(node, "Softmax")]:
                 # One by one: an attention may read the output of the previous attention.
                 if (match := _match_attention(softmax)) is not None:
-                    _replace_attention(match, rotations, tables, positions)
+                    _replace_attention(match, rotations, tables, positions, masks)
                     count += 1
         return ir.passes.PassResult(model, bool(count))
 
@@ -138,7 +161,9 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
     query, query_scale = split_scale(left)
     keys, key_scale = _find_keys(right)
     heads = fixed_size(score_product.outputs[0], 1) or fixed_size(query, 1)
-    if keys is None or heads is None or rank_of(query) != 4:
+    if keys is None or heads is None or rank_of(query) != 4 or scale * query_scale * key_scale <= 0:
+        return None
+    if fixed_size(query, 1) not in (None, heads) or not _has_equal_batch(query, keys):
         return None
     key, value = _match_operand(keys), _match_operand(values)
     if (
@@ -161,6 +186,15 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
         product,
         join if join is not None and _is_replaceable(join, heads * value.size, is_guarded=is_guarded) else None,
     )
+
+
+def _has_equal_batch(query: ir.Value, keys: ir.Value) -> bool:
+    """Return False if the queries or the keys have a fixed batch size that the other does not have."""
+    query_shape, key_shape = shape_of(query, 4), shape_of(keys, 4)
+    if query_shape is None or key_shape is None:
+        return True
+    sizes = (query_shape[0], key_shape[0])
+    return sizes[0] == sizes[1] or not any(isinstance(size, int) for size in sizes)
 
 
 def _find_keys(value: ir.Value) -> tuple[ir.Value | None, float]:
@@ -216,7 +250,11 @@ def _fits_scores(mask: ir.Value | None, scores: ir.Value) -> bool:
 
 
 def _replace_attention(
-    match: _Attention, rotations: RotationFinder, tables: RotationTables, positions: ir.Value | None
+    match: _Attention,
+    rotations: RotationFinder,
+    tables: RotationTables,
+    positions: ir.Value | None,
+    masks: _LimitedMasks,
 ) -> None:
     """Replace the matched nodes by Attention, in place, with nodes for rotations and a guard where matched."""
     query, key, rotation = rotations.find_both(match.query, match.heads, match.key.new, match.key.heads, match.key.size)
@@ -240,7 +278,8 @@ def _replace_attention(
             operands[0] = add_rotation(builder, operands[0], by_position, rotation, match.heads, "_query", "")
             operands[1] = add_rotation(builder, operands[1], by_position, rotation, match.key.heads, "_key", "")
     updates = [operand.update for operand in (match.key, match.value) if operand.update is not None]
-    inputs = [*operands, match.mask, *(update.past for update in updates)]
+    mask = match.mask if match.mask is None or match.is_guarded else masks.limit(builder, match.mask)
+    inputs = [*operands, mask, *(update.past for update in updates)]
     attention = ir.node(
         _OPERATOR,
         inputs if inputs[-1] is not None else inputs[:-1],

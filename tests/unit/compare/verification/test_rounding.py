@@ -255,3 +255,25 @@ def test_half_precision_is_judged_by_the_error_of_pytorch() -> None:
             assert not comparisons[0].is_equal
             (judged,) = accept_half_precision(prepared, draw, outputs, comparisons)
             assert is_equal == judged.is_equal == (judged.relative_diff <= judged.threshold)
+
+
+class Overflowing(nn.Module):
+    """The values beside one that overflows in float16 alone."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Square 300 in the first column."""
+        large = values[:, :1] * 0 + 300
+        return torch.cat([large * large, values], 1)
+
+
+def test_value_that_overflows_in_half_precision_hides_no_difference() -> None:
+    """Infinity is far from the value in float32; the other values have to be near it."""
+    sample = {"values": torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).half()}
+    with prepared_part(loaded_from_module(Overflowing().half(), sample).only_part) as prepared:
+        draw = Draw(sample, run_reference(prepared, sample), {})
+        (name,) = draw.reference
+        wrong = draw.reference[name].copy()
+        wrong[:, 1:] *= 2
+        comparisons = compare_outputs([draw.reference], [{name: wrong}]).comparisons
+        (judged,) = accept_half_precision(prepared, draw, {name: wrong}, comparisons)
+        assert not judged.is_equal

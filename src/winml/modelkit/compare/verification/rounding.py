@@ -225,7 +225,7 @@ def accept_half_precision(
         name = entry.name
         spread = _largest_distance(draw.reference[name], exact[name])
         distance = _largest_distance(outputs[name], exact[name])
-        is_rounding = not entry.is_equal and not entry.problem and distance <= _UNITS_OF_HALF * spread
+        is_rounding = not entry.is_equal and not entry.problem and distance <= _UNITS_OF_HALF * spread < math.inf
         limit = (1 + _UNITS_OF_HALF) * spread / entry.scale if is_rounding else entry.threshold
         accepted.append(replace(entry, is_equal=True, threshold=limit) if is_rounding else entry)
     return tuple(accepted)
@@ -369,10 +369,12 @@ def _add_noise(value: torch.Tensor, traced: torch.Tensor, generator: torch.Gener
 
 
 def _largest_distance(a: Array, b: Array) -> float:
-    """Largest absolute difference of two arrays; infinity for different shapes."""
+    """Largest absolute difference of the values that are finite in both arrays; infinity for different shapes."""
     if a.shape != b.shape:
-        return float("inf")
-    return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max(initial=0.0))
+        return math.inf
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    is_finite = np.isfinite(x) & np.isfinite(y)
+    return float(np.abs(x[is_finite] - y[is_finite]).max(initial=0.0))
 
 
 def _is_rounding(different: OutputComparison, moved: Mapping[str, OutputComparison], *, decides: bool) -> bool:
