@@ -878,7 +878,7 @@ def run_model(
 
     Args:
         model: ONNX file, build folder, Hub id or checkpoint; a checkpoint is built in the cache first.
-        *values: Texts, image files or audio files; or input of the graph → array.
+        *values: Texts, image files or audio files, each an argument of its own; or input of the graph → array.
         **options: Options of ``winml run``: ``text``, ``image``, ``audio`` and ``label`` (a text, or a list of
             several), ``inputs`` (name → value or array), ``top``, ``threshold``, ``save``, ``reference``, ``ep`` and so
             on, and options of loading.

@@ -92,9 +92,8 @@ def compared_document(
         by_class: As in :func:`profile_document`.
     """
     result = compared.result
-    assert result.baseline is not None
-    names = [Path(result.baseline.name).name, Path(result.model).name]
-    names = names if len(set(names)) == 2 else ["baseline", "model"]
+    assert result.baseline is not None  # two models were profiled
+    names = table.side_names(result)
     fields, *latencies = table.perf_blocks(result)
     charts: list[doc.Block] = [fields]
     tables: list[doc.Block] = []
@@ -196,7 +195,7 @@ def _module_table(
         return [name, module.row.entry.class_name, *cells_of(module)]
 
     return doc.Table(
-        doc.columns(("module", "name"), doc.Column("class", detail=doc.Detail.PAGE), *columns),
+        doc.columns((_in_phase("module", phase), "name"), doc.Column("class", detail=doc.Detail.PAGE), *columns),
         [cells(_ModuleRow(row, (row.name, row.path), (row.entry.tag,))) for row in rows],
         name=f"modules{phase}",
         heading=_in_phase("Modules", phase),

@@ -43,14 +43,16 @@ def _answer_words(result: PerfResult) -> str:
 
 def latency_figures(result: PerfResult) -> Iterator[doc.Figure]:
     """Yield the figures of a model and its baseline: latency, ratio, memory; none of a time that other load slowed."""
-    sides = {"latency" if result.baseline is None else f"latency of {Path(result.model).name}": result.latency}
+    sides = {"latency": result.latency}
     if result.baseline is not None:
-        sides[f"latency of {Path(result.baseline.name).name}"] = result.baseline.latency
-    for name, latency in sides.items():
-        summary = latency.summary
-        if not summary.is_disturbed:
-            meaning = f"median of {len(latency.samples_ms)} runs; 99 % take at most {time_words(summary.p99)} ms"
-            yield doc.Figure(name, f"{time_words(summary.p50)} ms", meaning)
+        baseline, model = side_names(result)
+        sides = {f"latency of {model}": result.latency, f"latency of {baseline}": result.baseline.latency}
+    # The latency of one side alone would be taken for that of the result.
+    if not any(latency.summary.is_disturbed for latency in sides.values()):
+        for name, latency in sides.items():
+            longest = f"99 % take at most {time_words(latency.summary.p99)} ms"
+            meaning = f"median of {len(latency.samples_ms)} runs; {longest}"
+            yield doc.Figure(name, f"{time_words(latency.summary.p50)} ms", meaning)
     if result.baseline is not None and not (ratio := result.baseline.ratio).is_disturbed:
         tones: Mapping[str, doc.Tone] = {"faster": "good", "slower": "bad"}
         ends = (
@@ -62,6 +64,13 @@ def latency_figures(result: PerfResult) -> Iterator[doc.Figure]:
         yield doc.Figure("ratio", f"{ratio.value:.2f}", meaning, tones.get(ratio.verdict, ""))
     added = f"opening the session added {size_words(result.memory.session_bytes)}"
     yield doc.Figure("peak memory", size_words(result.memory.peak_bytes), f"of the process; {added}")
+
+
+def side_names(result: PerfResult) -> tuple[str, str]:
+    """Return short names of baseline and model that differ."""
+    assert result.baseline is not None
+    names = Path(result.baseline.name).name, Path(result.model).name
+    return names if names[0] != names[1] else ("baseline", "model")
 
 
 def perf_blocks(result: PerfResult) -> list[doc.Block]:
