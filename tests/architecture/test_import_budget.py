@@ -209,7 +209,7 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
             id="diff",
         ),
         pytest.param(
-            ["perf", "net.onnx", "--iterations", "2"], {"builds", "evaluate", "quantize", *_CHECKPOINTS, "onnx_ir"}, 97,
+            ["perf", "net.onnx", "--iterations", "2"], {"builds", "evaluate", "quantize", *_CHECKPOINTS, "onnx_ir"}, 98,
             id="perf",
         ),
     ],

@@ -142,6 +142,16 @@ def test_split_is_chosen_in_order_with_a_note(opened: Any) -> None:
     assert () == opened("a.csv").notes
 
 
+def test_split_without_rows_is_noted_and_left_out(opened: Any, data: Path) -> None:
+    """A table with a header only has no types of columns, which a library reads."""
+    (data / "half").mkdir()
+    (data / "half" / "train.csv").write_text("text,label\n")
+    (data / "half" / "test.csv").write_text("text,label\none,1\n")
+    data_set = opened("half")
+    assert ("test", 1) == (data_set.split, len(data_set))
+    assert any("split train has no rows" in note for note in data_set.notes)
+
+
 def test_draw_depends_on_the_seed(opened: Any) -> None:
     """Chosen samples keep the order of the data; more samples than rows are refused."""
 

@@ -7,6 +7,7 @@ columns to roles, and ``preprocessing.py`` converts rows to inputs.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -370,8 +371,20 @@ def _read_splits(
         layout = read_layout(source.path, request.config, request.words)
         # By default, datasets does not use the name of a single folder as a label.
         labels = {"drop_labels": False} if layout.kind == "images" and _is_one_class(source.path, layout) else {}
-        splits = read_files(layout.kind, layout.splits, cache, options={**labels, **layout.options}, info=layout.info)
-        return splits, layout.notes
+        # datasets cannot read the types of a table without rows.
+        empty = [split for split, paths in layout.splits.items() if all(map(_has_header_only, paths))]
+        filled = {split: paths for split, paths in layout.splits.items() if split not in empty} or layout.splits
+        splits = read_files(layout.kind, filled, cache, options={**labels, **layout.options}, info=layout.info)
+        ignored = tuple(f"{request.words}: split {split} has no rows" for split in empty)
+        return splits, (*layout.notes, *ignored)
+
+
+def _has_header_only(path: Path) -> bool:
+    """Return True for a table of text with at most one line that is not blank."""
+    if path.suffix.lower() not in (".csv", ".tsv"):
+        return False
+    with path.open("rb") as lines:
+        return len(list(itertools.islice((line for line in lines if line.strip()), 2))) < 2
 
 
 _KIND_WORDS = {"saved": "a folder written by save_to_disk", "images": "a folder of images"}
