@@ -23,6 +23,7 @@ from winml.modelkit.tune.declared_options import parse_kinds
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.quality_limits import QualityLimits
 from winml.modelkit.tune.records import KINDS, Candidate, CandidateFacts
+from winml.modelkit.words import MOST_DB
 
 MACHINE = TuningMachine(8, "x86_64 avx512f", True, ("cpu",), "1.31.1")
 
@@ -174,6 +175,19 @@ def test_classifier_is_judged_by_its_predictions(tmp_path: Path) -> None:
     assert "top-1 agreement 50.00 %" in reason(20, 0.5)
     assert not reason(20, None)
     assert "minimum 6" in reason(3, None)
+
+
+@pytest.mark.parametrize(("sqnr_db", "is_resolved"), [(MOST_DB, True), (60.0, False)])
+def test_equal_outputs_resolve_a_limit_that_few_samples_do_not(
+    tmp_path: Path, sqnr_db: float, is_resolved: bool
+) -> None:
+    """Equal outputs have equal metrics on any samples; 25 samples without a difference leave a drop of 0.12 open."""
+    limits = QualityLimits(TuneOptions.model_validate(DROPS), tmp_path, "model.onnx", Contestants(tmp_path), None)
+    measured = {"scores": {"accuracy": 0.9}, "is_higher_better": {"accuracy": True}}
+    facts = CandidateFacts(
+        1, 1, 1, 1, 1, 1, sqnr_db, "logits", drops={"accuracy": 0.0}, least_drops={"accuracy": 0.12}, **measured
+    )
+    assert is_resolved == (limits.unresolved_words(facts) == ("", ""))
 
 
 def test_unknown_kind_suggests_the_nearest() -> None:

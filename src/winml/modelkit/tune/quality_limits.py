@@ -32,7 +32,7 @@ from winml.modelkit.tune.contestants import Contestant, Contestants
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.records import Candidate, CandidateFacts
 from winml.modelkit.tune.worker import sample_path
-from winml.modelkit.words import percent_words
+from winml.modelkit.words import MOST_DB, percent_words
 
 _MARGIN_DB = 0.1
 """Margin on the minimum SQNR in the search for modules in float. Chosen: other kernels change the SQNR of the
@@ -185,7 +185,12 @@ class QualityLimits:
         return ""
 
     def unresolved_words(self, facts: CandidateFacts) -> tuple[str, str]:
-        """Return why the samples do not resolve a limit that a candidate meets, and what would; empty if they do."""
+        """Return why the samples do not resolve a limit that a candidate meets, and what would; empty if they do.
+
+        Equal outputs have equal metrics on any samples.
+        """
+        if facts.sqnr_db is not None and facts.sqnr_db >= MOST_DB:
+            return "", ""
         for metric, limit in self.options.max_drop.items():
             drop, least = facts.drops.get(metric), facts.least_drops.get(metric)
             if drop is None or least is None:
