@@ -52,6 +52,15 @@ def test_comparison_leads_to_the_module_to_keep_float() -> None:
     assert after > before
 
 
+def test_error_of_several_modules_leads_to_their_ranking() -> None:
+    """No module has half of the error, so the command measures each."""
+    save_chain(Path("even.onnx"))
+    run_printed("winml quantize -m even.onnx -o even_int8.onnx --no-verify -q")
+    ranked = printed_next(run_here("compare", "even.onnx", "even_int8.onnx", "--by-module"))
+    assert ["winml", "quantize", "even.onnx", "--sensitivity"] == shlex.split(ranked)[:4]
+    run_printed(ranked)
+
+
 def test_comparison_of_equal_files_ends_with_no_command() -> None:
     assert json.loads(run_here("compare", "chain.onnx", "chain.onnx", "--format", "json").out)["next"] is None
 

@@ -67,7 +67,7 @@ def _next_command(request: CompareRequest, result: ModelComparison) -> str:
     """Return the command that acts on a comparison; empty if no error is left, or no command changes it.
 
     Without modules, the command compares them. If winml quantized the candidate, the command quantizes the reference
-    again, with the first diverging module in float, or else the quantized module of the largest own error. No command
+    again, with the module that causes the error in float; if no single module does, it ranks the modules. No command
     repeats a calibration on data, whose path a file does not record.
     """
     fidelity = result.worst.fidelity
@@ -86,19 +86,34 @@ def _next_command(request: CompareRequest, result: ModelComparison) -> str:
     from winml.modelkit.quantize.pipeline import read_request
 
     requested, quantized = read_request(candidate)
-    first, errors = result.first_divergence, result.arising_errors()
-    tags = [first.identity.tag] if first is not None else sorted(errors, key=lambda tag: -errors[tag])
-    worst = next((tag for tag in tags if tag in quantized), None)
-    needs_data = requested is not None and (requested.split is not None or requested.columns)
-    if requested is None or worst is None or needs_data or (first is None and fidelity.prediction_agreement == 1):
+    if requested is None or not quantized or requested.split is not None or requested.columns:
+        return ""
+    cause = _find_cause(result)
+    if cause not in quantized if cause is not None else fidelity.prediction_agreement == 1:
         return ""
     from winml.modelkit.quantize.declared_options import QuantizeFields
 
     data = {name: getattr(request, name) for name in ("dataset", "split", "columns", "samples")}
-    exclude = (*requested.exclude, escape(worst))
-    options = requested.model_copy(update={"exclude": exclude, **data, "samples": data["dataset"] and data["samples"]})
-    words = command_words(options, QuantizeFields)
+    data["samples"] = data["dataset"] and data["samples"]
+    exclude = requested.exclude if cause is None else (*requested.exclude, escape(cause))
+    words = command_words(requested.model_copy(update={"exclude": exclude, **data}), QuantizeFields)
+    if cause is None:
+        return measuring_command("quantize", [reference], ["--sensitivity", *words])
     return transforming_command("quantize", reference, words, suffix="mixed", like=candidate)
+
+
+_LEAST_SHARE = 0.5
+"""Chosen: without a module with half of the error power, the SQNR rises by 3 dB."""
+
+
+def _find_cause(result: ModelComparison) -> str | None:
+    """Return the tag of the module that causes the error: the first that diverges, or one with most of the error."""
+    if result.first_divergence is not None:
+        return result.first_divergence.identity.tag
+    errors = result.arising_errors()
+    worst = max(errors, key=lambda tag: errors[tag], default=None)
+    power = sum(error**2 for error in errors.values())
+    return worst if worst is not None and errors[worst] ** 2 >= _LEAST_SHARE * power > 0 else None
 
 
 def _show(
