@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -93,8 +92,10 @@ def command(context: click.Context, /, **options: Any) -> None:
 
 def _next_command(result: ExtractResult) -> str:
     """Return the command that measures the first extracted model; empty without one."""
-    files = [str(result.folder / module.file) for module in result.modules[:1]]
-    return shlex.join(["winml", "perf", *files]) if files else ""
+    from winml.modelkit.verbs.next_commands import measuring_command
+
+    files = [result.folder / module.file for module in result.modules[:1]]
+    return measuring_command("perf", files, []) if files else ""
 
 
 def _run_planned_extraction(plan: ExtractPlan, options: dict[str, object]) -> ExtractResult:

@@ -42,8 +42,6 @@ from winml.modelkit.optimize.graph_matching import (
 )
 
 _OPERATOR = "Attention"
-
-
 _LOWEST = -3.4e38
 """Replaces the lowest float32 (-3.4028e38) in masks. Measured: ONNX Runtime 1.31 returns zero for rows whose mask is
 the lowest float everywhere, where softmax has equal probabilities; larger values are computed as specified."""

@@ -10,7 +10,7 @@ from winml.modelkit.profile.latency import LatencyResult
 from winml.modelkit.profile.records import GenerationPerf, PerfResult
 from winml.modelkit.profile.statistics import Ratio
 from winml.modelkit.report import document as doc
-from winml.modelkit.words import count_noun, size_words, time_words
+from winml.modelkit.words import count_noun, size_change_words, size_words, time_words
 
 if TYPE_CHECKING:
     from winml.modelkit.profile.module_records import ModulePerfResult
@@ -88,9 +88,9 @@ def _summary_fields(result: PerfResult) -> Iterator[doc.Field]:
     yield "model", result.model
     baseline = result.baseline
     if baseline is not None and baseline.model_bytes is not None:
-        change = baseline.model_bytes / max(result.model_bytes, 1)
+        change = size_change_words(baseline.model_bytes, result.model_bytes)
         sizes = f"{size_words(result.model_bytes)}, {baseline.name} {size_words(baseline.model_bytes)}"
-        yield "size", f"{sizes} (÷ {change:.1f})"
+        yield "size", f"{sizes} ({change})"
     yield "runs on", provider_words(result)
     dtypes = {spec.name: spec.dtype for spec in result.inputs}
     shapes = ", ".join(

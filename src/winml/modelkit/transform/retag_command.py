@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 import click
 
 from winml.modelkit.cli._errors import WinMLCommand
@@ -32,6 +30,7 @@ def command(**options: object) -> None:
     end_dry_run(plan, options)
     result = run_retag(plan)
     from winml.modelkit.transform.table import retagged_document
+    from winml.modelkit.verbs.next_commands import measuring_command
 
-    following = shlex.join(["winml", "inspect", str(result.model_path), "-H"])
+    following = measuring_command("inspect", [result.model_path], ["-H"])
     show_result(result.as_record(), options, lambda: retagged_document(result).with_next(following))

@@ -1,4 +1,4 @@
-"""Commands that a result ends with: each transforms the measured model into a new file or folder."""
+"""Commands that a result ends with: each transforms a model into a new file or folder, or measures models."""
 
 from __future__ import annotations
 
