@@ -23,8 +23,16 @@ PLAIN: Final = "plain"
 """The unchanged export, the reference of all measurements."""
 _LEVELS = ("basic", "extended", "full")
 """Optimization levels. The last is a form; the others are variations of a winner in float."""
-INSTEAD_OF: Final[Mapping[str, str]] = {"weights-int8-16": "weights-int8"}
+INSTEAD_OF: Final[Mapping[str, str]] = {
+    "weights-int8-16": "weights-int8",
+    "qdq-w8a8-smooth": "qdq-w8a8",
+    "qdq-mixed": "qdq-w8a8",
+    "qdq-w8a16": "qdq-w8a8",
+    "qdq-w16a16": "qdq-w8a16",
+}
 """Form → smaller and faster form: the key is tried only if the value is outside the quality limit."""
+_SMOOTHING = 0.5
+"""Strength of SmoothQuant. Specified by its paper as the best for most models."""
 _RUN_BY_CPU = "cpu"
 _PROVIDER_OPTIONS: Mapping[str, Mapping[str, tuple[str, Mapping[str, str]]]] = {
     # ONNX Runtime 1.24 reads this value as JSON, not as the path of a file. The default computes in float32.
@@ -150,11 +158,15 @@ def _list_forms_for_provider(options: TuneOptions, ep: str) -> Iterator[Candidat
     placement = placement_for(ep)
     forms = []
     for precision in PRECISIONS.values():
-        is_searched = precision.modes == ("qdq",) and bool(precision.searched_blocks)
-        is_supported = precision.activation_bits in placement.activation_bits
-        if is_searched and is_supported and (placement.is_by_unit or precision.name == W8A8):
+        is_supported = precision.modes == ("qdq",) and precision.activation_bits in placement.activation_bits
+        is_of_units = bool(precision.searched_blocks) and not precision.has_bits_by_kind and placement.is_by_unit
+        if is_supported and (placement.has_bits_by_kind or is_of_units or precision.name == W8A8):
             quant = {**_calibrated_quant(options), "precision": precision.name, "ep": ep}
             forms.append(Candidate(f"qdq-{precision.name}", "qdq", f"{precision.words} for {ep}", {"quant": quant}))
+            if placement.has_bits_by_kind and precision.name == W8A8:
+                text = f"{forms[-1].words}; channels balanced (SmoothQuant)"
+                smooth = {"quant": {**quant, "smooth_quant": _SMOOTHING}}
+                forms.append(Candidate(f"qdq-{precision.name}-smooth", "qdq", text, smooth))
     yield from forms
     yield from map(_mixed_variant, forms)
     if ep in EXECUTION_PROVIDERS and EXECUTION_PROVIDERS[ep].devices[0] != "cpu":
