@@ -25,6 +25,8 @@ from winml.modelkit.quantize.precisions import MODES
         ({"precision": "int4", "algorithm": "k_quant", "symmetric": True}, "--algorithm k_quant"),
         ({"precision": "int8", "mode": "weight-only", "algorithm": "hqq"}, "4-bit"),
         ({"precision": "w8a8", "algorithm": "awq"}, "--algorithm awq"),
+        ({"precision": "w8a8", "algorithm": "gptq", "per_channel": False}, "one scale"),
+        ({"precision": "w16a16", "algorithm": "gptq"}, "16 bits"),
     ],
 )
 def test_option_that_would_be_ignored_is_refused(given: dict[str, Any], words: str) -> None:

@@ -376,6 +376,13 @@ class QuantizeOptions(QuantizeFields, Options):
                 f"{opt.algorithm} {others[0]} does not apply to qdq, whose integers have one zero point",
                 hint=f"Use {opt.algorithm} {' or '.join(sorted(INTEGER_ALGORITHMS))}, or omit it.",
             )
+        has_wide_weights = all(precision.weight_bits > 8 for precision, _ in requested)
+        if self.solves_weights and modes == ("qdq",) and (self.per_channel is False or has_wide_weights):
+            kind = "weights of 16 bits" if has_wide_weights else "weights with one scale"
+            raise UsageError(
+                f"{opt.algorithm} {self.solving_algorithms[0]} does not apply to {kind}, which are rounded to nearest",
+                hint=f"Use {opt.precision} w8a8 or w8a16 with a scale for each channel, or omit it.",
+            )
         has_four_bits = any(precision.weight_bits == 4 for precision, mode in requested if mode == "weight-only")
         if "hqq" in self._requested_algorithms and not has_four_bits:
             raise UsageError(

@@ -48,6 +48,7 @@ from winml.modelkit.quantize.records import ActivationCount
 from winml.modelkit.quantize.value_kinds import classify_nodes
 from winml.modelkit.tags.carry.carrying import carry_tags
 from winml.modelkit.tags.tagging import all_nodes, measure_coverage
+from winml.modelkit.words import count_noun
 
 if TYPE_CHECKING:
     from winml.modelkit.quantize.calibration.calibration_data import CalibrationStatistics
@@ -250,6 +251,7 @@ def quantize(
         *transfer.notes,
         *integer_weights.shared_weight_notes(model, reached, quantized),
         *algorithm_notes(quantized, options),
+        *_solved_integer_notes(model, tasks),
     )
     earlier = _read_earlier_record(model)
     outcome = _module_outcomes(model, plan.nodes, reached, reasons or {})
@@ -276,6 +278,23 @@ def quantize(
     return QuantizeResult(
         quantized, changed=True, notes=notes, coverage=coverage, modules=outcome, activations=activations
     )
+
+
+def _solved_integer_notes(model: ir.Model, tasks: Sequence[planning.EngineTask]) -> tuple[str, ...]:
+    """Note the numbers of weights with solved integers, and of those that were rounded to nearest."""
+    nodes = frozenset().union(*(task.nodes for task in tasks if task.mode == "qdq" and task.solved))
+    solved = {key.name for task in tasks for key in task.solved}
+    counts = Counter(
+        "solved" if weight.name in solved else node.op_type
+        for node in model.graph
+        if node.name in nodes and (weight := planning.constant_weight(node)) is not None
+    )
+    count = counts.pop("solved", 0)
+    if not count:
+        return ()
+    others = ", ".join(f"{operator} {number}" for operator, number in counts.items())
+    rounded = f" Rounded to nearest: {others}." if others else ""
+    return (f"{count_noun(count, 'product')} got integers from the calibration samples (gptq).{rounded}",)
 
 
 def _drop_records(model: ir.Model, planned: Sequence[planning.PlannedNode]) -> None:
