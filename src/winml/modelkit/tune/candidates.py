@@ -158,7 +158,7 @@ def _list_forms_for_provider(options: TuneOptions, ep: str) -> Iterator[Candidat
     placement = placement_for(ep)
     forms = []
     for precision in PRECISIONS.values():
-        is_supported = precision.modes == ("qdq",) and precision.activation_bits in placement.activation_bits
+        is_supported = precision.modes == ("qdq",) and not placement.refusal(precision, "qdq")
         is_of_units = bool(precision.searched_blocks) and not precision.has_bits_by_kind and placement.is_by_unit
         if is_supported and (placement.has_bits_by_kind or is_of_units or precision.name == W8A8):
             quant = {**_calibrated_quant(options), "precision": precision.name, "ep": ep}

@@ -381,7 +381,26 @@ class Packing:
                 "algorithm": solved.algorithm,
             }
             product.metadata_props[QUANTIZATION_KEY] = json.dumps(record)
-        return product
+        return self._add_batch(node, product) if self._needs_batch(node) else product
+
+    def _needs_batch(self, node: ir.Node) -> bool:
+        """Return True if the provider runs products of three dimensions only, and the input has two."""
+        data, bits = node.inputs[0], self._task.precision.weight_bits
+        two, three = (self._task.provider.is_run(f"MatMulNBits/{bits}/rank {rank}") for rank in (2, 3))
+        return data is not None and data.shape is not None and len(data.shape) == 2 and three and not two
+
+    def _add_batch(self, node: ir.Node, product: ir.Node) -> ir.Node:
+        """Insert a product of three dimensions for a node of two; return the node that removes the third."""
+        data, output = product.inputs[0], node.outputs[0]
+        assert data is not None  # a product has two inputs
+        axes = self._add_tensor(ir.tensor(np.array([0], np.int64), name=f"{node.name}_batch_axis"))
+        unsqueeze = ir.node("Unsqueeze", [data, axes], name=self._fresh.take(f"{node.name}/Unsqueeze"))
+        rows = self._insert_before(node, unsqueeze, f"{data.name}_batch", data)
+        rows.shape = None if data.shape is None else ir.Shape([1, *data.shape])
+        product.replace_input_with(0, rows)
+        products = self._insert_before(node, product, f"{output.name}_batch", output)
+        products.shape = None if output.shape is None else ir.Shape([1, *output.shape])
+        return ir.node("Squeeze", [products, axes], name=self._fresh.take(f"{node.name}/Squeeze"))
 
     def _divide_input(self, node: ir.Node, value: ir.Value, scale: Array) -> ir.Value:
         """Divide an input of products by a scale per channel.
@@ -556,13 +575,17 @@ def _make_block_format(task: EngineTask, node: ir.Node, depth: int, *, is_table:
 
 def _make_integer_format(task: EngineTask, node: ir.Node, depth: int) -> block_quantizers.BlockFormat | None:
     """Format of a weight in integers of a DequantizeLinear; ``None`` with one scale, or with more than 8 bits."""
-    placed = [constant for constant in task.placement.constants if constant.node == node.name]
-    weight = next((constant for constant in placed if constant.role == "weight"), None)
-    has_channels = task.is_per_channel if not task.placement.is_by_unit else weight and weight.axis is not None
     bits = task.precision.weight_bits
-    if bits > 8 or not has_channels:
+    if task.placement.is_by_unit:
+        placed = (constant for constant in task.placement.constants if constant.node == node.name)
+        weight = next((constant for constant in placed if constant.role == "weight"), None)
+        has_scales, block_size = weight is not None and weight.axis is not None, weight and weight.block_size
+    else:
+        blocks = task.scaling.block_axis(node, 1)
+        has_scales, block_size = task.is_per_channel, blocks and blocks[1]
+    if bits > 8 or not has_scales:
         return None
-    size = depth + depth % (8 // bits)
+    size = block_size or depth + depth % (8 // bits)
     return block_quantizers.BlockFormat(bits, size, is_symmetric=True, algorithm="rtn", has_positive_scales=True)
 
 
