@@ -22,7 +22,7 @@ from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.placements import PLACEMENTS
 from winml.modelkit.quantize.verb import quantize_onnx
 
-LEAST_DB = {"w8a8": 15.0, "w8a16": 35.0, "w4a16": 10.0, "w4a8": 10.0}
+LEAST_DB = {"w8a8": 15.0, "w8a16": 35.0, "mixed": 25.0, "w4a16": 10.0, "w4a8": 10.0}
 """Chosen 10 dB below the SQNR with the placement that quantizes most."""
 Q, D = "QuantizeLinear", "DequantizeLinear"
 
@@ -170,6 +170,49 @@ def test_blocks_without_a_provider_are_near_the_source(source: Path, tmp_path: P
     graph = Graph(quantized(source, tmp_path, precision="w4a16"))
     blocks = [attribute.i for node in weight_makers(graph) for attribute in node.attribute if attribute.name != "axis"]
     assert [32] * 6 == blocks
+
+
+def test_mixed_has_attention_in_8_bits_and_sums_in_16(source: Path, tmp_path: Path) -> None:
+    """Bits follow the kind of a value; the record counts both; ``activation_bits`` replaces the bits of a kind."""
+    graph = Graph(quantized(source, tmp_path, ep="qnn", precision="mixed"))
+
+    def bits_behind(operator: str) -> set[str]:
+        """Return the types of the integers written behind an operator."""
+        makers = [reader for node in graph.operators(operator) for reader in graph.readers(node.output[0])]
+        return {graph.stored[maker.input[2]].data_type for maker in makers if maker.op_type == Q}
+
+    eight, sixteen = {onnx.TensorProto.UINT8}, {onnx.TensorProto.UINT16}
+    assert (eight, sixteen, sixteen) == tuple(map(bits_behind, ("Softmax", "LayerNormalization", "Gelu")))
+    path = tmp_path / "wide.onnx"
+    options = {"mode": "qdq", "ep": "qnn", "precision": "mixed", "min_sqnr_db": LEAST_DB["mixed"]}
+    for bits, expected in (({}, {8, 16}), ({"attention": 16}, {16})):
+        record = quantize_onnx(source, path, overwrite=True, activation_bits=bits, **options)
+        assert expected == {count.bits for count in record.activations}
+        assert any(count.kind == "attention" and count.values > 5 for count in record.activations)
+    with pytest.raises(UsageError, match="mixed"):
+        quantize_onnx(source, path, mode="qdq", precision="mixed", overwrite=True)
+    with pytest.raises(UsageError, match=r"activation.bits"):
+        quantize_onnx(source, path, mode="qdq", precision="w8a8", activation_bits={"residual": 16}, overwrite=True)
+
+
+@pytest.mark.parametrize(("ep", "precision"), [("qnn", "w4a16"), (None, "w4a16"), ("qnn", "w4a8"), (None, "w8a16")])
+def test_weights_of_gptq_have_smaller_errors_of_outputs(
+    ep: str | None, precision: str, source: Path, tmp_path: Path
+) -> None:
+    """Rounding by data instead of to nearest; scales stay positive and zero points zero."""
+    path, decibels = tmp_path / "q.onnx", []
+    for algorithm in ("rtn", "gptq"):
+        options = {"mode": "qdq", "ep": ep, "precision": precision, "min_sqnr_db": LEAST_DB[precision]}
+        record = quantize_onnx(source, path, algorithm=algorithm, overwrite=True, **options)
+        assert record.fidelity is not None
+        decibels.append(record.fidelity.worst.sqnr_db)
+    assert decibels[1] > decibels[0]
+    graph = Graph(onnx.load(path))
+    makers = weight_makers(graph)
+    assert len(makers) == 6
+    for maker in makers:
+        assert (numpy_helper.to_array(graph.stored[maker.input[1]]) > 0).all()
+        assert not numpy_helper.to_array(graph.stored[maker.input[2]]).any()
 
 
 def test_provider_with_other_integer_operators_is_not_limited_to_qdq(source: Path, tmp_path: Path) -> None:

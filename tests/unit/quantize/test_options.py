@@ -24,6 +24,9 @@ from winml.modelkit.quantize.precisions import MODES
         ({"precision": "fp16", "method": "entropy"}, "--method"),
         ({"precision": "int4", "algorithm": "k_quant", "symmetric": True}, "--algorithm k_quant"),
         ({"precision": "int8", "mode": "weight-only", "algorithm": "hqq"}, "4-bit"),
+        ({"precision": "w8a8", "algorithm": "awq"}, "--algorithm awq"),
+        ({"precision": "w8a8", "algorithm": "gptq", "per_channel": False}, "one scale"),
+        ({"precision": "w16a16", "algorithm": "gptq"}, "16 bits"),
     ],
 )
 def test_option_that_would_be_ignored_is_refused(given: dict[str, Any], words: str) -> None:
@@ -102,8 +105,8 @@ def test_threshold_is_a_number(value: float) -> None:
     ("given", "named"),
     [
         ({"precision": "fp16"}, ()),
-        ({"precision": "w8a8"}, ("--smooth-quant",)),
-        ({"precision": "w8a8", "smooth_quant": 0.5}, ()),
+        ({"precision": "w8a8"}, ("--smooth-quant", "--algorithm")),
+        ({"precision": "w8a8", "smooth_quant": 0.5}, ("--algorithm",)),
         ({"precision": "int4"}, ("--algorithm",)),
         ({"precision": "int4", "algorithm": "gptq"}, ()),
     ],

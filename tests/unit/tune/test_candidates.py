@@ -11,6 +11,7 @@ from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.tune.candidates import (
+    INSTEAD_OF,
     PLAIN,
     TuningMachine,
     look_at_tuning_machine,
@@ -207,8 +208,12 @@ def test_named_provider_gets_its_placement_in_each_supported_precision() -> None
     plan = plan_candidates(options, machine)
     assert {("qnn", "60")} == {(item.ep, item.ep_options["soc_model"]) for item in plan}
     quantized = {item.name: item.sections["quant"] for item in plan if "quant" in item.sections and not item.part_of}
-    assert {"qdq-w8a8", "qdq-w8a16", "fp16"} == set(quantized)
-    assert {"qnn"} == {quantized[name]["ep"] for name in ("qdq-w8a8", "qdq-w8a16")}
+    integers = ["qdq-w8a8", "qdq-w8a8-smooth", "qdq-mixed", "qdq-w8a16", "qdq-w8a16-blocks", "qdq-w16a16"]
+    assert [*integers, "fp16"] == list(quantized)
+    assert {"qnn"} == {quantized[name]["ep"] for name in integers}
+    assert {*integers[1:]} == {name for name in integers if INSTEAD_OF.get(name) in integers}
+    smallest = {item.name for item in plan_candidates(options.model_copy(update={"target": "size"}), machine)}
+    assert {"qdq-w4a16", "qdq-w4a8"} <= smallest
     tensorrt = plan_candidates(options.model_copy(update={"ep": "tensorrt", "ep_options": {}}), machine)
     assert {"qdq-w8a8", "qdq-w8a8-part"} == {item.name for item in tensorrt if item.kind == "qdq"}
 

@@ -96,7 +96,7 @@ _HALF = _Format(BFLOAT16)
 _WIDE_ACTIVATIONS = 16
 """16-bit activations add a fraction (one part in this number) to the cost of their weights. Chosen: they take no bytes
 of the file, but time. 8 bits are therefore preferred if accurate enough, and 16 bits are preferred to a float
-module."""
+module. 8 or 16 bits by kind add half of it."""
 _OTHER_SAMPLES = 700_001
 """Added to the seed: the samples of the search differ from the samples that the file is judged on."""
 _FRONTIER = 6
@@ -318,8 +318,9 @@ class _Study:
             if decibels is not None:
                 noise = max(10 ** (-decibels / 10), _LEAST_NOISE)
                 cost = max(size - (self._float_bytes - measured.weight_bytes), 1)
-                if PRECISIONS[fmt.precision].activation_bits == 16:
-                    cost += cost // _WIDE_ACTIVATIONS
+                precision = PRECISIONS[fmt.precision]
+                if precision.activation_bits == 16:
+                    cost += cost // (_WIDE_ACTIVATIONS * (2 if precision.has_bits_by_kind else 1))
                 choices[fmt] = Choice(cost, noise)
         if self._compares_algorithms:
             choices |= self._estimate_choices(part, choices)

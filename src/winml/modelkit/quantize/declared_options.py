@@ -8,12 +8,24 @@ from pathlib import Path
 from typing import Literal
 
 from winml.modelkit.fields import CALIBRATION, DEVICE, QUANTIZATION, VERIFICATION, declare, read_columns
-from winml.modelkit.quantize.precisions import INT8, MODES, PRECISIONS, CalibrationMethod, ModeName, PrecisionName
+from winml.modelkit.quantize.precisions import (
+    INT8,
+    KIND_RULES,
+    MODES,
+    PRECISIONS,
+    ActivationBits,
+    CalibrationMethod,
+    ModeName,
+    PrecisionName,
+    ValueKind,
+)
 
 Algorithm = Literal["rtn", "hqq", "k_quant", "gptq", "awq", "auto"]
 BlockSize = Literal[16, 32, 64, 128, 256]
 DATA_ALGORITHMS: frozenset[Algorithm] = frozenset({"gptq", "awq", "auto"})
 """Algorithms that run the model on samples."""
+INTEGER_ALGORITHMS: frozenset[Algorithm] = frozenset({"gptq"})
+"""Algorithms for the integers of mode ``qdq`` besides ``rtn``; the others scale inputs or have zero points."""
 
 SENSITIVITY = "Sensitivity"
 """Group of the options that measure modules."""
@@ -60,6 +72,15 @@ class QuantizeFields:
     per_module: dict[str, PrecisionName] = declare({}, QUANTIZATION, metavar="JSON", read=_json_reader("--per-module"))
     """Precision by selector, such as {"BertLayer.0": "fp32"}. The first selector that matches a module applies, before
     `precision`. The command takes a file or JSON text."""
+    activation_bits: dict[ValueKind, ActivationBits] = declare(
+        {},
+        QUANTIZATION,
+        metavar="JSON",
+        read=_json_reader("--activation-bits"),
+        default_words=", ".join(f"{kind} {rule.bits}" for kind, rule in KIND_RULES.items()),
+    )
+    """Precision `mixed`: bits of activations by kind of value, such as {"attention": 16}, before the defaults. The
+    command takes a file or JSON text."""
     per_channel: bool | None = declare(
         None, QUANTIZATION, spelling="--per-channel/--per-tensor", default_words="per channel"
     )
@@ -76,12 +97,13 @@ class QuantizeFields:
     """Weight-only and `qdq`: block size by selector, such as {"BertLayer.0": 128}. The first selector that matches a
     module applies, before `block_size`. The command takes a file or JSON text."""
     algorithm: Algorithm = declare("rtn", QUANTIZATION)
-    """Weight-only: how weights are rounded. `rtn`: round to nearest. `hqq` and `k_quant`: search for better scales, 5
-    to 20 times as slow. `gptq` and `awq`: minimize the output error of each layer on calibration samples. `auto`: for
-    each module, the algorithm with the smallest output error. Embedding tables are rounded to nearest; with `hqq`,
-    8-bit weights are, too, since their kernels take integer zero points only."""
+    """How weights are rounded, in mode `weight-only`, and in `qdq` (`rtn` and `gptq`). `rtn`: round to nearest. `hqq`
+    and `k_quant`: search for better scales, 5 to 20 times as slow. `gptq` and `awq`: minimize the output error of each
+    layer on calibration samples. `auto`: for each module, the algorithm with the smallest output error. Embedding
+    tables and convolutions are rounded to nearest; with `hqq`, 8-bit weights are, too, since their kernels take integer
+    zero points only."""
     algorithms: dict[str, Algorithm] = declare({}, QUANTIZATION, metavar="JSON", read=_json_reader("--algorithms"))
-    """Weight-only: algorithm by selector, such as {"lm_head": "gptq"}. The first selector that matches a module
+    """Algorithm by selector, such as {"lm_head": "gptq"}. The first selector that matches a module
     applies, before `algorithm`. The command takes a file or JSON text."""
     tables: Literal["blocks", "rows"] | None = declare(
         None, QUANTIZATION, default_words="rows for transformers.js on any provider, else blocks"

@@ -224,6 +224,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             budget=outcome.search,
             modules=done.result.modules,
             kv_cache=self.options.kv_cache,
+            activations=done.result.activations,
             calibration=None if calibration is None else Calibrated(calibration.words, calibration.as_record()),
         )
 

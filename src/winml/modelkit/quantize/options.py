@@ -17,8 +17,8 @@ from winml.modelkit.fields import fields_of
 from winml.modelkit.options import Drop, Options, drop_words, read_drop
 from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
 from winml.modelkit.quantize import precisions
-from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, Algorithm, QuantizeFields
-from winml.modelkit.quantize.placements import placement_for
+from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, INTEGER_ALGORITHMS, Algorithm, QuantizeFields
+from winml.modelkit.quantize.placements import CPU_PLACEMENT, PLACEMENTS, placement_for
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
@@ -188,6 +188,15 @@ class QuantizeOptions(QuantizeFields, Options):
         modes = [f"{precision.name} ({mode})" for precision, mode in self.requested_modes()]
         return ", ".join((*modes, *cache)) or precisions.FLOAT32
 
+    @property
+    def has_bits_by_kind(self) -> bool:
+        """True if a requested precision has activations in 8 or 16 bits by kind."""
+        return any(precisions.PRECISIONS[name].has_bits_by_kind for name in (self.base.name, *self.per_module.values()))
+
+    def bits_of_kind(self, kind: precisions.ValueKind) -> int:
+        """Bits of the activations of a kind, as requested or by default."""
+        return self.activation_bits.get(kind, precisions.KIND_RULES[kind].bits)
+
     def requested_modes(self) -> Iterator[tuple[precisions.Precision, precisions.Mode]]:
         """Yield each requested (precision, mode), without duplicates.
 
@@ -273,7 +282,10 @@ class QuantizeOptions(QuantizeFields, Options):
         Raises:
             UsageError: a precision does not support the mode.
         """
-        return bool(self.solving_algorithms) and "weight-only" in self.modes()
+        modes = self.modes()
+        return bool(self.solving_algorithms) and (
+            "weight-only" in modes or ("qdq" in modes and not INTEGER_ALGORITHMS.isdisjoint(self._requested_algorithms))
+        )
 
     @property
     def needs_samples(self) -> bool:
@@ -352,6 +364,7 @@ class QuantizeOptions(QuantizeFields, Options):
         if not modes and self.kv_cache is None:
             return  # nothing is quantized, which the caller reports
         self._refuse_unread(modes)
+        self._refuse_kinds()
         self._refuse_unmeasured(modes)
         self._refuse_bits(requested)
         if self.symmetric is False and self.per_channel is not False and "qdq" in modes:
@@ -369,6 +382,19 @@ class QuantizeOptions(QuantizeFields, Options):
             raise UsageError(
                 f"{opt.symmetric}: {opt.algorithm} {asymmetric_algorithm} uses a zero point for every block",
                 hint=f"Use {opt.algorithm} rtn, or omit {opt.symmetric}.",
+            )
+        others = [name for name in self._requested_algorithms if name not in INTEGER_ALGORITHMS | {"rtn"}]
+        if others and "qdq" in modes and "weight-only" not in modes:
+            raise UsageError(
+                f"{opt.algorithm} {others[0]} does not apply to qdq, whose integers have one zero point",
+                hint=f"Use {opt.algorithm} {' or '.join(sorted(INTEGER_ALGORITHMS))}, or omit it.",
+            )
+        has_wide_weights = all(precision.weight_bits > 8 for precision, _ in requested)
+        if self.solves_weights and modes == ("qdq",) and (self.per_channel is False or has_wide_weights):
+            kind = "weights of 16 bits" if has_wide_weights else "weights with one scale"
+            raise UsageError(
+                f"{opt.algorithm} {self.solving_algorithms[0]} does not apply to {kind}, which are rounded to nearest",
+                hint=f"Use {opt.precision} w8a8 or w8a16 with a scale for each channel, or omit it.",
             )
         has_four_bits = any(precision.weight_bits == 4 for precision, mode in requested if mode == "weight-only")
         if "hqq" in self._requested_algorithms and not has_four_bits:
@@ -419,6 +445,28 @@ class QuantizeOptions(QuantizeFields, Options):
             raise UsageError(
                 f"{opt.budget} smallest: no quality limit",
                 hint=f"Add {opt.min_sqnr}, such as 25, or {opt.max_drop}, such as perplexity=2%.",
+            )
+
+    def _refuse_kinds(self) -> None:
+        """Refuse bits by kind without a precision that reads them, or for a provider that computes no whole units.
+
+        Raises:
+            UsageError: names the option.
+        """
+        is_searched = self.bit_budget is not None and self.mode == "qdq"
+        names = [name for name, precision in precisions.PRECISIONS.items() if precision.has_bits_by_kind]
+        if self.activation_bits and not self.has_bits_by_kind and not is_searched:
+            raise UsageError(
+                f"{opt.activation_bits} does not apply to {opt.precision} {self.base.name}: its values have the same "
+                "bits, whatever their kind",
+                hint=f"Use {opt.precision} {' or '.join(names)}, or omit it.",
+            )
+        if self.has_bits_by_kind and not placement_for(self.ep).has_bits_by_kind:
+            fitting = [name for name, placement in PLACEMENTS.items() if placement.has_bits_by_kind]
+            raise UsageError(
+                f"{opt.precision} {' or '.join(names)}: {self.ep or CPU_PLACEMENT} does not compute all operators with "
+                "integers of 8 and 16 bits",
+                hint=f"Add {opt.ep} {' or '.join(fitting)}, or use {opt.precision} w8a8 or w8a16.",
             )
 
     def _refuse_bits(self, requested: Sequence[tuple[precisions.Precision, precisions.Mode]]) -> None:

@@ -6,7 +6,7 @@ Each mode has its engine, selected by data. Request and result are written to th
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,10 +30,25 @@ from winml.modelkit.quantize.engines.weight_only import algorithm_notes, block_w
 from winml.modelkit.quantize.equalization import Equalization, equalize
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import Placement, placement_for
-from winml.modelkit.quantize.precisions import FLOAT32, INTEGER_ACTIVATIONS, MODES, PRECISIONS
+from winml.modelkit.quantize.precisions import (
+    FLOAT32,
+    INTEGER_ACTIVATIONS,
+    KIND_RULES,
+    MODES,
+    PRECISIONS,
+    SOLVED_MODES,
+    W8A8,
+    W8A16,
+    Mode,
+    Precision,
+    ValueKind,
+)
 from winml.modelkit.quantize.qdq_placement import QdqPlacement, place_quantized_values, place_units
+from winml.modelkit.quantize.records import ActivationCount
+from winml.modelkit.quantize.value_kinds import classify_nodes
 from winml.modelkit.tags.carry.carrying import carry_tags
 from winml.modelkit.tags.tagging import all_nodes, measure_coverage
+from winml.modelkit.words import count_noun
 
 if TYPE_CHECKING:
     from winml.modelkit.quantize.calibration.calibration_data import CalibrationStatistics
@@ -150,6 +165,8 @@ class QuantizeResult(StageResult):
 
     modules: tuple[planning.ModulePrecision, ...] = ()
     """Modules with weights, in graph order."""
+    activations: tuple[ActivationCount, ...] = ()
+    """Numbers of quantized activations by kind and bits."""
 
     @property
     def quantized(self) -> int:
@@ -188,9 +205,10 @@ def quantize(
     _drop_records(model, plan.nodes)
     if options.needs_ranges and calibration is None:
         raise InternalError("activations have to be measured, and nothing was passed that measures them")
-    tasks, equalized = _create_tasks(plan, options, modules, provider), Equalization()
-    if provider.is_by_unit and options.needs_ranges:
-        # Before units are searched, each of which reads a separate weight.
+    kinds = classify_nodes(model) if options.has_bits_by_kind else {}
+    tasks, equalized = _create_tasks(plan, options, modules, provider, kinds), Equalization()
+    if options.needs_ranges and (provider.is_by_unit or options.solves_weights):
+        # Before units are searched and weights are solved: each product reads a separate weight.
         give_products_own_weights(model, frozenset().union(*(task.nodes for task in tasks)))
     if calibration is not None and (options.smooth_quant is not None or options.cross_layer_equalization):
         has_channel_scales = options.per_channel is not False and provider.has_channel_products
@@ -201,6 +219,7 @@ def quantize(
         make_masks_finite(model)
         masked = mask_values(model)
     tasks = [replace(task, placement=_place_values(model, task)) for task in tasks]
+    activations = _count_activations(tasks, model, kinds)
     measured = _list_measured_values(tasks, masked, equalized)
     if measured:
         assert calibration is not None  # checked above
@@ -212,8 +231,8 @@ def quantize(
     if options.solves_weights:
         if solver is None:
             raise InternalError("an algorithm needs samples, and nothing was passed that runs the model on them")
-        of_blocks = [task for task in tasks if task.mode == "weight-only"]
-        solved = solver.solve(model, [weight for task in of_blocks for weight in block_weights(model.graph, task)])
+        solvable = [task for task in tasks if task.mode in SOLVED_MODES]
+        solved = solver.solve(model, [weight for task in solvable for weight in block_weights(model.graph, task)])
         tasks = [replace(task, solved=solved) for task in tasks]
     quantized = model
     try:
@@ -232,6 +251,7 @@ def quantize(
         *transfer.notes,
         *integer_weights.shared_weight_notes(model, reached, quantized),
         *algorithm_notes(quantized, options),
+        *_solved_integer_notes(model, tasks),
     )
     earlier = _read_earlier_record(model)
     outcome = _module_outcomes(model, plan.nodes, reached, reasons or {})
@@ -247,13 +267,34 @@ def quantize(
     record = _create_record(
         options,
         outcome,
-        solver if options.solves_weights else calibration if measured or equalized.count else None,
+        activations,
+        calibration if measured or equalized.count else solver if options.solves_weights else None,
         is_chosen=bool(reasons),
     )
     if earlier is not None:
         record["earlier"] = earlier.requested
     quantized.metadata_props[QUANTIZATION_KEY] = json.dumps(record, ensure_ascii=False)
-    return QuantizeResult(quantized, changed=True, notes=notes, coverage=measure_coverage(quantized), modules=outcome)
+    coverage = measure_coverage(quantized)
+    return QuantizeResult(
+        quantized, changed=True, notes=notes, coverage=coverage, modules=outcome, activations=activations
+    )
+
+
+def _solved_integer_notes(model: ir.Model, tasks: Sequence[planning.EngineTask]) -> tuple[str, ...]:
+    """Note the numbers of weights with solved integers, and of those that were rounded to nearest."""
+    nodes = frozenset().union(*(task.nodes for task in tasks if task.mode == "qdq" and task.solved))
+    solved = {key.name for task in tasks for key in task.solved}
+    counts = Counter(
+        "solved" if weight.name in solved else node.op_type
+        for node in model.graph
+        if node.name in nodes and (weight := planning.constant_weight(node)) is not None
+    )
+    count = counts.pop("solved", 0)
+    if not count:
+        return ()
+    others = ", ".join(f"{operator} {number}" for operator, number in counts.items())
+    rounded = f" Rounded to nearest: {others}." if others else ""
+    return (f"{count_noun(count, 'product')} got integers from the calibration samples (gptq).{rounded}",)
 
 
 def _drop_records(model: ir.Model, planned: Sequence[planning.PlannedNode]) -> None:
@@ -289,12 +330,17 @@ def _refuse_quantized_exclusions(original: ir.Model, quantized: ir.Model, names:
 
 
 def _create_tasks(
-    plan: planning.QuantizationPlan, options: QuantizeOptions, modules: GraphModules, provider: Placement
+    plan: planning.QuantizationPlan,
+    options: QuantizeOptions,
+    modules: GraphModules,
+    provider: Placement,
+    kinds: Mapping[str, ValueKind],
 ) -> list[planning.EngineTask]:
     """Create a task per mode and precision; for providers by unit, modules without weights are included."""
-    groups = plan.groups()
+    groups = _split_by_kind(plan.groups(), options, kinds)
+    unweighted = _split_by_kind(plan.unweighted, options, kinds)
     if provider.is_by_unit:
-        for mode, precision in plan.unweighted:
+        for mode, precision in unweighted:
             if MODES[mode].needs_ranges:
                 groups.setdefault((mode, precision), frozenset())
     block_sizes = planning.values_by_rule(plan, options.block_sizes, modules)
@@ -308,10 +354,44 @@ def _create_tasks(
             block_sizes=block_sizes,
             algorithms=algorithms,
             mode=mode,
-            unweighted=plan.unweighted.get((mode, precision), frozenset()),
+            unweighted=unweighted.get((mode, precision), frozenset()),
         )
         for (mode, precision), nodes in groups.items()
     ]
+
+
+def _split_by_kind(
+    groups: Mapping[tuple[Mode, Precision], frozenset[str]], options: QuantizeOptions, kinds: Mapping[str, ValueKind]
+) -> dict[tuple[Mode, Precision], frozenset[str]]:
+    """Divide groups of nodes whose bits depend on the kind of their values into w8a8 and w8a16."""
+    divided: dict[tuple[Mode, Precision], frozenset[str]] = {}
+    for (mode, precision), names in groups.items():
+        by_precision: defaultdict[Precision, set[str]] = defaultdict(set)
+        for name in names:
+            bits = options.bits_of_kind(kinds.get(name, "other"))
+            chosen = PRECISIONS[W8A8 if bits == 8 else W8A16] if precision.has_bits_by_kind else precision
+            by_precision[chosen].add(name)
+        for chosen, members in by_precision.items():
+            divided[mode, chosen] = divided.get((mode, chosen), frozenset()) | members
+    return divided
+
+
+def _count_activations(
+    tasks: Sequence[planning.EngineTask], model: ir.Model, kinds: Mapping[str, ValueKind]
+) -> tuple[ActivationCount, ...]:
+    """Count the quantized activations by kind and bits; a value that readers convert counts once, as it is made."""
+    makers = {value.name: node.name or "" for node in model.graph for value in node.outputs}
+    bits: dict[str, int] = {}
+    for task in tasks:
+        for value in task.placement.values:
+            if value.readers is None or value.name not in bits:
+                bits[value.name] = task.precision.range_bits
+    counts = Counter((kinds.get(makers.get(name, ""), "other") if kinds else "", of) for name, of in bits.items())
+    order = ["", *KIND_RULES]
+    return tuple(
+        ActivationCount(kind, of, count)
+        for (kind, of), count in sorted(counts.items(), key=lambda entry: (order.index(entry[0][0]), entry[0][1]))
+    )
 
 
 def _list_measured_values(
@@ -432,6 +512,7 @@ _NOT_RECORDED = {"precision", "calibration_data", "calibration_cache", "dataset"
 def _create_record(
     options: QuantizeOptions,
     outcome: Sequence[planning.ModulePrecision],
+    activations: Sequence[ActivationCount],
     calibration: CalibrationStatistics | LayerCalibration | None,
     *,
     is_chosen: bool,
@@ -448,4 +529,6 @@ def _create_record(
         **options.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=_NOT_RECORDED),
     }
     calibrated = {} if calibration is None else {"calibration": dict(calibration.as_record())}
-    return {"requested": requested, **calibrated, "modules": [module.as_record() for module in outcome]}
+    counted = {"activations": [count.as_record() for count in activations]} if activations else {}
+    modules = [module.as_record() for module in outcome]
+    return {"requested": requested, **calibrated, **counted, "modules": modules}

@@ -118,6 +118,11 @@ class Placement:
         """True if whole units are quantized; False if only integer kernels of the CPU provider count."""
         return bool(self.rules)
 
+    @property
+    def has_bits_by_kind(self) -> bool:
+        """True if operators are whole units of integers of 8 and of 16 bits, so that each may have its bits."""
+        return self.is_by_unit and self.quantizes_outputs and {8, 16} <= {*self.activation_bits}
+
     def rule(self, node: ir.Node) -> OperatorRule | None:
         """Rule of a node; ``None`` if it stays float."""
         return self.rules.get(node.op_type) if node.domain in ("", "com.microsoft") else None

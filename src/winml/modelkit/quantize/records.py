@@ -103,6 +103,16 @@ class BudgetSearch(Record):
 
 
 @dataclass(frozen=True)
+class ActivationCount(Record):
+    """Number of quantized activations of one kind and one number of bits."""
+
+    kind: str = field(metadata=entry(omit_empty=True))
+    """Kind of the values; empty if all kinds have the same bits."""
+    bits: int
+    values: int
+
+
+@dataclass(frozen=True)
 class Calibrated:
     """Origin of the activation ranges."""
 
@@ -128,6 +138,8 @@ class QuantizedFile(TransformedFile, schema_version=1, document="quantize.table:
     """Search for the bits of each module; ``None`` if the options state the bits."""
     kv_cache: str | None = field(default=None, metadata=entry(omit_none=True))
     """Precision of the KV cache, if quantized."""
+    activations: tuple[ActivationCount, ...] = field(default=(), metadata=entry(omit_empty=True))
+    """Numbers of quantized activations with calibrated ranges, by kind and bits."""
 
     @property
     @recorded(entry(before="calibration"))

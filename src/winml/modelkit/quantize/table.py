@@ -31,6 +31,7 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
         ("calibrated", result.calibration.words if result.calibration is not None else None),
         ("budget", _describe_budget(result.budget) if result.budget is not None else None),
         ("quantized", f"{quantized} nodes with weights{_mixture_words(result)}" if result.modes else None),
+        ("activations", _activation_words(result) or None),
         *(("left", f"{count} {reason}") for reason, count in result.left.items()),
         ("nodes", f"{before.nodes} → {after.nodes}"),
         ("size", f"{size_words(before.size_bytes)} → {size_words(after.size_bytes)} ({change})"),
@@ -233,3 +234,17 @@ def _mixture_words(result: QuantizedFile) -> str:
     for module in result.modules:
         counts += Counter({module.requested: module.quantized})
     return f" ({', '.join(f'{precision} {count}' for precision, count in counts.items())})" if len(counts) > 1 else ""
+
+
+def _activation_words(result: QuantizedFile) -> str:
+    """Describe the number of quantized activations by bits and kind; empty if all have the same bits."""
+    by_bits: dict[int, Counter[str]] = {}
+    for count in result.activations:
+        by_bits.setdefault(count.bits, Counter())[count.kind] += count.values
+    total = sum(counts.total() for counts in by_bits.values())
+    parts = []
+    for bits, counts in sorted(by_bits.items()):
+        kinds = ", ".join(f"{kind} {count}" for kind, count in counts.items() if kind)
+        share = f"{counts.total()} of {total} ({counts.total() / total:.0%}) in {bits} bits"
+        parts.append(f"{share}: {kinds}" if kinds else share)
+    return "; ".join(parts) if len(parts) > 1 else ""

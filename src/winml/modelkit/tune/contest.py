@@ -359,9 +359,14 @@ class Contest:
     def _simulation_note(self) -> str:
         if not self.options.is_simulated:
             return ""
+        rivals = [
+            candidate.name for candidate in self.plan if candidate.name != PLAIN and self._meets_limits(candidate)
+        ]
+        fastest = f", and which of {', '.join(rivals)} is the fastest" if len(rivals) > 1 else ""
         return (
-            f"The device of {self.options.ep} is absent and simulated, so times are meaningless: the smallest file "
-            "within the quality limit wins. Run the same command on the device to optimize for time."
+            f"The device of {self.options.ep} is absent and simulated. Judged by the simulation: the outputs of each "
+            "file, and whether the provider runs it; the smallest file within the quality limit wins. Only the device "
+            f"tells times{fastest}: run the same command there."
         )
 
 

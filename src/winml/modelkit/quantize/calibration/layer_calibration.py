@@ -23,7 +23,6 @@ from winml.modelkit.errors import QuantizeError, StageError, opt
 from winml.modelkit.onnx.cutting import Cut, Cutter, cut_model
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
 from winml.modelkit.onnx.specs import InputTensorSpec
-from winml.modelkit.onnx.weights import computed_tensor
 from winml.modelkit.ort.decoding.inputs import MASK
 from winml.modelkit.ort.graph_inputs import described_inputs
 from winml.modelkit.ort.graph_sessions import GraphSessions
@@ -37,6 +36,7 @@ from winml.modelkit.quantize.engines.block_quantizers import (
     InputStatistics,
     SolvedWeight,
     awq_scale,
+    dequantized_tensor,
     gptq_blocks,
     quantize_blocks,
     relative_error,
@@ -377,8 +377,11 @@ class _LayerRun:
         self.release()  # some weights are replaced
         initializers = self._graph.graph.initializers
         for key, solved_weight in solved.items():
-            if key.name in initializers:
-                initializers[key.name].const_value = _dequantize_lazily(key, initializers[key.name], solved_weight)
+            value = initializers.get(key.name)
+            if value is not None and value.const_value is not None:
+                value.const_value = dequantized_tensor(
+                    value.const_value, solved_weight, is_transposed=key.is_transposed
+                )
         names = [value.name or "" for value in self._layer.cut.outputs]
         session = self._open_session()
         for sample in range(self._values.count):
@@ -430,22 +433,6 @@ def _compute_outputs(model: ir.Model, values: Sequence[ir.Value]) -> Iterator[li
         yield [value.name or "" for value in values]
     finally:
         outputs[:] = before
-
-
-def _dequantize_lazily(key: WeightKey, value: ir.Value, solved: SolvedWeight) -> ir.LazyTensor:
-    """Return a weight whose values are dequantized from its blocks at each read."""
-    assert value.const_value is not None
-    tensor = value.const_value
-
-    def read() -> Array:
-        depth = tensor.shape.numpy()[-1 if key.is_transposed else -2]
-        matrix = unpack_blocks(solved.read(), solved.block_format, depth)
-        if solved.input_scale is not None:
-            matrix = matrix / solved.input_scale[:, None]
-        whole = np.ascontiguousarray(matrix.T if key.is_transposed else matrix).reshape(tensor.shape.numpy())
-        return whole.astype(tensor.dtype.numpy(), copy=False)
-
-    return computed_tensor(read, tensor.dtype, tensor.shape.numpy(), key.name)
 
 
 _CANDIDATES = ("rtn", "k_quant", "gptq", "awq", "awq+gptq")

@@ -23,6 +23,7 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError, opt
 from winml.modelkit.onnx.coded_weights import pack_codes, unpack_codes
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues, is_exact, values_in_file
+from winml.modelkit.onnx.weights import computed_tensor
 from winml.modelkit.quantize.declared_options import Algorithm
 
 PIECE_ELEMENTS = 1 << 16
@@ -84,10 +85,14 @@ class BlockFormat:
 
     bits: int
     block_size: int
-    """Values that share a scale; a power of two, at least 16."""
+    """Values that share a scale: a power of two, at least 16; for integers of a DequantizeLinear, up to all values of
+    an output channel."""
     is_symmetric: bool
     """True if blocks have no zero point."""
     algorithm: Algorithm
+    has_positive_scales: bool = False
+    """True for symmetric blocks with positive scales, as a DequantizeLinear requires, and without the smallest
+    integer."""
 
     def block_count(self, depth: int) -> int:
         """Number of blocks of an output channel."""
@@ -97,6 +102,11 @@ class BlockFormat:
     def values_per_byte(self) -> int:
         """Number of quantized values in a byte."""
         return 8 // self.bits
+
+    @property
+    def smallest_step(self) -> int:
+        """Smallest quantized value before the zero point is subtracted."""
+        return 1 if self.has_positive_scales else 0
 
     @property
     def has_float_zero_points(self) -> bool:
@@ -338,6 +348,26 @@ class SolvedWeight:
     """Algorithm → squared error of the products' outputs relative to their squared size, for all tried algorithms."""
 
 
+def dequantized_tensor(weight: ir.TensorProtocol, solved: SolvedWeight, *, is_transposed: bool) -> ir.LazyTensor:
+    """Return a weight whose values are dequantized from its solved blocks at each read.
+
+    Args:
+        weight: The weight, whose type, shape and name the result has.
+        solved: Its blocks.
+        is_transposed: True if the shape is width × depth.
+    """
+    shape = weight.shape.numpy()
+
+    def read() -> Array:
+        matrix = unpack_blocks(solved.read(), solved.block_format, shape[-1 if is_transposed else -2])
+        if solved.input_scale is not None:
+            matrix = matrix / solved.input_scale[:, None]
+        whole = np.ascontiguousarray(matrix.T if is_transposed else matrix).reshape(shape)
+        return whole.astype(weight.dtype.numpy(), copy=False)
+
+    return computed_tensor(read, weight.dtype, shape, weight.name or "")
+
+
 @dataclass
 class InputStatistics:
     """Sums over the input rows of a product."""
@@ -391,6 +421,9 @@ _DAMPING = 0.01
 data keep a small weight."""
 _FACTORED = 512
 """Rows factored at a time. Chosen: the copies are small beside the matrix."""
+_ROWS = 256
+"""Rows of a block whose errors are added row by row. Chosen: the largest block with several blocks in a channel; the
+errors of earlier rows are added by one product."""
 _SHRINKS = tuple(1 - step * 0.025 for step in range(15))
 """Shares of the range of a block that are tried as its range: clipping makes the steps finer. Chosen."""
 
@@ -451,18 +484,22 @@ def gptq_blocks(matrix: Array, statistics: InputStatistics, fmt: BlockFormat) ->
     errors = np.zeros_like(matrix)
     for number in range(count):
         start, stop = number * fmt.block_size, min((number + 1) * fmt.block_size, depth)
-        block = factor[start:stop, start:stop]
         correction = factor[:start, start:stop].T @ errors[:start]
-        targets = matrix[start:stop] + correction / np.diagonal(block)[:, None]
+        targets = matrix[start:stop] + correction / np.diagonal(factor)[start:stop, None]
         scale, zero_point = _find_best_grid(targets, importance[start:stop], fmt)
         inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
-        for row in range(stop - start):
-            target = matrix[start + row] + (correction[row] / block[row, row])
-            rounded = np.clip(np.rint(target * inverse) + zero_point, 0, maximum)
-            steps[start + row] = rounded
-            error = matrix[start + row] - (rounded - zero_point) * scale
-            errors[start + row] = error
-            correction[row + 1 :] += block[row, row + 1 :, None] * error
+        for first in range(start, stop, _ROWS):
+            last = min(first + _ROWS, stop)
+            block = factor[first:last, first:last]
+            if first > start:
+                correction = factor[:first, first:last].T @ errors[:first]
+            for row in range(last - first):
+                target = matrix[first + row] + (correction[row] / block[row, row])
+                rounded = np.clip(np.rint(target * inverse) + zero_point, fmt.smallest_step, maximum)
+                steps[first + row] = rounded
+                error = matrix[first + row] - (rounded - zero_point) * scale
+                errors[first + row] = error
+                correction[row + 1 : last - first] += block[row, row + 1 :, None] * error
         scales[number], zero_points[number] = scale, zero_point
     return pack_blocks(steps.T.reshape(width, count, -1), scales.T, zero_points.T.astype(np.uint8), fmt)
 
@@ -472,20 +509,22 @@ def _find_best_grid(targets: Array, importance: Array, fmt: BlockFormat) -> tupl
     maximum, middle = np.float32(2**fmt.bits - 1), np.float32(2 ** (fmt.bits - 1))
     low, high = np.minimum(targets.min(axis=0), 0), np.maximum(targets.max(axis=0), 0)
     if fmt.is_symmetric:
-        largest = np.where(high > -low, high, low)
+        largest = np.where(high > -low, high, low) / -middle
+        if fmt.has_positive_scales:
+            largest = np.maximum(high, -low) / (middle - 1)
     weights = (importance / max(float(importance.mean()), 1e-30)).astype(np.float32)[:, None]
     best = np.full(targets.shape[1], np.inf, np.float32)
     best_scale, best_zero = np.zeros_like(best), np.zeros_like(best)
     for shrink in _SHRINKS:
         if fmt.is_symmetric:
-            scale = largest * np.float32(shrink) / -middle
+            scale = largest * np.float32(shrink)
             zero = np.full_like(scale, middle)
         else:
             scale = (high - low) * np.float32(shrink) / maximum
             exact = np.divide(-low * np.float32(shrink), scale, out=np.zeros_like(scale), where=scale != 0)
             zero = np.clip(np.rint(exact), 0, maximum)
         inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
-        steps = np.clip(np.rint(targets * inverse) + zero, 0, maximum)
+        steps = np.clip(np.rint(targets * inverse) + zero, fmt.smallest_step, maximum)
         difference = (steps - zero) * scale - targets
         error = (weights * difference * difference).sum(axis=0)
         is_better = error < best

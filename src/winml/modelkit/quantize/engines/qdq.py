@@ -21,9 +21,10 @@ from winml.modelkit.errors import QuantizeError, opt
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx import weights
 from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.quantize.engines.block_quantizers import dequantized_tensor
 from winml.modelkit.quantize.engines.integer_weights import IntegerRange, WeightScales, measure_scales, quantized_tensor
 from winml.modelkit.quantize.placements import Role
-from winml.modelkit.quantize.planning import EngineTask
+from winml.modelkit.quantize.planning import EngineTask, WeightKey
 from winml.modelkit.quantize.precisions import Precision
 from winml.modelkit.quantize.qdq_placement import QuantizedConstant, QuantizedValue, bias_addition, weight_operand
 from winml.modelkit.tags import address
@@ -218,19 +219,43 @@ class _Rewriting:
         key = (value.name or "", role, axis, block_size)
         entry = self._dequantized.get(key)
         if entry is None or (floor is not None and not np.all(entry.scales.scales >= floor)):
+            tensor = value.const_value
+            assert tensor is not None  # a constant has a value
             if role == "weight":
                 is_unit, task = self._task.placement.is_by_unit, self._task
                 if is_unit and len(value.shape or ()) < 2:
                     bits = task.provider.vector_bits(node.op_type, task.precision.weight_bits, self._bits)
                     task = _with_weight_bits(task, bits)
                 scales = _weight_scales(value, axis, task, is_unit=is_unit, floor=floor, block_size=block_size)
+                solved = self._solved_weight(value, scales)
+                if solved is not None and (floor is None or np.all(solved[1].scales >= floor)):
+                    tensor, scales = solved
             else:
                 scales = self._activation_scales(value)
             tag = _common_tag([use.node for use in value.uses() if use.node.name in self._readers], self._modules)
-            stored = self._store_integers(value, scales)
+            stored = self._store_integers(value, tensor, scales)
             output = self._insert_dequantize(stored, value, tag, node, axis, block_size)
             entry = self._dequantized[key] = _Dequantized(output, stored[1], stored[2], scales)
         return entry
+
+    def _solved_weight(self, value: ir.Value, measured: WeightScales) -> tuple[ir.TensorProtocol, WeightScales] | None:
+        """Return the values and scales of a weight solved on calibration data; ``None`` if it was not solved.
+
+        Args:
+            value: The weight.
+            measured: Scales of its range, which the solved ones replace.
+        """
+        assert value.const_value is not None  # a weight has values
+        for is_transposed in (False, True):
+            solved = self._task.solved.get(WeightKey(value.name or "", is_transposed))
+            if solved is None:
+                continue
+            scales = solved.read().scales
+            scales = (scales if is_transposed else scales.T).reshape(measured.scales.shape)
+            scales = np.where(scales > 0, scales, measured.scales)  # of a channel of zeros
+            tensor = dequantized_tensor(value.const_value, solved, is_transposed=is_transposed)
+            return tensor, replace(measured, scales=scales.astype(np.float32))
+        return None
 
     def _activation_scales(self, value: ir.Value) -> WeightScales:
         """Scales of a constant that is quantized like an activation."""
@@ -345,9 +370,9 @@ class _Rewriting:
         assert table is not None  # weight_operand returned its position
         name = table.name or ""
         if name not in self._tables:
-            self._tables[name] = self._store_integers(
-                table, _weight_scales(table, None, _with_weight_bits(self._task, 8))
-            )
+            assert table.const_value is not None  # a table has values
+            scales = _weight_scales(table, None, _with_weight_bits(self._task, 8))
+            self._tables[name] = self._store_integers(table, table.const_value, scales)
         stored, scale, zero_point = self._tables[name]
         node.replace_input_with(operand, stored)
         rows = node.outputs[0]
@@ -374,12 +399,19 @@ class _Rewriting:
             if output is value:
                 self._graph.outputs[index] = result
 
-    def _store_integers(self, weight: ir.Value, integers: WeightScales) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """Add integers, scale and zero point of a weight as initializers, and return the three."""
-        assert weight.const_value is not None  # initializers have a value
+    def _store_integers(
+        self, weight: ir.Value, tensor: ir.TensorProtocol, integers: WeightScales
+    ) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """Add integers, scale and zero point of a weight as initializers, and return the three.
+
+        Args:
+            weight: The weight.
+            tensor: Its values, or values that are rounded already.
+            integers: Scales and zero points.
+        """
         name = self._fresh.take(f"{weight.name}_quantized")
         return (
-            weights.add_initializer(self._graph, quantized_tensor(weight.const_value, integers, name)),
+            weights.add_initializer(self._graph, quantized_tensor(tensor, integers, name)),
             self._register_initializer(f"{weight.name}_scale", integers.scales),
             self._register_initializer(f"{weight.name}_zero_point", integers.zero_points),
         )

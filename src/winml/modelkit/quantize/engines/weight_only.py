@@ -29,7 +29,7 @@ from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.files.writing import ReshapedTensor
 from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
 from winml.modelkit.onnx.weights import add_initializer, computed_tensor, drop_unused_initializers
-from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, Algorithm
+from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, INTEGER_ALGORITHMS, Algorithm
 from winml.modelkit.quantize.engines import block_quantizers
 from winml.modelkit.quantize.engines.integer_weights import (
     IntegerRange,
@@ -573,6 +573,22 @@ def _make_block_format(task: EngineTask, node: ir.Node, depth: int, *, is_table:
     return block_quantizers.BlockFormat(bits, size, is_symmetric=is_symmetric, algorithm=algorithm)
 
 
+def _make_integer_format(task: EngineTask, node: ir.Node, depth: int) -> block_quantizers.BlockFormat | None:
+    """Format of a weight in integers of a DequantizeLinear; ``None`` with one scale, or with more than 8 bits."""
+    bits = task.precision.weight_bits
+    if task.placement.is_by_unit:
+        placed = (constant for constant in task.placement.constants if constant.node == node.name)
+        weight = next((constant for constant in placed if constant.role == "weight"), None)
+        has_scales, block_size = weight is not None and weight.axis is not None, weight and weight.block_size
+    else:
+        blocks = task.scaling.block_axis(node, 1)
+        has_scales, block_size = task.is_per_channel, blocks and blocks[1]
+    if bits > 8 or not has_scales:
+        return None
+    size = block_size or depth + depth % (8 // bits)
+    return block_quantizers.BlockFormat(bits, size, is_symmetric=True, algorithm="rtn", has_positive_scales=True)
+
+
 def _graph_of(node: ir.Node) -> ir.Graph | ir.Function:
     """Return the graph or subgraph of a node."""
     assert node.graph is not None
@@ -637,7 +653,7 @@ def _find_readers(operand: Operand, task: EngineTask) -> tuple[ir.Node, ...]:
 
 @dataclass(frozen=True)
 class BlockWeight:
-    """A weight to be block-quantized, and the products that read it."""
+    """A weight to be quantized in blocks or channels, and the products that read it."""
 
     key: WeightKey
     matrix: block_quantizers.WeightMatrix
@@ -670,9 +686,15 @@ def block_weights(graph: ir.Graph, task: EngineTask) -> tuple[BlockWeight, ...]:
         if not products:
             continue
         matrix = block_quantizers.WeightMatrix(_get_tensor(operand.value), operand.is_transposed)
-        fmt = _make_block_format(task, node, matrix.depth, is_table=len(products) < len(readers))
         algorithm = task.algorithm_of(node)
-        algorithm = algorithm if algorithm in DATA_ALGORITHMS else fmt.algorithm
+        if task.mode == "qdq":
+            integers = _make_integer_format(task, node, matrix.depth)
+            if integers is None or algorithm not in INTEGER_ALGORITHMS:
+                continue
+            fmt = integers
+        else:
+            fmt = _make_block_format(task, node, matrix.depth, is_table=len(products) < len(readers))
+            algorithm = algorithm if algorithm in DATA_ALGORITHMS else fmt.algorithm
         weights[operand.key] = BlockWeight(operand.key, matrix, fmt, algorithm, products)
     return tuple(weights.values())
 
