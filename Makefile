@@ -45,6 +45,7 @@ documents: $(READY)
 	$(RUN) scripts/package_picture.py
 	$(RUN) scripts/verb_reference.py
 	$(RUN) scripts/benchmark_page.py
+	$(RUN) scripts/provider_formats.py
 
 notebooks: $(READY)
 	$(RUN) scripts/notebook_outputs.py

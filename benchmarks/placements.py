@@ -4,17 +4,20 @@ Method. Models of small size (seeded random weights; MiniLM with its real ones w
 as checkpoints with a tokenizer or processor and exported with fixed sizes. Each graph is quantized from the same
 samples, which the tokenizer or processor makes (a decoder: its own runs while it continues texts):
 
-* ours: ``winml quantize --mode qdq --ep qnn``, in w8a8, w8a16, ``mixed`` (w8a8, with those modules in w8a16 that lose
-  most alone, half of them, as ``winml quantize --sensitivity`` ranks them) and ``smooth`` (w8a16, ``--smooth-quant 0``)
-* ORT: ``onnxruntime.quantization.execution_providers.qnn.get_qnn_qdq_config`` and ``quantize``
+* ours: ``winml quantize --ep qnn``, in w8a8, w8a16, w4a16, fp16, ``blocks`` (w8a16, ``--block-size 64``), ``mixed``
+  (w8a8, with those modules in w8a16 that lose most alone, half of them, as ``winml quantize --sensitivity`` ranks them)
+  and ``smooth`` (w8a16, ``--smooth-quant 0``)
+* ORT: ``onnxruntime.quantization.execution_providers.qnn.get_qnn_qdq_config`` with a scale for each channel, and
+  ``quantize``
 
 QNN: each is compiled (``winml compile --ep qnn``; the plug-in simulates the NPU on x86-64) and compared with the float
-file on other samples. Needs ``pip install "onnxruntime-qnn>=2"``.
+file on other samples of the processor: ``cpu_db`` of the quantized file on the CPU, ``npu_db`` of the compiled one;
+``parts``, nodes ``outside``, and ``context_mb`` of the compiled content. Needs ``pip install "onnxruntime-qnn>=2"``.
 OpenVINO (``--provider openvino``): each runs through its plug-in (``onnxruntime-ep-openvino``) and is compared with the
 float file on the CPU provider; latency is timed in turns with the float file, both through OpenVINO, as a ratio.
 A table, then JSON.
 
-    python benchmarks/placements.py [--models bert,vit] [--precisions w8a8,w8a16] [--provider openvino]
+    python benchmarks/placements.py [--models bert,vit] [--precisions w8a8,w8a16] [--provider openvino] [--rows FILE]
 """
 
 from __future__ import annotations
@@ -40,7 +43,12 @@ QNN = ["--ep", "qnn", "--ep-options", "soc_model=60"]
 CALIBRATION_SAMPLES = 16
 ORT_BITS = {"w8a8": ("QUInt8", "QUInt8"), "w8a16": ("QUInt16", "QUInt8")}
 """Precision → types of activations and weights that ONNX Runtime's recipe has for it."""
-VARIANTS = ("float", "w8a8", "w8a16", "mixed", "smooth")
+VARIANTS = ("float", "w8a8", "w8a16", "blocks", "w4a16", "fp16", "mixed", "smooth")
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "blocks": ("-p", "w8a16", "--block-size", "64"),
+    "smooth": ("-p", "w8a16", "--smooth-quant", "0"),
+}
+"""Variant → its options of ``winml quantize``; other variants are precisions."""
 ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
 
 
@@ -56,6 +64,15 @@ def models() -> Mapping[str, tuple[Any, str, dict[str, int]]]:
         "bert": (lambda: t.BertModel(t.BertConfig(vocab_size=500, **small)), "text", text),
         "mpnet": (lambda: t.MPNetModel(t.MPNetConfig(vocab_size=500, **small)), "text", text),
         "vit": (lambda: t.ViTModel(t.ViTConfig(image_size=64, patch_size=16, **small)), "image", {}),
+        "deberta": (lambda: t.DebertaV2Model(t.DebertaV2Config(vocab_size=500, **small)), "text", text),
+        "clip-vision": (
+            lambda: t.CLIPVisionModel(t.CLIPVisionConfig(image_size=64, patch_size=16, **small)), "image", {}
+        ),
+        "clip-text": (
+            lambda: t.CLIPTextModel(t.CLIPTextConfig(vocab_size=500, max_position_embeddings=64, **small, **ENDS)),
+            "text",
+            text,
+        ),
         "resnet": (
             lambda: t.ResNetModel(t.ResNetConfig(embedding_size=16, hidden_sizes=[32, 48], depths=[2, 2])),
             "image",
@@ -199,7 +216,9 @@ def ort_recipe(path: Path, values: Path, precision: str, output: Path) -> None:
     onnx.save(model, plain)
     source = prepared if qnn_preprocess_model(str(plain), str(prepared)) else plain
     activations, weights = (getattr(QuantType, kind) for kind in ORT_BITS[precision])
-    config = get_qnn_qdq_config(str(source), Reader(), activation_type=activations, weight_type=weights)
+    config = get_qnn_qdq_config(
+        str(source), Reader(), activation_type=activations, weight_type=weights, per_channel=True
+    )
     quantize(str(source), str(output), config)
 
 
@@ -208,13 +227,19 @@ def compiled(path: Path, reference: Path) -> dict[str, Any]:
     output = reference.with_name("compiled.onnx")
     least = ["--min-sqnr", "-100", "--overwrite"]
     answer = winml("compile", "-m", path, "-o", output, *QNN, "--reference", reference, *least)
-    outputs = answer["verification"]["quality"]["outputs"].values()
+    verification = answer["verification"]
     return {
         "parts": len(answer["parts"]),
         "outside": len(answer["outside"]),
-        "weights_dequantized_outside": sum(node["expands_weight"] for node in answer["outside"]),
-        "sqnr_db": round(min(item["sqnr_db"]["median"] for item in outputs), 1),
+        "cpu_db": _worst_db(verification["source"]["quality"]) if verification.get("source") else None,
+        "npu_db": _worst_db(verification["quality"]),
+        "context_mb": round(sum(file["size_bytes"] for file in answer["files"]) / 1e6, 2),
     }
+
+
+def _worst_db(quality: Mapping[str, Any]) -> float:
+    """Return the median SQNR of the worst output."""
+    return round(min(item["sqnr_db"]["median"] for item in quality["outputs"].values()), 1)
 
 
 def run_by_openvino(path: Path, reference: Path) -> dict[str, Any]:
@@ -247,15 +272,12 @@ def quantized(variant: str, reference: Path, values: Path, provider: str) -> Pat
     """Quantize as a variant says; return the file, which lies beside the float one and its processor."""
     output = reference.with_name(f"ours-{variant}.onnx")
     options: list[object] = ["--ep", provider]
-    precision = {"mixed": "w8a8", "smooth": "w8a16"}.get(variant, variant)
     if variant == "mixed":
-        options += ["--per-module", half_by_sensitivity(reference, values, options)]
-    if variant == "smooth":
-        options += ["--smooth-quant", "0"]
-    winml(
-        "quantize", "-m", reference, "-o", output, "--mode", "qdq", "-p", precision, *options,
-        "--calibration-data", values, "--min-sqnr", "-100", "--overwrite",
-    )  # fmt: skip
+        options += ["-p", "w8a8", "--per-module", half_by_sensitivity(reference, values, options)]
+    else:
+        options += OPTIONS.get(variant, ("-p", variant))
+    data = [] if variant == "fp16" else ["--calibration-data", values]
+    winml("quantize", "-m", reference, "-o", output, *options, *data, "--min-sqnr", "-100", "--overwrite")
     return output
 
 
@@ -265,17 +287,22 @@ def main() -> None:
     parser.add_argument("--models", default=",".join([*models(), "minilm"]))
     parser.add_argument("--precisions", default=",".join(VARIANTS), help=f"Of {', '.join(VARIANTS)}.")
     parser.add_argument("--provider", default="qnn", choices=["qnn", "openvino"])
+    parser.add_argument("--rows", type=Path, help="File of measured rows: extended, and its models are not repeated.")
     add_save_option(parser)
     options = parser.parse_args()
     measure = compiled if options.provider == "qnn" else run_by_openvino
-    rows = []
+    has_rows = options.rows is not None and options.rows.is_file()
+    rows: list[dict[str, Any]] = json.loads(options.rows.read_text()) if has_rows else []
+    measured = {row["of"] for row in rows}
     for name in options.models.split(","):
+        if name in measured:
+            continue
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             for graph, reference in export(name, folder).items():
                 values = calibration(reference, folder / "float")
                 for variant in options.precisions.split(","):
-                    row: dict[str, Any] = {"model": graph, "precision": variant}
+                    row: dict[str, Any] = {"of": name, "model": graph, "precision": variant}
                     ours = reference if variant == "float" else quantized(variant, reference, values, options.provider)
                     row["ours"] = measure(ours, reference)
                     if variant in ORT_BITS and options.provider == "qnn":
@@ -289,6 +316,8 @@ def main() -> None:
                     print(json.dumps(row), flush=True)
                 for path in values.iterdir():
                     path.unlink()
+        if options.rows is not None:
+            options.rows.write_text(json.dumps(rows))
     keys = list(dict.fromkeys(key for row in rows for key in row["ours"]))
     table = markdown_table(
         [

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from graphs import parse, run_onnx
 from winml.modelkit.compare.fidelity import measure_fidelity
 from winml.modelkit.quantize.options import QuantizeOptions
+from winml.modelkit.quantize.placements import placement_for
 from winml.modelkit.quantize.planning import EngineTask
 from winml.modelkit.quantize.precisions import PRECISIONS
 
@@ -31,7 +32,8 @@ def weighted(body: str, **shapes: tuple[int, ...]) -> ir.Model:
 def task_for(model: ir.Model, precision: str, *operators: str, **options: Any) -> EngineTask:
     """Return the engine task for all nodes, or for the nodes of some operators."""
     names = frozenset(node.name or "" for node in model.graph if not operators or node.op_type in operators)
-    return EngineTask(names, PRECISIONS[precision], QuantizeOptions(**options))
+    provider = placement_for(options.get("ep"))
+    return EngineTask(names, PRECISIONS[precision], QuantizeOptions(**options), provider=provider)
 
 
 def sqnr_db(reference: ir.Model, model: ir.Model, **feeds: Any) -> float:

@@ -10,7 +10,9 @@ import pytest
 from architecture.sources import REPOSITORY
 
 
-@pytest.mark.parametrize("script", ["build_config_reference.py", "verb_reference.py", "benchmark_page.py"])
+@pytest.mark.parametrize(
+    "script", ["build_config_reference.py", "verb_reference.py", "benchmark_page.py", "provider_formats.py"]
+)
 def test_reference_is_current(script: str) -> None:
     """Running the script of a document would not change the document."""
     done = subprocess.run(

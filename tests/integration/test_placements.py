@@ -22,7 +22,7 @@ from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.placements import PLACEMENTS
 from winml.modelkit.quantize.verb import quantize_onnx
 
-LEAST_DB = {"w8a8": 15.0, "w8a16": 35.0}
+LEAST_DB = {"w8a8": 15.0, "w8a16": 35.0, "w4a16": 10.0, "w4a8": 10.0}
 """Chosen 10 dB below the SQNR with the placement that quantizes most."""
 Q, D = "QuantizeLinear", "DequantizeLinear"
 
@@ -123,6 +123,53 @@ def test_product_weights_for_qnn_have_a_scale_for_each_channel(source: Path, tmp
         axis = next(attribute.i for attribute in maker.attribute if attribute.name == "axis")
         assert (onnx.TensorProto.INT8, [integers.dims[axis]]) == (integers.data_type, list(scale.dims))
         assert not numpy_helper.to_array(graph.stored[maker.input[2]]).any()
+
+
+def weight_makers(graph: Graph) -> list[onnx.NodeProto]:
+    """Return the DequantizeLinear nodes of the weights of products."""
+    makers = [graph.makers[node.input[1]] for node in graph.operators("MatMul", "Gemm")]
+    return [maker for maker in makers if maker.input[0] in graph.stored]
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "block"),
+    [
+        ({"precision": "w4a16"}, onnx.TensorProto.INT4, 32),
+        ({"precision": "w8a16", "block_size": 16}, onnx.TensorProto.INT8, 16),
+        ({"precision": "w4a8"}, onnx.TensorProto.INT4, None),
+        ({"precision": "w8a8", "per_channel": False}, onnx.TensorProto.UINT8, None),
+    ],
+)
+def test_product_weights_for_qnn_have_requested_blocks_that_it_runs(
+    options: dict[str, Any], dtype: int, block: int | None, source: Path, tmp_path: Path
+) -> None:
+    """QNN runs blocks with 16-bit activations only; vectors and tables have 8 bits or more."""
+    graph = Graph(quantized(source, tmp_path, ep="qnn", **options))
+    makers = weight_makers(graph)
+    assert 6 == len(makers)
+    for maker in makers:
+        integers, scale = (graph.stored[name] for name in maker.input[:2])
+        attributes = {attribute.name: attribute.i for attribute in maker.attribute}
+        assert (dtype, block) == (integers.data_type, attributes.get("block_size"))
+        depth, width = integers.dims
+        expected = [depth // block, width] if block else [width] if options.get("per_channel", True) else []
+        assert expected == list(scale.dims)
+    vectors = [graph.makers[node.input[1]] for node in graph.operators("LayerNormalization")]
+    assert all(graph.stored[maker.input[0]].data_type != onnx.TensorProto.INT4 for maker in vectors)
+
+
+def test_blocks_that_a_provider_does_not_run_are_refused(source: Path, tmp_path: Path) -> None:
+    """The message states the reason of the provider, and a provider without answers is not assumed to run them."""
+    for ep, precision, words in (("qnn", "w8a8", "INT16"), ("vitisai", "w8a16", "no record")):
+        with pytest.raises(UsageError, match=words):
+            quantized(source, tmp_path, ep=ep, precision=precision, block_size=16)
+
+
+def test_blocks_without_a_provider_are_near_the_source(source: Path, tmp_path: Path) -> None:
+    """The CPU provider computes with the dequantized weights."""
+    graph = Graph(quantized(source, tmp_path, precision="w4a16"))
+    blocks = [attribute.i for node in weight_makers(graph) for attribute in node.attribute if attribute.name != "axis"]
+    assert [32] * 6 == blocks
 
 
 def test_provider_with_other_integer_operators_is_not_limited_to_qdq(source: Path, tmp_path: Path) -> None:

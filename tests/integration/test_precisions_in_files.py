@@ -15,7 +15,7 @@ from torch import nn
 from winml.modelkit import HTPExporter, WinMLExportConfig
 from winml.modelkit.builds.config import parse_build_config, quantize_options
 from winml.modelkit.inspect.onnx_inspection import inspect_onnx
-from winml.modelkit.quantize.placements import PLACEMENTS
+from winml.modelkit.quantize.placements import PLACEMENTS, placement_for
 from winml.modelkit.quantize.precisions import MODES, PRECISIONS, Precision, problem_of
 from winml.modelkit.quantize.verb import quantize_onnx
 
@@ -25,6 +25,8 @@ WEIGHTS = {
     "w8a8": {"INT8"},
     "w8a16": {"INT8"},
     "w16a16": {"INT16"},
+    "w4a16": {"INT4"},
+    "w4a8": {"INT4"},
     "fp16": {"FLOAT16"},
     "bf16": {"BFLOAT16"},
 }
@@ -36,7 +38,7 @@ CASES = [
     for name, precision in PRECISIONS.items()
     for mode in precision.modes
     for ep in ([None, *(name for name in PLACEMENTS if name != "cpu")] if MODES[mode].needs_ranges else [None])
-    if (precision.activation_bits or 8) in PLACEMENTS[ep or "cpu"].activation_bits
+    if mode != "qdq" or not placement_for(ep).refusal(precision, mode)
 ]
 
 
@@ -97,10 +99,10 @@ def test_requested_precision_agrees_with_the_file_and_its_readers(
 @pytest.mark.parametrize(
     ("precision", "words"),
     [
-        (Precision("w4a16", 4, ("qdq",), "", 4.0, activation_bits=16), "4 and 16"),
+        (Precision("w2a16", 2, ("qdq",), "", 4.0, activation_bits=16), "2 and 16"),
         (Precision("int4d", 4, ("dynamic",), "", 4.0), "dynamic"),
         (Precision("int6", 6, ("weight-only",), "", 4.0), "6 and float"),
-        (Precision("w4a8", 4, ("weight-only",), "", 4.0, activation_bits=8), "4 and 8"),
+        (Precision("int4a8", 4, ("weight-only",), "", 4.0, activation_bits=8), "4 and 8"),
         (Precision("w16a8", 16, ("qdq",), "", 4.0, activation_bits=8), "16 and 8"),
         (Precision("uw16a16", 16, ("qdq",), "", 4.0, activation_bits=16, signed_weights=False), "signed"),
         (Precision("tf32", 19, ("float",), "", 4.0), "fp16 and bf16"),

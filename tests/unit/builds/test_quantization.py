@@ -231,11 +231,10 @@ def test_seed_counts_if_it_determines_the_ranges() -> None:
     assert options("int4", 1) == options("int4", 2)
 
 
-def test_bits_of_earlier_configs_are_read_under_their_present_name() -> None:
-    """A note tells the present name; a precision that no mode makes is an error."""
+def test_precision_that_no_mode_makes_is_refused() -> None:
+    """``w4a16`` of earlier configs, then 4-bit weights alone, is a precision of its own."""
     config, notes = parse_build_config({"quant": {"precision": "w4a16"}}, "test")
-    assert config.quant == section(precision="int4")
-    assert ("quant.precision w4a16 is now called int4",) == notes
+    assert (config.quant, notes) == (section(precision="w4a16"), ())
     with pytest.raises(ConfigError, match=r"quant\.precision"):
         section(precision="w2a2")
 

@@ -17,7 +17,7 @@ from winml.modelkit.quantize.precisions import MODES
     [
         ({"block_size": 32}, "--block-size 32"),
         ({"algorithm": "hqq"}, "--algorithm"),
-        ({"precision": "w8a8", "block_size": 32}, "--block-size 32"),
+        ({"precision": "w8a8", "block_size": 32, "per_channel": False}, "--block-size 32"),
         ({"precision": "int4", "per_channel": False}, "--per-tensor"),
         ({"precision": "int4", "per_channel": True}, "--per-channel"),
         ({"precision": "fp16", "symmetric": False}, "--asymmetric"),

@@ -32,7 +32,13 @@ from winml.modelkit.errors import WinMLError, WriteError, first_line, spell_opti
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.models.request import ModelRequest, resolve_source
 from winml.modelkit.onnx.files.content_digest import hash_file
-from winml.modelkit.onnx.files.named_paths import CACHE_VARIABLE, COPIES_FOLDER, cache_root, pause_recording
+from winml.modelkit.onnx.files.named_paths import (
+    CACHE_VARIABLE,
+    COPIES_FOLDER,
+    FORMATS_FOLDER,
+    cache_root,
+    pause_recording,
+)
 from winml.modelkit.onnx.files.output_files import refuse_existing
 from winml.modelkit.onnx.files.resumable_results import write_atomically
 from winml.modelkit.options import read_json_file
@@ -248,9 +254,9 @@ class CacheContents(Record):
 
 
 _BUILDS_FOLDER = "builds"
-_NOTE_FOLDERS = ("stages", "digests", "open_sizes", "statistics")
-"""Folders of small files: locations of results, file digests, dynamic sizes of models, and statistics of
-activations."""
+_NOTE_FOLDERS = ("stages", "digests", "open_sizes", "statistics", FORMATS_FOLDER)
+"""Folders of small files: locations of results, file digests, dynamic sizes of models, statistics of activations, and
+formats of execution providers."""
 
 
 _BUILD_NAME = re.compile(r"[\w.-]+-[0-9a-f]{16}")

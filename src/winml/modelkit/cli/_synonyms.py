@@ -115,7 +115,7 @@ The first row whose parameter the command has applies.
 """
 
 _VALUES: Mapping[str, str] = {
-    "q4": "int4", "4": "int4", "4bit": "int4", "w4a16": "int4", "nf4": "int4",
+    "q4": "int4", "4": "int4", "4bit": "int4", "nf4": "int4",
     "q8": "int8", "8": "int8", "8bit": "int8",
     "half": "fp16", "float16": "fp16", "16": "fp16", "bfloat16": "bf16", "float32": "fp32",
     "0": "none", "1": "basic", "o1": "basic", "2": "extended", "o2": "extended", "3": "full", "o3": "full",

@@ -248,6 +248,16 @@ def _copy_fields(fit: ProviderFit) -> Iterator[doc.Field]:
         yield "copies", entry.words, detail
 
 
+def _precision_fields(fit: ProviderFit) -> Iterator[doc.Field]:
+    """Yield the precisions that the provider runs, and those that it does not run with the reason."""
+    run = [name for name, refusal in fit.precisions.items() if not refusal]
+    if fit.precisions:
+        yield "precisions", f"{', '.join(run)} ({fit.precisions_source})"
+    for name, refusal in fit.precisions.items():
+        if refusal:
+            yield "not run", f"{name}: {refusal}", doc.Detail.VERBOSE
+
+
 def provider_fit_document(fit: ProviderFit) -> doc.Document:
     """Describe the number of supported nodes, and each cause of unsupported nodes."""
     verb = "lists" if fit.basis == "document" else "runs"
@@ -256,6 +266,7 @@ def provider_fit_document(fit: ProviderFit) -> doc.Document:
         ("provider", f"{fit.name}, for the {fit.device}: {output}"),
         ("source", f"{_BASIS_WORDS[fit.basis]} ({fit.source})"),
         *_copy_fields(fit),
+        *_precision_fields(fit),
         *(("limit", f"{limit.count} {limit.operator}: {limit.limit}") for limit in fit.limits),
         *doc.note_fields(fit.notes),
     ]

@@ -36,6 +36,7 @@ from winml.modelkit.ort.devices import (
 )
 from winml.modelkit.ort.execution_providers import Device, find_execution_provider, short_name
 from winml.modelkit.ort.kernels import (
+    AT_THE_EDGE,
     NO_KERNEL,
     SIZES_ON_CPU,
     CopiedValue,
@@ -50,10 +51,9 @@ from winml.modelkit.ort.kernels import (
     reports_placement,
 )
 from winml.modelkit.ort.sessions import CPU
+from winml.modelkit.quantize.placements import placement_for, refused_precisions
 
 _ON_CPU = "It runs on the CPU, with copies to and from the device"
-_AT_THE_EDGE = ("consume a graph input", "produce a graph output", "generate a graph output")
-"""Messages of QNN for a conversion of an input or output that it leaves to the CPU provider, as it does by default."""
 
 
 def _dtype_remedies() -> dict[str, str]:
@@ -415,7 +415,7 @@ class _NodeChecks:
         Empty for other nodes.
         """
         ep = short_name(self.chosen.provider.name)
-        if ep == "qnn" and any(message in reason for message in _AT_THE_EDGE):
+        if ep == "qnn" and any(message in reason for message in AT_THE_EDGE):
             return f"Let the device convert inputs and outputs: {opt.ep_options} offload_graph_io_quantization=0."
         if not self.is_quantized:
             return ""
@@ -435,6 +435,7 @@ class _NodeChecks:
             findings.append(Finding(kind, subject, reason, self._find_remedy(kind, subject, reason), by_module, names))
         findings.sort(key=lambda finding: (finding.kind != "graph", -sum(finding.modules.values())))
         provider = self.chosen.provider
+        placement = placement_for(short_name(provider.name))
         return ProviderFit(
             provider=short_name(provider.name),
             name=provider.name,
@@ -446,6 +447,8 @@ class _NodeChecks:
             findings=tuple(findings),
             limits=(),
             notes=tuple(self.notes),
+            precisions=refused_precisions(short_name(provider.name)) if placement.formats is not None else {},
+            precisions_source=placement.formats.source_words if placement.formats is not None else "",
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from winml.modelkit.records import Record, entry, recorded
@@ -86,6 +86,11 @@ class ProviderFit(Record):
     copies: tuple[ModuleCopies, ...] = ()
     """Copies between nodes on the CPU and nodes on the device, the most first; without inputs and outputs of the graph.
     Empty unless the provider was asked by a session, and for compiling providers."""
+
+    precisions: Mapping[str, str] = field(default_factory=dict, metadata=entry(omit_empty=True))
+    """Precision → reason why the provider does not run it, ``""`` if it does; ``{}`` if nothing is known of it."""
+    precisions_source: str = field(default="", metadata=entry(omit_empty=True))
+    """Versions and device that were asked for the precisions, as text."""
 
     @property
     @recorded(entry(before="nodes"))

@@ -43,6 +43,8 @@ class ExecutionProvider:
     """Devices supported by the plug-in, as text; ``""`` if it supports all its kinds."""
     simulates: tuple[Device, ...] = ()
     """Kinds of processors that it simulates on x86-64 if absent; specified by its documentation."""
+    simulation_options: Mapping[str, str] = field(default_factory=dict)
+    """Options of a simulated processor for questions that name none."""
     library: str = ""
     """User-specified path of its plug-in's library; ``""``: the library of ``plug_in``."""
     compiles: bool = False
@@ -133,6 +135,8 @@ _BUILT_IN: Mapping[str, ExecutionProvider] = {
         packages={"linux": "onnxruntime-qnn>=2", "win32": "onnxruntime-qnn>=2"},
         plug_in="onnxruntime_qnn",
         simulates=("npu",),
+        # Snapdragon X Elite. Without an option, QNN may choose a processor with too little on-chip memory.
+        simulation_options={"soc_model": "60"},
         compiles=True,
         node_profile={"profiling_level": "detailed", "profiling_file_path": "{file}"},
     ),

@@ -5,11 +5,12 @@ Providers that compile parts of a graph have no kernels; they are queried by ``p
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,41 +30,75 @@ _QUERY = "winml.modelkit.ort.placement_query"
 
 
 def ask_onnxruntime(question: Mapping[str, object], who: str, seconds: float) -> tuple[dict[str, Any], dict[str, str]]:
-    """Ask ONNX Runtime in a separate process.
+    """Ask ONNX Runtime one question in a separate process; see :meth:`AskedRuntime.ask`.
 
     Args:
         question: As ``placement_query`` takes it.
         who: Subject of the messages.
         seconds: Time limit of the process.
 
-    Returns:
-        The answer, with the printed ``copies`` of values between the CPU and the device; and node name → printed reason
-        why the provider does not run the node.
-
     Raises:
         StageError: the process ended without an answer, or did not answer in time.
     """
-    with temporary_folder() as folder:
-        log = folder / "log.txt"
-        try:
-            # In a folder of ours: providers write files into the working directory.
+    with AskedRuntime.open(who) as runtime:
+        return runtime.ask(question, seconds)
+
+
+@dataclass
+class AskedRuntime:
+    """ONNX Runtime in a separate process that answers questions, and the log of the process."""
+
+    who: str
+    """Subject of the messages."""
+    process: AnsweringProcess
+    log: Path
+    _read_bytes: int = 0
+    """Length of the log before the present question."""
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, who: str) -> Iterator[AskedRuntime]:
+        """Yield ONNX Runtime in a process whose working directory is temporary: providers write files into it."""
+        with temporary_folder() as folder:
+            log = folder / "log.txt"
             with (
-                log.open("wb") as stream,
+                log.open("ab") as stream,
                 closing(AnsweringProcess(_QUERY, errors=stream, folder=folder)) as process,
             ):
-                reported: dict[str, Any] = process.ask(question, seconds=seconds)
+                yield cls(who, process, log)
+
+    def ask(self, question: Mapping[str, object], seconds: float) -> tuple[dict[str, Any], dict[str, str]]:
+        """Ask a question.
+
+        Args:
+            question: As ``placement_query`` takes it.
+            seconds: Time limit of the process.
+
+        Returns:
+            The answer, with the printed ``copies`` of values between the CPU and the device; and node name → printed
+            reason why the provider does not run the node.
+
+        Raises:
+            StageError: the process ended without an answer, or did not answer in time. The next question starts another
+                process.
+        """
+        try:
+            reported: dict[str, Any] = self.process.ask(question, seconds=seconds)
         except (TimeoutError, ProcessEndedError) as error:
             problem = "terminated its process without a result"
             if isinstance(error, TimeoutError):
                 problem = f"did not respond within {error}; its process was terminated"
             raise StageError(
-                f"{who} {problem}",
-                hint=f"{_last_line(log)} Use different {opt.ep_options}, or a different {opt.ep}.".strip(),
+                f"{self.who} {problem}",
+                hint=f"{_last_line(self.log)} Use different {opt.ep_options}, or a different {opt.ep}.".strip(),
             ) from None
-        with log.open(encoding="utf-8", errors="replace") as lines:
+        with self.log.open(encoding="utf-8", errors="replace") as lines:
+            lines.seek(self._read_bytes)
             reasons = reasons_in_log(lines)
-            lines.seek(0)
-            return {**reported, "copies": copies_in_log(lines)}, reasons
+            lines.seek(self._read_bytes)
+            copies = copies_in_log(lines)
+        self._read_bytes = self.log.stat().st_size
+        return {**reported, "copies": copies}, reasons
 
 
 def _last_line(log: Path) -> str:
@@ -246,6 +281,8 @@ _REASON = re.compile(r"^\s*REASON : (.*\S)")
 _WITHOUT_KERNEL = re.compile(r"kernel not found in registries for Op type: \S+ node name: (.+?)\s*(?:\x1b\[m)?$")
 _COMPUTES_SIZES = re.compile(r"Force fallback to CPU execution for node:? (.+?) because the CPU execution path")
 """Format in the log of providers with kernels, and of ONNX Runtime for nodes that it moves to the CPU."""
+AT_THE_EDGE = ("consume a graph input", "produce a graph output", "generate a graph output")
+"""Messages of QNN for a conversion of an input or output that it leaves to the CPU provider, as it does by default."""
 NO_KERNEL = "it has no kernel of this operator for these types"
 SIZES_ON_CPU = "ONNX Runtime computes sizes on the CPU, where the readers of the result expect them"
 _COPY = re.compile(r"Add (MemcpyFromHost|MemcpyToHost)\S* (?:after|before) (\S+) for ")

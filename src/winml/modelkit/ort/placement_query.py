@@ -6,9 +6,11 @@ onnxruntime-openvino 1.24.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import _pybind_state as ort_state
 
@@ -20,14 +22,18 @@ from winml.modelkit.ort.session_settings import SHARE_CONTEXTS
 _SEVERITY_VERBOSE = 0
 """Specified: some providers state only at this severity why they do not run a node."""
 
+_EQUAL_DB = 200.0
+"""SQNR of equal outputs, in place of infinity, which JSON lacks. Chosen."""
+
 
 def _answer_question(task: Mapping[str, Any], _content: bytes) -> dict[str, object]:
     """Answer a question.
 
     Args:
         task: ``kernels_of`` (a provider), or ``model``, ``providers`` and ``options``; beside them ``as_compiled``
-            (whether the graph is divided as for compiling), or, instead of ``model``, ``compile`` (pairs of a model and
-            the file that the provider is to write) and ``embed``.
+            (whether the graph is divided as for compiling) and ``is_run`` (whether it is also run there and on the
+            CPU); or, instead of ``model``, ``compile`` (pairs of a model and the file that the provider is to write)
+            and ``embed``.
     """
     if "kernels_of" in task:
         return _list_kernels(task["kernels_of"])
@@ -50,13 +56,43 @@ def _query_assignment(task: Mapping[str, Any]) -> dict[str, object]:
         return {"problem": error.message}
     except ORT_ERRORS as error:
         return {"problem": ort_reason(error)}
-    return {
+    answer: dict[str, object] = {
         "assigned": [
             [part.ep_name, node.name, node.op_type, node.domain]
             for part in session.get_provider_graph_assignment_info()
             for node in part.get_nodes()
         ]
     }
+    return {**answer, "sqnr_db": _compare_with_cpu(session, task["model"])} if task.get("is_run") else answer
+
+
+def _compare_with_cpu(session: ort.InferenceSession, model: str) -> float | None:
+    """Run a session on random values; return the SQNR of its first output relative to the CPU provider in dB.
+
+    `None` if the CPU provider cannot run the model. At most :data:`_EQUAL_DB`, for equal outputs. A session that fails
+    or returns values that are not finite has -:data:`_EQUAL_DB`.
+    """
+    random, settings = np.random.default_rng(0), ort.SessionOptions()
+    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    feeds = {
+        value.name: np.zeros(value.shape, np.int64)
+        if value.type == "tensor(int64)"
+        else random.uniform(-1, 1, value.shape).astype(np.float16 if "16" in value.type else np.float32)
+        for value in session.get_inputs()
+    }
+    try:
+        reference = ort.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
+        expected = reference.run(None, feeds)[0].astype(np.float64)
+    except ORT_ERRORS:
+        return None
+    try:
+        noise = float(np.square(session.run(None, feeds)[0] - expected).sum())
+    except ORT_ERRORS:
+        return -_EQUAL_DB
+    signal = float(np.square(expected).sum())
+    if not noise < np.inf:
+        return -_EQUAL_DB
+    return min(_EQUAL_DB, 10 * math.log10(signal / noise)) if noise else _EQUAL_DB
 
 
 def _compile_models(task: Mapping[str, Any]) -> dict[str, object]:

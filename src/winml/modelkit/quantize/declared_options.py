@@ -68,11 +68,13 @@ class QuantizeFields:
         None, QUANTIZATION, spelling="--symmetric/--asymmetric", default_words="by precision"
     )
     """Quantize weights without zero points, or with zero points."""
-    block_size: BlockSize | None = declare(None, QUANTIZATION, default_words="32 with 4 bits, 64 with 8 bits")
-    """Weight-only: number of values of a weight that share a scale."""
+    block_size: BlockSize | None = declare(
+        None, QUANTIZATION, default_words="32 with 4 bits; with 8 bits 64, and a scale per channel with `qdq`"
+    )
+    """Weight-only and `qdq`: number of values of a weight that share a scale."""
     block_sizes: dict[str, BlockSize] = declare({}, QUANTIZATION, metavar="JSON", read=_json_reader("--block-sizes"))
-    """Weight-only: block size by selector, such as {"BertLayer.0": 128}. The first selector that matches a module
-    applies, before `block_size`. The command takes a file or JSON text."""
+    """Weight-only and `qdq`: block size by selector, such as {"BertLayer.0": 128}. The first selector that matches a
+    module applies, before `block_size`. The command takes a file or JSON text."""
     algorithm: Algorithm = declare("rtn", QUANTIZATION)
     """Weight-only: how weights are rounded. `rtn`: round to nearest. `hqq` and `k_quant`: search for better scales, 5
     to 20 times as slow. `gptq` and `awq`: minimize the output error of each layer on calibration samples. `auto`: for

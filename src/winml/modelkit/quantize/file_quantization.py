@@ -557,12 +557,13 @@ def _provider_notes(options: QuantizeOptions) -> Iterator[str]:
             "float32 between the conversions, slower than the source. The file is for providers with such "
             "kernels, such as QNN."
         )
-    modes = [mode for mode in options.modes() if mode not in ("qdq", "float")]
-    if placement_for(options.ep).takes_qdq_alone and modes:
-        yield (
-            f"{options.ep} is documented to take quantized operators as Q/DQ only: nodes quantized with "
-            f"{' and '.join(modes)} may run on the CPU instead. Use {opt.mode} qdq ({opt.precision} w8a8 or w8a16)."
-        )
+    placement = placement_for(options.ep)
+    for precision, mode in options.requested_modes():
+        if mode != "qdq" and (reason := placement.refusal(precision, mode)):  # refused earlier
+            yield (
+                f"{options.ep} does not run the operators of {opt.mode} {mode} in {precision.name}; they run on the "
+                f"CPU instead: {reason}. Use {opt.mode} qdq ({opt.precision} w8a8 or w8a16)."
+            )
 
 
 def _size_notes(before: GraphSummary, after: GraphSummary, *, has_left: bool) -> tuple[str, ...]:

@@ -207,6 +207,14 @@ class QuantizeOptions(QuantizeFields, Options):
             dict.fromkeys((*self.exclude, *self.include, *self.per_module, *self.block_sizes, *self.algorithms))
         )
 
+    def least_opset(self, rules: precisions.ModeRules) -> int:
+        """Return the minimum opset of the operators that a mode creates with these options."""
+        if not rules.needs_ranges:
+            return rules.least_opset
+        has_blocks = self.block_size is not None or bool(self.block_sizes)
+        has_few_bits = any(precision.default_block is not None for precision, _ in self.requested_modes())
+        return precisions.BLOCK_OPSET if has_blocks or has_few_bits else rules.least_opset
+
     def plug_ins(self) -> dict[str, str]:
         """Precision of a plug-in → its package and version, for requested precisions."""
         sources = {name: precisions.PRECISIONS.source(name) for name in (self.base.name, *self.per_module.values())}
@@ -351,6 +359,11 @@ class QuantizeOptions(QuantizeFields, Options):
                 f"{opt.asymmetric}: integer kernels take one zero point per weight, and qdq uses one scale per channel",
                 hint=f"Add {opt.per_tensor}, or omit it.",
             )
+        if self.block_size is not None and self.per_channel is False and set(modes) == {"qdq"}:
+            raise UsageError(
+                f"{opt.block_size} {self.block_size}: {opt.per_tensor} gives each weight one scale",
+                hint=f"Use {opt.block_size} or {opt.per_tensor}.",
+            )
         asymmetric_algorithm = next((name for name in self._requested_algorithms if name in ("hqq", "k_quant")), None)
         if self.symmetric and asymmetric_algorithm and "dynamic" not in modes and "qdq" not in modes:
             raise UsageError(
@@ -414,18 +427,26 @@ class QuantizeOptions(QuantizeFields, Options):
         Raises:
             UsageError: bits are unsupported; the message names the fitting precisions.
         """
-        supported = placement_for(self.ep).activation_bits
+        placement = placement_for(self.ep)
         for precision, mode in requested:
-            if precisions.MODES[mode].needs_ranges and precision.range_bits not in supported:
-                fitting = ", ".join(
+            if not precisions.MODES[mode].needs_ranges:
+                continue
+            if reason := placement.refusal(precision, mode):
+                fitting = [
                     name
                     for name, candidate in precisions.PRECISIONS.items()
-                    if mode in candidate.modes and candidate.activation_bits in supported
-                )
+                    if mode in candidate.modes and not placement.refusal(candidate, mode)
+                ]
                 raise UsageError(
-                    f"{opt.precision} {precision.name}: {self.ep} supports activations with "
-                    f"{' or '.join(map(str, supported))} bits",
-                    hint=f"Use one of {fitting}.",
+                    f"{opt.precision} {precision.name}: {self.ep} does not run it: {reason}",
+                    hint=f"Use one of {', '.join(fitting)}.",
+                )
+            bits = precision.weight_bits, precision.range_bits
+            if self.block_size is not None and (refusal := placement.product_refusal(*bits, "block")):
+                raise UsageError(
+                    f"{opt.block_size} {self.block_size}: {self.ep} does not run weights by blocks in "
+                    f"{precision.name}: {refusal}",
+                    hint="Omit it: weights then have a scale for each channel.",
                 )
 
     def _refuse_unmeasured(self, modes: Sequence[precisions.Mode]) -> None:

@@ -193,7 +193,7 @@ def quantize(
         # Before units are searched, each of which reads a separate weight.
         give_products_own_weights(model, frozenset().union(*(task.nodes for task in tasks)))
     if calibration is not None and (options.smooth_quant is not None or options.cross_layer_equalization):
-        has_channel_scales = not provider.is_by_unit and options.per_channel is not False
+        has_channel_scales = options.per_channel is not False and provider.has_channel_products
         bits = {node.name: node.requested.range_bits for node in plan.nodes if node.mode in INTEGER_ACTIVATIONS}
         equalized = equalize(model, bits, options, calibration, has_channel_scales=has_channel_scales)
     masked: frozenset[str] = frozenset()
@@ -332,7 +332,7 @@ def _place_values(model: ir.Model, task: planning.EngineTask) -> QdqPlacement:
     if not MODES[task.mode].needs_ranges:
         return QdqPlacement()
     if task.provider.is_by_unit:
-        return place_units(model, task.nodes | task.unweighted, task.provider, task.precision.range_bits)
+        return place_units(model, task.nodes | task.unweighted, task.provider, task.scaling)
     return place_quantized_values(model.graph, task.nodes, task.unweighted)
 
 

@@ -1,19 +1,23 @@
 """Registry of placements: operators that a provider computes with integers, and their types.
 
-Data only: ``qdq_placement`` applies a placement to a graph. Each placement names its source. Tested providers and
-providers covered by documentation only: docs/reference/quantization.md.
+Data only: ``qdq_placement`` applies a placement to a graph. Each placement names its source; formats that the provider
+does not run (``ort.quantized_formats``) limit it. Tested providers and providers covered by documentation only:
+docs/reference/quantization.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from winml.modelkit.registries import Registry
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from winml.modelkit.ort.quantized_formats import QuantizedFormats
+    from winml.modelkit.quantize.precisions import Precision
 
 Role = Literal["weight", "table", "rows", "activation", "bias"]
 """Role of a constant in its operator, which determines type and scale; for ``rows``, only looked-up rows are
@@ -106,6 +110,8 @@ class Placement:
     """True if Q/DQ is the only quantized format that the provider is documented to accept."""
     fusions: tuple[str, ...] = ()
     """Capabilities of the optimizer that create operators of the provider, such as a GELU."""
+    formats: QuantizedFormats | None = None
+    """Formats that the provider runs, asked or recorded; ``None`` if nothing is known."""
 
     @property
     def is_by_unit(self) -> bool:
@@ -119,6 +125,73 @@ class Placement:
     def limits(self, operator: str, bits: int) -> tuple[float, float] | None:
         """Fixed output range of an operator; ``None`` if measured."""
         return self.limited.get((operator, bits))
+
+    @property
+    def has_channel_products(self) -> bool:
+        """True if weights of products have one scale per channel, as on the CPU."""
+        return not self.is_by_unit or "MatMul" in self.channel_axes
+
+    def product_refusal(self, weight_bits: int, activation_bits: int, scales: str, operator: str = "MatMul") -> str:
+        """Return the reason why the provider does not run a quantized product; ``""`` if it does.
+
+        Of a provider without answers, 8-bit and 16-bit weights without blocks are assumed to run.
+
+        Args:
+            weight_bits: Bits of the weight.
+            activation_bits: Bits of the activations.
+            scales: ``tensor``, ``channel`` or ``block``.
+            operator: ``MatMul``, ``Gemm`` or ``Conv``.
+        """
+        if self.formats is not None:
+            return self.formats.refusal(f"{operator}/w{weight_bits}a{activation_bits}/{scales}")
+        return "no record says that it does" if self.is_by_unit and (weight_bits < 8 or scales == "block") else ""
+
+    def is_run(self, key: str) -> bool:
+        """Return True if the provider is known to run a format (``ort.probe_graphs.PROBES``)."""
+        return self.formats is not None and self.formats.answers.get(key) == ""
+
+    def vector_bits(self, operator: str, weight_bits: int, activation_bits: int) -> int:
+        """Return the bits of a weight of one dimension, such as that of a normalization: 16 if the provider runs it.
+
+        It has one scale, takes few bytes, and affects all values of the residual stream.
+
+        Args:
+            operator: Operator that reads the weight.
+            weight_bits: Bits of the weights of the precision.
+            activation_bits: Bits of the activations.
+        """
+        key = f"{operator}/w{activation_bits}a{activation_bits}/tensor"
+        return max(8, weight_bits, activation_bits if self.is_run(key) else 0)
+
+    def refusal(self, precision: Precision, mode: str) -> str:
+        """Return the reason why the provider does not run a precision in a mode, with its source; ``""`` if it does.
+
+        Args:
+            precision: Bits of weights and activations.
+            mode: A quantization mode.
+        """
+        if mode == "qdq":
+            return self._bits_refusal(precision.weight_bits, precision.range_bits)
+        if self.takes_qdq_alone and mode != "float":
+            return f"it is documented to take quantized operators as Q/DQ only ({self.source})"
+        keys = {
+            "weight-only": f"MatMulNBits/{precision.weight_bits}/rank 3",
+            "dynamic": "MatMulInteger",
+            "float": "MatMul/float16" if precision.float_type == "FLOAT16" else "",
+        }
+        reason = "" if self.formats is None else self.formats.refusal(keys.get(mode, ""))
+        return self._with_source(reason)
+
+    def _bits_refusal(self, weight_bits: int, activation_bits: int) -> str:
+        """Return the reason why the provider runs no product of these bits in Q/DQ; ``""`` if it runs some."""
+        if activation_bits not in self.activation_bits:
+            return f"it supports activations with {' or '.join(map(str, self.activation_bits))} bits"
+        reasons = [self.product_refusal(weight_bits, activation_bits, each) for each in ("channel", "block", "tensor")]
+        return self._with_source(reasons[0]) if all(reasons) else ""
+
+    def _with_source(self, reason: str) -> str:
+        """Return a reason with the source of the answers."""
+        return f"{reason} ({self.formats.source_words})" if reason and self.formats is not None else reason
 
     def channel_axis(self, node: ir.Node, index: int) -> int | None:
         """Weight axis with one scale per channel; ``None``: one scale."""
@@ -256,5 +329,21 @@ PLACEMENTS: Registry[Placement] = Registry("placements", "placement", _BUILT_IN,
 
 
 def placement_for(ep: str | None) -> Placement:
-    """Return the placement of a provider, by its short name."""
-    return PLACEMENTS[ep if ep is not None and ep in PLACEMENTS else CPU_PLACEMENT]
+    """Return the placement of a provider, by its short name, with the formats that the provider runs."""
+    if ep is None or ep not in PLACEMENTS:
+        return PLACEMENTS[CPU_PLACEMENT]
+    from winml.modelkit.ort.quantized_formats import quantized_formats  # reads files
+
+    return replace(PLACEMENTS[ep], formats=quantized_formats(ep))
+
+
+def refused_precisions(ep: str | None) -> dict[str, str]:
+    """Return name of a precision → reason why a provider runs it in no mode; ``""`` if it does."""
+    from winml.modelkit.quantize.precisions import PRECISIONS
+
+    placement = placement_for(ep)
+    refusals: dict[str, str] = {}
+    for name, precision in PRECISIONS.items():
+        reasons = [placement.refusal(precision, mode) for mode in precision.modes]
+        refusals |= {name: reasons[0] if all(reasons) else ""} if reasons else {}
+    return refusals

@@ -20,7 +20,7 @@ from winml.modelkit.quantize.engines.block_quantizers import SolvedWeight
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import Placement, placement_for
 from winml.modelkit.quantize.precisions import FLOAT16, FLOAT32, MODES, PRECISIONS, Mode, Precision
-from winml.modelkit.quantize.qdq_placement import COMPANIONS, QdqPlacement
+from winml.modelkit.quantize.qdq_placement import COMPANIONS, QdqPlacement, WeightScaling
 from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.tags.selector import nearest_paths
 from winml.modelkit.tags.tagging import all_nodes
@@ -511,6 +511,13 @@ class EngineTask:
     def is_per_channel(self) -> bool:
         """True if each output channel of a weight has a separate scale."""
         return self.options.per_channel is not False
+
+    @property
+    def scaling(self) -> WeightScaling:
+        """Bits of the precision, and requested scales of weights in QuantizeLinear and DequantizeLinear."""
+        size = self.options.block_size or self.precision.default_block
+        bits = self.precision.weight_bits, self.precision.range_bits
+        return WeightScaling(*bits, self.is_per_channel, size if self.is_per_channel else None, self.block_sizes)
 
     def algorithm_of(self, node: ir.Node) -> Algorithm:
         """Algorithm for the weight of a node."""

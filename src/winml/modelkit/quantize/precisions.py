@@ -54,6 +54,8 @@ class Precision:
     least_agreement: float | None = LEAST_AGREEMENT
     """Minimum top-1 agreement of an output with scores, which replaces the SQNR; ``None``: the SQNR applies, as for
     weights of few bits, which change more predictions of small models than of large ones."""
+    default_block: int | None = None
+    """Number of values of a weight that share a scale in mode ``qdq``; ``None``: one scale per channel."""
 
     @property
     def minimum(self) -> QualityMinimum:
@@ -128,14 +130,16 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         fixed_attributes={"Gemm": PRODUCT_AND_SUM},
     ),
     "qdq": ModeRules(
-        "weights and activations in 8 or 16 bits, with ranges from calibration (QuantizeLinear, DequantizeLinear)",
+        "weights in 4, 8 or 16 bits and activations in 8 or 16, with ranges from calibration (QuantizeLinear, "
+        "DequantizeLinear)",
         frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Gather"}),
         least_opset=13,
         engine=f"{_ENGINES}.qdq:quantize_statically",
         needs_ranges=True,
-        bits=((8, 8), (8, 16), (16, 16)),
+        bits=((8, 8), (8, 16), (16, 16), (4, 8), (4, 16)),
         float_types=frozenset({"FLOAT"}),  # the type of the dequantized values
         options=frozenset({"per_channel", "symmetric", "smooth_quant", "cross_layer_equalization"})
+        | frozenset({"block_size", "block_sizes"})
         | frozenset({"budget", "max_size", "max_drop"})
         | CALIBRATION_OPTIONS,
         remedies={"smooth_quant": "balance channels ({})"},
@@ -164,6 +168,9 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
     ),
 }
 
+BLOCK_OPSET = 21
+"""Specified: first opset whose DequantizeLinear takes blocks and 4-bit integers."""
+
 INTEGER_ACTIVATIONS: frozenset[Mode] = frozenset({"dynamic", "qdq"})
 """Modes with integer activations."""
 
@@ -191,8 +198,16 @@ _BUILT_IN = {
         ),
         Precision("w16a16", 16, ("qdq",), "16-bit weights and activations", 20.0, activation_bits=16),
         Precision(
+            "w4a16", 4, ("qdq",), "4-bit weights by block, 16-bit activations", 4.0, activation_bits=16,
+            least_agreement=None, default_block=32,
+        ),
+        Precision(
+            "w4a8", 4, ("qdq",), "4-bit weights by block, 8-bit activations", 4.0, activation_bits=8,
+            least_agreement=None, default_block=32,
+        ),
+        Precision(
             INT4, 4, ("weight-only",), "4-bit weights by block", 4.0, least_agreement=None,
-            searched_blocks=(128, 32), transformers_js_suffix="_q4", older_names=("w4a16",),
+            searched_blocks=(128, 32), transformers_js_suffix="_q4",
         ),
         Precision(
             "int2", 2, ("weight-only",), "2-bit weights by block", 0.0, least_agreement=None, searched_blocks=(128, 32)

@@ -150,7 +150,7 @@ def prepare(model: ir.Model, options: QuantizeOptions, root: str) -> PreparedGra
     """
     notes: list[str] = []
     modes = [MODES[mode] for mode in options.modes()]
-    opset = max((rules.least_opset for rules in modes), default=0)
+    opset = max((options.least_opset(rules) for rules in modes), default=0)
     if model.opset_imports.get("", opset) < opset:
         notes.append(f"Opset {model.opset_imports['']} was raised to {opset}, which the quantized operators require.")
         model, converted = convert_opset(model, opset)

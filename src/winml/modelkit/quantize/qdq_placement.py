@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -62,7 +62,9 @@ class QuantizedConstant:
     """Input index."""
     role: Role
     axis: int | None = None
-    """Channel axis with one scale per channel; ``None``: one scale."""
+    """Channel axis with one scale per channel, or axis of the blocks; ``None``: one scale."""
+    block_size: int | None = None
+    """Number of values along the axis that share a scale; ``None``: no blocks."""
 
 
 @dataclass(frozen=True)
@@ -205,27 +207,56 @@ class _Placing:
         self._quantized_values[value] = QuantizedValue(value.name or "", None)
 
 
-def place_units(model: ir.Model, names: frozenset[str], placement: Placement, bits: int) -> QdqPlacement:
+@dataclass(frozen=True)
+class WeightScaling:
+    """Requested bits and scales of the weights of one precision."""
+
+    weight_bits: int
+    activation_bits: int
+    is_per_channel: bool = True
+    """False: one scale for each weight."""
+    block_size: int | None = None
+    """Number of values that share a scale; ``None``: no blocks."""
+    block_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Name of a node → block size of its weight, if set by a rule."""
+
+    def block_axis(self, node: ir.Node, index: int) -> tuple[int, int] | None:
+        """Return axis and size of the blocks of a weight; ``None`` if it has none, or if the size does not divide it.
+
+        Products alone have blocks, along the axis of their sums.
+        """
+        size = self.block_sizes.get(node.name or "", self.block_size)
+        value = node.inputs[index]
+        shape = value.shape if value is not None else None
+        if size is None or shape is None or node.op_type not in ("MatMul", "Gemm") or index != 1 or len(shape) != 2:
+            return None
+        is_transposed = node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0
+        axis = int(is_transposed)
+        depth = shape[axis]
+        return (axis, size) if isinstance(depth, int) and depth % size == 0 else None
+
+
+def place_units(model: ir.Model, names: frozenset[str], placement: Placement, scaling: WeightScaling) -> QdqPlacement:
     """Place the Q/DQ pairs so that every named node supported by the provider is a unit.
 
     Args:
         model: The model; its main graph is sorted and has unique node names.
         names: Names of the nodes of the modules with this precision.
         placement: Operators and types of the provider.
-        bits: Bits of activations.
+        scaling: Bits, and scales of weights.
     """
-    return _PlacingUnits(model, names, placement, bits).place()
+    return _PlacingUnits(model, names, placement, scaling).place()
 
 
 class _PlacingUnits:
     """Placement for a provider that computes whole units with integers."""
 
-    def __init__(self, model: ir.Model, names: frozenset[str], placement: Placement, bits: int) -> None:
+    def __init__(self, model: ir.Model, names: frozenset[str], placement: Placement, scaling: WeightScaling) -> None:
         self._model = model
         self._graph = model.graph
         self._names = names
         self._placement = placement
-        self._bits = bits
+        self._scaling = scaling
         self._quantized_values: dict[ir.Value, QuantizedValue] = {}
         """Values produced by units."""
         self._read: defaultdict[ir.Value, set[str]] = defaultdict(set)
@@ -266,8 +297,8 @@ class _PlacingUnits:
                 role = rule.role(index)
                 if role == "bias" and not self._placement.integer_bias:
                     continue
-                axis = self._placement.channel_axis(node, index) if role == "weight" else None
-                self._constants.append(QuantizedConstant(name, index, role, axis))
+                axis, block_size = self._scales_of(node, index) if role == "weight" else (None, None)
+                self._constants.append(QuantizedConstant(name, index, role, axis, block_size))
             elif value not in self._merged:
                 self._read[value].add(name)
         self._companions.add(name)
@@ -276,6 +307,16 @@ class _PlacingUnits:
         for value in node.outputs:
             if value.name and value.dtype in (ir.DataType.FLOAT, None) and (value.uses() or value.is_graph_output()):
                 self._mark_output(node, value, rule)
+
+    def _scales_of(self, node: ir.Node, index: int) -> tuple[int | None, int | None]:
+        """Return the axis of the scales of a weight and its block size: as requested, if the provider runs it."""
+        bits = self._scaling.weight_bits, self._scaling.activation_bits
+        blocks = self._scaling.block_axis(node, index)
+        if blocks is not None and not self._placement.product_refusal(*bits, "block", node.op_type):
+            return blocks
+        if not self._scaling.is_per_channel or self._placement.product_refusal(*bits, "channel", node.op_type):
+            return None, None
+        return self._placement.channel_axis(node, index), None
 
     def _mark_output(self, node: ir.Node, value: ir.Value, rule: OperatorRule) -> None:
         """Mark an output as quantized, unless a following activation belongs to the unit."""
@@ -293,7 +334,7 @@ class _PlacingUnits:
             if activation is not None and activation.is_range and reader.name in self._names and uses[0].idx == 0:
                 self._merged.add(value)
                 return
-        limits = self._placement.limits(node.op_type, self._bits)
+        limits = self._placement.limits(node.op_type, self._scaling.activation_bits)
         self._quantized_values[value] = QuantizedValue(name, None, limits=limits)
 
 

@@ -52,12 +52,22 @@ _WORD_STARTS = ("\u0120", "\u2581")
 """Specified by byte-level BPE and by SentencePiece: prefix of a token at the start of a word."""
 _PIECE_PREFIX = "##"
 """Specified by WordPiece: prefix of a token inside a word."""
+_COMMON_WORDS = (
+    "the of and to in a is that for it was on are as with his they at be this from have or by one had not but what all "
+    "were when we there can an your which their said if do will each about how up out them then she many some so these "
+    "would other into has more her two like him see time could no make than first been its who now people my made over "
+    "did down only way find use may water long little very after words called just where most know"
+).split()
+"""Common English words, the most frequent first, for tokenizers without words."""
 _RECORDING_SECONDS = 2.0
 """Length of a generated audio sample in seconds. Chosen: a few words."""
 
 
 def vocabulary(tokenizer: Any, value_range: tuple[float, float] | None) -> list[str]:
-    """Return the whole words among the tokens of the model, the most frequent first."""
+    """Return the whole words among the tokens of the model, the most frequent first.
+
+    If its tokens are letters or bytes, return common words of these letters. For: ByT5, CANINE.
+    """
     top_id = math.inf if value_range is None else value_range[1]
     special = set(tokenizer.all_special_ids)
     tokens = sorted(
@@ -65,7 +75,11 @@ def vocabulary(tokenizer: Any, value_range: tuple[float, float] | None) -> list[
     )
     starts = [token[1:] for _, token in tokens if token.startswith(_WORD_STARTS)]
     words = starts or [token for _, token in tokens if not token.startswith(_PIECE_PREFIX)]
-    return [word for word in words if word.isascii() and word.isalpha() and (len(word) > 1 or word in "aI")]
+    whole = [word for word in words if word.isascii() and word.isalpha() and (len(word) > 1 or word in "aI")]
+    if len(whole) >= _FEWEST_WORDS:
+        return whole
+    letters = {token for _, token in tokens}
+    return [word for word in _COMMON_WORDS if letters.issuperset(word)] or whole
 
 
 def sentence(generator: np.random.Generator, words: Sequence[str]) -> str:

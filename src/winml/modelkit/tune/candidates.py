@@ -151,8 +151,8 @@ def _list_forms_for_provider(options: TuneOptions, ep: str) -> Iterator[Candidat
     forms = []
     for precision in PRECISIONS.values():
         is_searched = precision.modes == ("qdq",) and bool(precision.searched_blocks)
-        is_supported = precision.activation_bits in placement.activation_bits
-        if is_searched and is_supported and (placement.is_by_unit or precision.name == W8A8):
+        is_supported = is_searched and not placement.refusal(precision, "qdq")
+        if is_supported and (placement.is_by_unit or precision.name == W8A8):
             quant = {**_calibrated_quant(options), "precision": precision.name, "ep": ep}
             forms.append(Candidate(f"qdq-{precision.name}", "qdq", f"{precision.words} for {ep}", {"quant": quant}))
     yield from forms

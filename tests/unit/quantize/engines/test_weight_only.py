@@ -50,6 +50,16 @@ def test_product_becomes_one_in_blocks(precision: str, options: dict[str, int]) 
     assert sqnr_db(model, quantized, x=floats(2, 64)) > LEAST_DB[precision]
 
 
+@pytest.mark.parametrize("source", [PRODUCT, GEMM], ids=["MatMul", "Gemm"])
+def test_product_of_two_dimensions_gets_a_third_for_a_provider_that_requires_it(source: str) -> None:
+    """QNN runs MatMulNBits of three dimensions only; all nodes keep the module, and the outputs are equal."""
+    arrays: dict[str, tuple[int, ...]] = {"w": (64, 48)} if source is PRODUCT else {"w": (48, 64), "wb": (48,)}
+    model = weighted(source, **arrays)
+    plain, padded = (quantize_weights(model, task_for(model, "int4", ep=ep)) for ep in (None, "qnn"))
+    assert ["Unsqueeze", "MatMulNBits", "Squeeze"] == operators(padded)
+    assert sqnr_db(plain, padded, x=floats(2, 64)) > 100
+
+
 @pytest.mark.parametrize("algorithm", ["rtn", "hqq", "k_quant"])
 def test_algorithms_of_onnxruntime_give_runnable_weights(algorithm: str) -> None:
     """Every algorithm gives a weight that ONNX Runtime runs, even if no block size divides the depth."""

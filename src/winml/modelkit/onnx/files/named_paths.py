@@ -25,6 +25,8 @@ CACHE_VARIABLE = "WINML_CACHE"
 """Environment variable that names another folder for the cache."""
 COPIES_FOLDER = "copies"
 """Folder of the cache with copies of models whose data files are links, as in the Hub cache."""
+FORMATS_FOLDER = "formats"
+"""Folder of the cache with the answers of execution providers about quantized operators."""
 
 
 def named_path(text: str | os.PathLike[str]) -> Path:

@@ -43,11 +43,15 @@ class WeightScales:
     zero_points: Array
     """In the integers' dtype, with the shape of ``scales``."""
     axis: int | None
-    """Channel axis, not negative; ``None``: one scale for the weight."""
+    """Channel axis or axis of the blocks, not negative; ``None``: one scale for the weight."""
     integers: IntegerRange
+    block_size: int | None = None
+    """Number of values along the axis that share a scale, in weights of two dimensions; ``None``: all others do."""
 
 
-def measure_scales(weight: ir.TensorProtocol, axis: int | None, integers: IntegerRange) -> WeightScales:
+def measure_scales(
+    weight: ir.TensorProtocol, axis: int | None, integers: IntegerRange, block_size: int | None = None
+) -> WeightScales:
     """Compute scales and zero points from the smallest and the largest value.
 
     The range always includes 0; a symmetric zero point is the middle of the integers.
@@ -56,6 +60,7 @@ def measure_scales(weight: ir.TensorProtocol, axis: int | None, integers: Intege
         weight: Floating-point values, of any shape.
         axis: Channel axis, counted from either end; ``None``: one scale for the weight.
         integers: Integer type and range.
+        block_size: Number of values along the axis that share a scale, which divides it; ``None``: no blocks.
 
     Raises:
         ValueError: a value is NaN or infinite, or the weight has no such axis.
@@ -66,8 +71,13 @@ def measure_scales(weight: ir.TensorProtocol, axis: int | None, integers: Intege
             raise ValueError(f"weight {weight.name} of shape {list(values.shape)} has no axis {axis}")
         axis %= values.ndim
     other_axes = tuple(dimension for dimension in range(values.ndim) if dimension != axis)
-    low = np.minimum(values.min(axis=other_axes, initial=0), 0)
-    high = np.maximum(values.max(axis=other_axes, initial=0), 0)
+    grouped = values
+    if block_size is not None:
+        assert axis is not None  # blocks have one
+        grouped = values.reshape(*values.shape[:axis], -1, block_size, *values.shape[axis + 1 :])
+        other_axes = (axis + 1,)
+    low = np.minimum(grouped.min(axis=other_axes, initial=0), 0)
+    high = np.maximum(grouped.max(axis=other_axes, initial=0), 0)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise ValueError(f"weight {weight.name} has values that are NaN or infinite")
     if integers.is_symmetric:
@@ -84,6 +94,7 @@ def measure_scales(weight: ir.TensorProtocol, axis: int | None, integers: Intege
         np.where(is_zero, 0, zero_points).astype(integers.dtype.numpy()),
         axis,
         integers,
+        block_size,
     )
 
 
@@ -96,13 +107,18 @@ def quantized_tensor(weight: ir.TensorProtocol, scales: WeightScales, name: str)
 def _quantize_values(values: Array, scales: WeightScales) -> Array:
     """Quantize values in pieces of whole rows, so that float copies stay small."""
     rows = values.reshape(-1, 1) if values.ndim < 2 else values
-    shape = [-1 if dimension == scales.axis else 1 for dimension in range(rows.ndim)]
-    scale, zero_point = scales.scales.reshape(shape), scales.zero_points.reshape(shape).astype(np.float32)
+    axis = scales.axis
+    if scales.block_size is not None:
+        spread = [np.repeat(numbers, scales.block_size, scales.axis) for numbers in (scales.scales, scales.zero_points)]
+        scale, zero_point, axis = spread[0], spread[1].astype(np.float32), 0
+    else:
+        shape = [-1 if dimension == axis else 1 for dimension in range(rows.ndim)]
+        scale, zero_point = scales.scales.reshape(shape), scales.zero_points.reshape(shape).astype(np.float32)
     integers = np.empty(rows.shape, scales.integers.dtype.numpy())
     step = max(1, PIECE_ELEMENTS // max(1, rows[:1].size))
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        here = part if scales.axis == 0 else slice(None)
+        here = part if axis == 0 else slice(None)
         piece = rows[part].astype(np.float32) / scale[here]
         np.rint(piece, out=piece)
         piece += zero_point[here]

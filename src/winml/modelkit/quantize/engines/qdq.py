@@ -76,6 +76,8 @@ def _weight_range(precision: Precision, *, is_signed: bool, is_symmetric: bool) 
     """Return the integer type and range of quantized weights."""
     if precision.weight_bits == 16:
         return IntegerRange(ir.DataType.INT16, -32767, 32767, is_symmetric=True)
+    if precision.weight_bits == 4:
+        return IntegerRange(ir.DataType.INT4, -7, 7, is_symmetric=True)
     return _RANGES[is_signed, is_symmetric]
 
 
@@ -135,8 +137,8 @@ class _Rewriting:
             model.opset_imports.setdefault(_CONTRIB_DOMAIN, 1)
         self._scales: dict[str, tuple[ir.Value, ir.Value]] = {}
         """Name of a value → its scale and zero point."""
-        self._dequantized: dict[tuple[str, Role, int | None], _Dequantized] = {}
-        """(name of a constant, role, axis) → the dequantized value that operators read."""
+        self._dequantized: dict[tuple[str, Role, int | None, int | None], _Dequantized] = {}
+        """(name of a constant, role, axis, block size) → the dequantized value that operators read."""
         self._readers = task.placement.companions if task.placement.is_by_unit else task.nodes
         """Names of the nodes that read dequantized constants."""
         self._tables: dict[str, tuple[ir.Value, ir.Value, ir.Value]] = {}
@@ -191,14 +193,15 @@ class _Rewriting:
         value = node.inputs[constant.index]
         assert value is not None  # the placement read it
         assert value.const_value is not None
-        entry = self._dequantize_constant(value, constant.role, constant.axis, node)
+        entry = self._dequantize_constant(value, constant.role, constant.axis, node, block_size=constant.block_size)
         node.replace_input_with(constant.index, entry.output)
         weights.drop_unused_initializers(self._graph, [value])
         return entry.scale, entry.zero_point
 
     def _dequantize_constant(
-        self, value: ir.Value, role: Role, axis: int | None, node: ir.Node, floor: Array | None = None
-    ) -> _Dequantized:
+        self, value: ir.Value, role: Role, axis: int | None, node: ir.Node, floor: Array | None = None,
+        block_size: int | None = None,
+    ) -> _Dequantized:  # fmt: skip
         """Return the dequantized value of a constant, shared by its readers unless its scales are too small.
 
         Args:
@@ -207,21 +210,25 @@ class _Rewriting:
             axis: Channel axis with one scale per channel; ``None``: one scale for the tensor.
             node: The node that reads it.
             floor: Minimum of the scales, per channel or scalar.
+            block_size: Number of values along the axis that share a scale; ``None``: no blocks.
 
         Raises:
             QuantizeError: the constant has non-finite values.
         """
-        key = (value.name or "", role, axis)
+        key = (value.name or "", role, axis, block_size)
         entry = self._dequantized.get(key)
         if entry is None or (floor is not None and not np.all(entry.scales.scales >= floor)):
             if role == "weight":
-                is_unit = self._task.placement.is_by_unit
-                scales = _weight_scales(value, axis, self._task, is_unit=is_unit, floor=floor)
+                is_unit, task = self._task.placement.is_by_unit, self._task
+                if is_unit and len(value.shape or ()) < 2:
+                    bits = task.provider.vector_bits(node.op_type, task.precision.weight_bits, self._bits)
+                    task = _with_weight_bits(task, bits)
+                scales = _weight_scales(value, axis, task, is_unit=is_unit, floor=floor, block_size=block_size)
             else:
                 scales = self._activation_scales(value)
             tag = _common_tag([use.node for use in value.uses() if use.node.name in self._readers], self._modules)
             stored = self._store_integers(value, scales)
-            output = self._insert_dequantize(stored, value, tag, node, axis)
+            output = self._insert_dequantize(stored, value, tag, node, axis, block_size)
             entry = self._dequantized[key] = _Dequantized(output, stored[1], stored[2], scales)
         return entry
 
@@ -319,10 +326,11 @@ class _Rewriting:
         weight = node.inputs[operand]
         assert weight is not None  # weight_operand returned its position
         axis = _channel_axis(node, operand) if self._task.is_per_channel else None
+        axis, block_size = self._task.scaling.block_axis(node, operand) or (axis, None)
         input_scale = self._scales[data_name][0].const_value
-        bias = _constant_bias(node, self._task)
+        bias = _constant_bias(node, self._task) if block_size is None else None  # sums of blocks have no common scale
         floor = None if bias is None or input_scale is None else _least_scale(bias.values, input_scale.numpy(), axis)
-        dequantized = self._dequantize_constant(weight, "weight", axis, node, floor)
+        dequantized = self._dequantize_constant(weight, "weight", axis, node, floor, block_size)
         node.replace_input_with(operand, dequantized.output)
         self._record_precision(node, "operator")
         scales = dequantized.scales.scales
@@ -337,7 +345,9 @@ class _Rewriting:
         assert table is not None  # weight_operand returned its position
         name = table.name or ""
         if name not in self._tables:
-            self._tables[name] = self._store_integers(table, _weight_scales(table, None, self._task))
+            self._tables[name] = self._store_integers(
+                table, _weight_scales(table, None, _with_weight_bits(self._task, 8))
+            )
         stored, scale, zero_point = self._tables[name]
         node.replace_input_with(operand, stored)
         rows = node.outputs[0]
@@ -391,10 +401,13 @@ class _Rewriting:
         weights.drop_unused_initializers(self._graph, [value])
 
     def _insert_dequantize(
-        self, inputs: Sequence[ir.Value], constant: ir.Value, tag: NodeTag | None, reader: ir.Node, axis: int | None
-    ) -> ir.Value:
+        self, inputs: Sequence[ir.Value], constant: ir.Value, tag: NodeTag | None, reader: ir.Node, axis: int | None,
+        block_size: int | None = None,
+    ) -> ir.Value:  # fmt: skip
         """Insert a DequantizeLinear before the reader of a constant; return its output."""
-        dequantize = self._make_node("DequantizeLinear", inputs, constant.name or "", tag, "weight", axis=axis)
+        attributes = {} if axis is None else {"axis": axis}
+        attributes |= {} if block_size is None else {"block_size": block_size}
+        dequantize = self._make_node("DequantizeLinear", inputs, constant.name or "", tag, "weight", attributes)
         output = dequantize.outputs[0]
         output.shape, output.type = constant.shape, constant.type
         self._graph.insert_before(reader, [dequantize])
@@ -402,13 +415,13 @@ class _Rewriting:
 
     def _make_node(
         self, operator: str, inputs: Sequence[ir.Value], name: str, tag: NodeTag | None, kind: str,
-        axis: int | None = None,
+        attributes: Mapping[str, int] = {},
     ) -> ir.Node:  # fmt: skip
         """Create a node with one output, not yet in the graph."""
         output = ir.Value(name=self._fresh.take(f"{name}_{operator}_Output"))
-        attributes = [] if axis is None else [ir.AttrInt64("axis", axis)]
+        integers = [ir.AttrInt64(key, value) for key, value in attributes.items()]
         node = ir.Node(
-            self._domain, operator, inputs, attributes, outputs=[output], name=self._fresh.take(f"{name}_{operator}")
+            self._domain, operator, inputs, integers, outputs=[output], name=self._fresh.take(f"{name}_{operator}")
         )
         if tag is not None:
             write_tag(node, NodeTag(tag.tag, tag.module, "inherited"))
@@ -488,9 +501,16 @@ def _common_tag(nodes: Sequence[ir.Node], modules: Mapping[str, str]) -> NodeTag
     return NodeTag(common, modules.get(common, ""), "inherited")
 
 
+def _with_weight_bits(task: EngineTask, least: int) -> EngineTask:
+    """Return a task whose weights have at least these bits: tables and vectors have one scale."""
+    precision = task.precision
+    return replace(task, precision=replace(precision, weight_bits=max(least, precision.weight_bits)))
+
+
 def _weight_scales(
-    weight: ir.Value, axis: int | None, task: EngineTask, *, is_unit: bool = False, floor: Array | None = None
-) -> WeightScales:
+    weight: ir.Value, axis: int | None, task: EngineTask, *, is_unit: bool = False, floor: Array | None = None,
+    block_size: int | None = None,
+) -> WeightScales:  # fmt: skip
     """Compute the scales of a weight.
 
     Args:
@@ -499,6 +519,7 @@ def _weight_scales(
         task: Integer type and symmetry.
         is_unit: Use the weight types of the provider, whose units require scales of similar size.
         floor: As in :meth:`_Rewriting._dequantize_constant`.
+        block_size: As in :meth:`_Rewriting._dequantize_constant`.
 
     Raises:
         QuantizeError: the weight has non-finite values.
@@ -514,7 +535,7 @@ def _weight_scales(
     is_symmetric = is_symmetric or is_channel
     try:
         integers = _weight_range(task.precision, is_signed=is_signed, is_symmetric=is_symmetric)
-        scales = measure_scales(tensor, axis, integers)
+        scales = measure_scales(tensor, axis, integers, block_size)
     except ValueError as error:
         raise QuantizeError(str(error), hint=f"Check the checkpoint, or exclude its module ({opt.exclude}).") from error
     if is_unit:

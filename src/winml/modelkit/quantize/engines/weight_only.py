@@ -381,7 +381,26 @@ class Packing:
                 "algorithm": solved.algorithm,
             }
             product.metadata_props[QUANTIZATION_KEY] = json.dumps(record)
-        return product
+        return self._add_batch(node, product) if self._needs_batch(node) else product
+
+    def _needs_batch(self, node: ir.Node) -> bool:
+        """Return True if the provider runs products of three dimensions only, and the input has two."""
+        data, bits = node.inputs[0], self._task.precision.weight_bits
+        two, three = (self._task.provider.is_run(f"MatMulNBits/{bits}/rank {rank}") for rank in (2, 3))
+        return data is not None and data.shape is not None and len(data.shape) == 2 and three and not two
+
+    def _add_batch(self, node: ir.Node, product: ir.Node) -> ir.Node:
+        """Insert a product of three dimensions for a node of two; return the node that removes the third."""
+        data, output = product.inputs[0], node.outputs[0]
+        assert data is not None  # a product has two inputs
+        axes = self._add_tensor(ir.tensor(np.array([0], np.int64), name=f"{node.name}_batch_axis"))
+        unsqueeze = ir.node("Unsqueeze", [data, axes], name=self._fresh.take(f"{node.name}/Unsqueeze"))
+        rows = self._insert_before(node, unsqueeze, f"{data.name}_batch", data)
+        rows.shape = None if data.shape is None else ir.Shape([1, *data.shape])
+        product.replace_input_with(0, rows)
+        products = self._insert_before(node, product, f"{output.name}_batch", output)
+        products.shape = None if output.shape is None else ir.Shape([1, *output.shape])
+        return ir.node("Squeeze", [products, axes], name=self._fresh.take(f"{node.name}/Squeeze"))
 
     def _divide_input(self, node: ir.Node, value: ir.Value, scale: Array) -> ir.Value:
         """Divide an input of products by a scale per channel.

@@ -1,0 +1,73 @@
+"""Formats of quantized operators: the graphs that ask for them, the record, and the answers of a provider."""
+
+from __future__ import annotations
+
+import onnx
+import onnxruntime as ort
+import pytest
+
+from winml.modelkit.ort.devices import choose_provider
+from winml.modelkit.ort.probe_graphs import PROBES, product_key
+from winml.modelkit.ort.quantized_formats import (
+    QuantizedFormats,
+    _ask_provider,
+    _find_refusal,
+    quantized_formats,
+    recorded_formats,
+)
+from winml.modelkit.quantize.placements import PLACEMENTS
+
+
+@pytest.mark.parametrize("key", PROBES)
+def test_every_graph_is_valid_and_runs_on_the_cpu(key: str) -> None:
+    """A refusal is the provider's, not that of an invalid graph."""
+    model = PROBES[key].make()
+    onnx.checker.check_model(model)
+    ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("ep", ["qnn", "openvino"])
+def test_record_answers_every_graph(ep: str) -> None:
+    """A new graph is recorded too."""
+    formats = recorded_formats(ep)
+    assert formats is not None
+    assert set(PROBES) == set(formats.answers)
+
+
+def test_installed_provider_is_asked_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU provider runs all nodes of these graphs with equal outputs."""
+    chosen = choose_provider("cpu", None, {})
+    keys = (product_key(8, 16, "channel"), "MatMulNBits/4/rank 2")
+    monkeypatch.setattr("winml.modelkit.ort.probe_graphs.PROBES", {key: PROBES[key] for key in keys})
+    assert dict.fromkeys(keys, "") == _ask_provider(chosen)
+
+
+@pytest.mark.parametrize(
+    ("reported", "words"),
+    [
+        ({"problem": "no memory"}, "no memory"),
+        ({"assigned": [["Other", "a", "MatMul", ""]], "sqnr_db": 60.0}, "MatMul runs on the CPU: too wide"),
+        ({"assigned": [["Own", "a", "MatMul", ""]], "sqnr_db": 3.0}, "its result is wrong (SQNR 3 dB)"),
+        ({"assigned": [["Own", "a", "MatMul", ""], ["Other", "convert_input", "Cast", ""]], "sqnr_db": None}, ""),
+    ],
+)
+def test_format_runs_if_all_nodes_do_with_near_outputs(reported: dict[str, object], words: str) -> None:
+    """Conversions of inputs and outputs may run on the CPU."""
+    assert words == _find_refusal(reported, {"a": "too wide"}, "Own")
+
+
+def test_provider_with_kernels_is_not_asked() -> None:
+    """Its kernels are listed instead; an unknown provider has no formats."""
+    assert [None, None, None] == [quantized_formats(ep) for ep in ("cpu", "unknown", None)]
+
+
+def test_refused_scales_are_not_placed() -> None:
+    """The formats of a provider limit its placement, with the reason and its source."""
+    from dataclasses import replace
+
+    from winml.modelkit.quantize.precisions import PRECISIONS
+
+    refused = {product_key(8, 16, scales): "too few wires" for scales in ("tensor", "channel", "block")}
+    placement = replace(PLACEMENTS["qnn"], formats=QuantizedFormats("qnn", "qnn 9", is_asked=True, answers=refused))
+    assert "too few wires (asked of qnn 9)" == placement.refusal(PRECISIONS["w8a16"], "qdq")
+    assert "" == placement.refusal(PRECISIONS["w8a8"], "qdq")
