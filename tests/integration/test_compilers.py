@@ -246,6 +246,27 @@ def test_decoder_is_built_for_an_npu_and_generates_there(name: str, tmp_path: Pa
 
 
 @pytest.mark.reader(QNN)
+def test_prompt_and_step_share_their_weights_in_one_file(tmp_path: Path) -> None:
+    """Both models name one file, smaller than two; only a device opens it, and an unchanged build reuses it."""
+    folder = save_decoder(tmp_path / "llama", "llama", **one_layer("llama"))
+    place = ("--ep", "qnn", "--ep-options", "soc_model=60", "-p", "w8a16", "--prompt-length", "4")
+    sizes = []
+    for name, shared in (("alone", ()), ("shared", ("--share-weights",))):
+        code, record, err = winml(QNN, "build", "-m", folder, "-o", tmp_path / name, *place, *shared)
+        assert 0 == code, err
+        assert ["prompt", "decoder"] == [part["name"] for part in record["parts"]]
+        sizes.append([file["size_bytes"] for file in record["deploy"] if file["name"].endswith(".data")])
+    assert [2, 1] == [len(names) for names in sizes]
+    assert sum(sizes[1]) < sum(sizes[0])
+    code, _, err = winml(QNN, "generate", tmp_path / "shared", *place[:4], "-p", "the king")
+    assert 2 == code
+    assert "--share-weights" in err
+    code, record, err = winml(QNN, "build", "-m", folder, "-o", tmp_path / "shared", *place, "--share-weights")
+    stages = [stage for part in record["parts"] for stage in part["stages"] if stage["name"] == "compile"]
+    assert ["reused", "reused"] == [stage["status"] for stage in stages], err
+
+
+@pytest.mark.reader(QNN)
 def test_compiled_file_is_judged_on_samples_of_the_processor(tmp_path: Path) -> None:
     """A processor in the build or beside the reference prepares samples; a file alone gets random samples."""
     checkpoint = save_checkpoint("bert", tmp_path / "checkpoint")

@@ -17,7 +17,7 @@ import transformers
 from numpy.typing import NDArray
 
 from checkpoints import build_model, save_checkpoint
-from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig, quantize_onnx
+from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
 from winml.modelkit.compare.outputs import GenerationInfo, Rounding
 from winml.modelkit.compare.verification.generated_text import GeneratedText, generate_reference
 from winml.modelkit.compare.verification.generation import compare_generation
@@ -32,7 +32,6 @@ from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.bundle import PartFeed, read_part_description
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, rows_of
 from winml.modelkit.ort.sessions import Session
-from winml.modelkit.samples.generated_samples import decoding_samples
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -501,43 +500,6 @@ def test_unusual_decoders_generate_the_text_of_generate(model_type: str, tmp_pat
     assert isinstance(text, GenerationInfo)
     assert (rows, 32, 4, None) == (text.rows, text.new_tokens, text.second_prompt_tokens, text.stopped_after)
     assert ONE_RUN.get(model_type, 0) == sum("one run" in note for note in result.notes)
-
-
-def test_prompt_of_a_step_of_fixed_sizes_is_read_by_a_graph_of_its_own(llama: Path, tmp_path: Path) -> None:
-    """Runs have several tokens, the first one padded; a second prompt continues from the common cache."""
-    path = tmp_path / "model.onnx"
-    request = ModelRequest(str(llama), shape_config=ShapeConfig(past_sequence_length=31), prompt_length=4)
-    result = HTPExporter(WinMLExportConfig(ep="QNNExecutionProvider")).export_checkpoint(request, path)
-    assert ["prompt", "decoder"] == [part.name for part in result.parts]
-    files = {part.name: Session(part.model_path) for part in result.parts}
-    graph = DecoderGraph(files["decoder"], prompt=files["prompt"])
-    model = transformers.LlamaForCausalLM.from_pretrained(llama)
-    tokens = torch.arange(3, 25)[None]
-    with torch.no_grad():
-        expected = model(tokens).logits.numpy()
-    cache = graph.empty_cache(1)
-    pieces = [(0, 10), (10, 11), (11, 21)]
-    answers = [graph.run(tokens[:, start:end].numpy(), cache=cache) for start, end in pieces]
-    answer = np.concatenate(answers, axis=1)
-    assert np.abs(answer - expected[:, :21]).max() < TOLERANCE * np.abs(expected).max()
-    with pytest.raises(UsageError, match=r"53 tokens.*32"):
-        graph.run(rows_of([5] * 32), cache=cache)
-
-
-def test_prompt_graph_gets_samples_that_fill_its_cache(llama: Path, tmp_path: Path) -> None:
-    """Quantization needs samples of complete runs, the second of which reads the cache of the first."""
-    request = ModelRequest(str(llama), shape_config=ShapeConfig(past_sequence_length=31), prompt_length=16)
-    result = HTPExporter(WinMLExportConfig(ep="QNNExecutionProvider", verify=False)).export_checkpoint(
-        request, tmp_path / "model.onnx"
-    )
-    prompt = result.parts[0].model_path
-    samples = list(decoding_samples(prompt, llama, {}, 4, seed=0))
-    assert [(1, 16)] * 4 == [feeds["input_ids"].shape for feeds in samples]
-    filled = [bool(feeds["past_key_values.0.key"].any()) for feeds in samples]
-    assert [False, True, False, True] == filled
-    quantized = quantize_onnx(prompt, tmp_path / "quantized.onnx", mode="qdq", precision="w8a16", ep="qnn")
-    assert quantized.fidelity is not None
-    assert quantized.fidelity.is_verified
 
 
 def test_open_graph_needs_no_other_for_its_prompt(llama: Path) -> None:

@@ -109,7 +109,10 @@ def test_value_that_no_sample_has_is_refused(method: Any, model: ir.Model) -> No
 
 
 def test_least_squared_error_clips_an_outlier_at_8_bits_only(model: ir.Model) -> None:
-    """An outlier three times as large as other values costs less if clipped than a larger step."""
+    """An outlier three times as large as other values costs less if clipped than a larger step.
+
+    At 16 bits, the range has a margin for other data.
+    """
     values = np.random.default_rng(0).standard_normal((100_000, 4)).astype(np.float32)
     values[0, 0] = 12
     samples = [{"x": part} for part in np.split(values, 4)]
@@ -123,7 +126,8 @@ def test_least_squared_error_clips_an_outlier_at_8_bits_only(model: ir.Model) ->
         return float(((rounded - values) ** 2).sum())
 
     assert error((low, high)) < error(full)
-    assert pytest.approx(full) == measure_ranges(model, ("x",), lambda _: samples, "mse", bits=16)["x"]
+    wide = tuple(1.25 * end for end in full)
+    assert pytest.approx(wide) == measure_ranges(model, ("x",), lambda _: samples, "mse", bits=16)["x"]
 
 
 @pytest.mark.parametrize("method", ["minmax", "percentile", "entropy", "mse"])

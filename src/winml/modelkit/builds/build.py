@@ -237,7 +237,7 @@ class _Build(StageWalk):
 
         Args:
             stage: The stage.
-            part: The part of the model; `None` if the stage makes all parts.
+            part: The part of the model; `None` if the stage makes or changes all parts.
             reason: Reason to run it, for the record.
 
         Raises:
@@ -248,7 +248,11 @@ class _Build(StageWalk):
             source, of_several = part.current, part.of_several
             output = file_names.part_path(output, part.name, of_several=of_several)
         statistics = None if self.store is None else self.store.statistics
-        task = StageTask(self.plan, source, output, self._listener.on_step, self.claim_parts, statistics, of_several)
+        joined = self.parts if self.joins_parts(stage) else ()
+        sources = {joined_part.name: joined_part.current for joined_part in joined if joined_part.current is not None}
+        task = StageTask(
+            self.plan, source, output, self._listener.on_step, self.claim_parts, statistics, of_several, sources
+        )
         started = time.perf_counter()
         with PeakMemory() as memory, spell_options(spell_open_sizes(self.plan.config)):
             outcomes = stage.work(task)
@@ -340,7 +344,8 @@ class _Build(StageWalk):
         companions = (*placed.names, *placed.foreign_names, *self.layout.written_names)
         folder = self.folder.path
         records = self.files.of(folder / name for name in dict.fromkeys(companions))
-        return (*(file for model in models.values() for file in model.files), *records)
+        # Parts may share a file of compiled content.
+        return (*dict.fromkeys(file for model in models.values() for file in model.files), *records)
 
     def _stage_notes(self) -> list[str]:
         """Return the notes of all stages, prefixed with the part name unless all parts have the note."""
@@ -506,7 +511,8 @@ _SEPARATOR = "; "
 def _compare_generated_text(plan: BuildPlan, parts: Sequence[BuiltPart], earlier: BuildManifest | None) -> None:
     """Compare the text that quantized parts generate, and add the result to the record of the decoder.
 
-    Reused parts are not compared again, unless the earlier build failed or was killed.
+    A decoder with a prompt graph is compared with its float files, other parts with the model in PyTorch. Reused parts
+    are not compared again, unless the earlier build failed or was killed.
 
     Args:
         plan: The build.
@@ -527,6 +533,7 @@ def _compare_generated_text(plan: BuildPlan, parts: Sequence[BuiltPart], earlier
     if len(parts) < 2 or len(paths) < len(parts) or not plan.verify or plan.onnx_path is not None:
         return
     from winml.modelkit.export.part_export import words_of_text_together
+    from winml.modelkit.models.request import processor_folder
     from winml.modelkit.quantize.file_quantization import Quantization
 
     config, section = plan.config.export, plan.config.quant
@@ -536,10 +543,26 @@ def _compare_generated_text(plan: BuildPlan, parts: Sequence[BuiltPart], earlier
     options = dtype_quantization(plan.config, dtypes[0]) if dtypes else quantize_options(section)
     if options is None:
         return  # float32 parts: the export compared them
-    limit = Quantization(decoder.current or paths[file_names.DECODER], options, {}).least_sqnr_db
-    comparison = words_of_text_together(plan.request, config, paths, limit)
+    work = Quantization(decoder.current or paths[file_names.DECODER], options, {})
+    sources = _sources_of(parts)
+    comparison: str | None = None
+    if file_names.PROMPT in paths and sources:
+        comparison = work.compare_parts(sources, paths, processor_folder(plan.request), plan.request.seed)
+    elif file_names.PROMPT not in paths:
+        comparison = words_of_text_together(plan.request, config, paths, work.least_sqnr_db)
     if comparison is not None:
         decoder.records[-1] = _set_comparison(decoder.records[-1], comparison)
+
+
+def _sources_of(parts: Sequence[BuiltPart]) -> dict[str, Path]:
+    """Return part → file that its last stage read; ``{}`` if that stage read graphs in memory."""
+    sources = {}
+    for part in parts:
+        earlier = [record for record in part.records[:-1] if record.files]
+        if not earlier or part.current is None:
+            return {}
+        sources[part.name] = part.current.with_name(earlier[-1].files[0].name)
+    return sources
 
 
 def _is_same_build(parts: Sequence[BuiltPart], earlier: BuildManifest | None) -> bool:

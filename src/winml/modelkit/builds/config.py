@@ -105,6 +105,9 @@ class QuantSection(QuantizeOptions):
 class CompileSection(CompileOptions):
     """Target of the compilation. A build compiles if an execution provider is specified."""
 
+    share_weights: bool = False
+    """Store the weights of a prompt graph and a step once, in one compiled file. It opens on a device only."""
+
 
 class EvalSection(EvaluationOptions):
     """Evaluation of the finished build; its result is written to `eval.json`."""

@@ -148,7 +148,7 @@ class _Outline(StageWalk):
 
     def find_or_run(self, stage: Stage, part: BuiltPart | None) -> Mapping[str, StageRecord]:
         """Run a stage with a new input, independent of the earlier result."""
-        doubt = None if part is None else self._find_doubt(part)
+        doubt = self._find_doubt_of_input(stage, part)
         if doubt is None or not doubt.is_new:
             return super().find_or_run(stage, part)
         _, reason = self.earlier_result(stage, part)
@@ -156,7 +156,7 @@ class _Outline(StageWalk):
 
     def stored_result(self, stage: Stage, part: BuiltPart | None) -> StoredResult | None:
         """Return ``None`` for an input that may change."""
-        return None if part is not None and self._find_doubt(part) else super().stored_result(stage, part)
+        return None if self._find_doubt_of_input(stage, part) else super().stored_result(stage, part)
 
     def claim_parts(self, names: Sequence[str]) -> None:
         """Claim no name: nothing is written."""
@@ -168,12 +168,18 @@ class _Outline(StageWalk):
     def run_stage(self, stage: Stage, part: BuiltPart | None, reason: str) -> Mapping[str, StageRecord]:
         """Return the files of the earlier build, which would be replaced."""
         earlier = {} if self.earlier is None else {entry.name: entry.stage(stage.name) for entry in self.earlier.parts}
-        names = [part.name] if part is not None else [*earlier] or [file_names.ONLY_PART]
+        all_names = [known.name for known in self.parts] if self.joins_parts(stage) else [*earlier]
+        names = [part.name] if part is not None else all_names or [file_names.ONLY_PART]
         records = {name: earlier.get(name) for name in names}
         return {
             name: StageRecord(name=stage.name, status="run", reason=reason, files=record.files if record else ())
             for name, record in records.items()
         }
+
+    def _find_doubt_of_input(self, stage: Stage, part: BuiltPart | None) -> _Doubt | None:
+        """Return a doubt about the input of a stage, which is one part or several; ``None`` for the earlier input."""
+        parts = [part] if part is not None else self.parts if self.joins_parts(stage) else []
+        return next(filter(None, map(self._find_doubt, parts)), None)
 
     def _find_doubt(self, part: BuiltPart) -> _Doubt | None:
         """Return the doubt about the input of the next stage of a part; ``None``: surely the earlier input."""

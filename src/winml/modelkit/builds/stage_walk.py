@@ -204,16 +204,22 @@ class StageWalk(ABC):
             earlier = self.parts[0].records if self.parts else []
             self.parts = [BuiltPart(name, name != ONLY_PART, current=None, records=[*earlier]) for name in records]
             self.keep_records(records)
+        elif self.joins_parts(stage):
+            self.keep_records(self.find_or_run(stage, None))
         else:
             for part in self.parts:
                 self.keep_records(self.find_or_run(stage, part))
+
+    def joins_parts(self, stage: Stage) -> bool:
+        """Return True if a stage changes several parts together."""
+        return len(self.parts) > 1 and stage.joins_parts(self.plan.config)
 
     def find_or_run(self, stage: Stage, part: BuiltPart | None) -> Mapping[str, StageRecord]:
         """Return name of the part → result of a stage, from an earlier build, the cache, or a run.
 
         Args:
             stage: The stage.
-            part: The part to change; None for a stage that makes the graphs of all parts.
+            part: The part to change; None for a stage that makes or changes the graphs of all parts.
 
         Raises:
             WinMLError: the stage failed.
@@ -299,16 +305,17 @@ class StageWalk(ABC):
         """Return the origin of a result of a stage; waits until the model's files are read."""
         return Origin(
             options=json.loads(json.dumps(stage.options(self.plan))),
-            source=self._input_digests(part),
+            source=self._input_digests(self.parts if self.joins_parts(stage) else () if part is None else (part,)),
             versions={TOOL_NAME: __version__, **library_versions(stage.libraries)},
         )
 
-    def _input_digests(self, part: BuiltPart | None) -> dict[str, object]:
+    def _input_digests(self, parts: Sequence[BuiltPart]) -> dict[str, object]:
         """Return name → digest of the input files of a stage; before any result, the identity of the source model."""
-        if part is None or not part.current_files:
+        files = [record for part in parts for record in part.current_files]
+        if not files:
             return self.identity.record
         # The sidecar contains the time of the export, which does not affect the graph.
-        graph_files = (record for record in part.current_files if not record.name.endswith(SIDECAR_SUFFIX))
+        graph_files = (record for record in files if not record.name.endswith(SIDECAR_SUFFIX))
         return {record.name: record.sha256 for record in graph_files}
 
     def _reason_to_run(self, stage: Stage, part: BuiltPart | None, earlier: Mapping[str, StageRecord]) -> str:

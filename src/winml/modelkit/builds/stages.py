@@ -53,8 +53,10 @@ from winml.modelkit.samples.processors import processor_files
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.config import WinMLBuildConfig
+    from winml.modelkit.compile.pipeline import SharedContexts
     from winml.modelkit.export.records import ExportedPart, ExportResult
     from winml.modelkit.models.resolution import ResolvedModel
+    from winml.modelkit.onnx.files.output_files import OutputFiles
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.quantize.records import QuantizedFile
     from winml.modelkit.transform.graph_file import GraphFileTask, GraphHandover
@@ -112,6 +114,8 @@ class StageTask:
     """Folder with statistics of activations, shared with other builds; None: not stored."""
     of_several: bool = False
     """True if the source is one of several parts."""
+    sources: Mapping[str, Path] = field(default_factory=dict)
+    """Part → result of the previous stage, for a stage that changes all parts together."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,8 @@ class Stage:
     """Returns the reason why it does nothing although its section is not null, or ""."""
     takes_bits: bool = False
     """True if the result is approximate, so that errors of several parts add up."""
+    joins_parts: Callable[[WinMLBuildConfig], bool] = lambda _config: False
+    """Returns True if it changes the graphs of all parts together; the results are one for each part."""
     handed_to: StageName | None = None
     """Stage that includes its work, on the graph in memory; None: it writes its own file."""
 
@@ -531,21 +537,53 @@ def _compile_options(plan: BuildPlan) -> dict[str, object]:
 
 
 def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
-    """Compile the file of the previous stage; the hint of an error names the option that skips the stage."""
+    """Compile the files of the previous stage; the hint of an error names the option that skips the stage."""
+    try:
+        return _compile_together(task) if task.sources else (_compile_part(task),)
+    except (UsageError, StageError) as error:
+        error.hint += without_compilation()
+        raise
+
+
+def _compile_together(task: StageTask) -> tuple[StageOutcome, ...]:
+    """Compile all parts into one context; all files appear together."""
+    from winml.modelkit.compile.file_compilation import shared_contexts
+    from winml.modelkit.onnx.files.output_files import OutputFiles
+
+    section = task.plan.config.compile
+    assert section is not None  # skipped otherwise
+    with OutputFiles() as files, shared_contexts([*task.sources.values()], section, task.output) as shared:
+        outcomes = []
+        for part, source in task.sources.items():
+            output = file_names.part_path(task.output, part, of_several=True)
+            part_task = replace(task, source=source, output=output, of_several=True)
+            outcomes.append(replace(_compile_part(part_task, files, shared), part=part))
+        files.commit(overwrite=True)
+    return tuple(outcomes)
+
+
+def _compile_part(
+    task: StageTask, transaction: OutputFiles | None = None, shared: SharedContexts | None = None
+) -> StageOutcome:
+    """Compile the file of the previous stage.
+
+    Args:
+        task: The run of the stage for one part.
+        transaction: Transaction of the caller; None: the file is committed alone.
+        shared: The compiled files of all parts; None: the part is compiled alone.
+    """
     from winml.modelkit.compare.words import comparison_words
     from winml.modelkit.compile.file_compilation import compilation
     from winml.modelkit.transform.graph_file import make_file
 
-    section, file_task = task.plan.config.compile, _file_task(task, "compile")
+    section, file_task = task.plan.config.compile, replace(_file_task(task, "compile"), transaction=transaction)
     assert section is not None  # skipped otherwise
-    try:
-        result = make_file(file_task, compilation(file_task, section, {}))
-    except (UsageError, StageError) as error:
-        error.hint += without_compilation()
-        raise
+    result = make_file(file_task, compilation(file_task, section, {}, shared=shared))
     parts = f", {len(result.parts)} compiled, {len(result.outside)} outside" if result.parts else ""
     summary = f"for {result.compiled['provider']}{parts}, {comparison_words(result.comparison)}"
-    return _make_outcomes(result, summary)
+    is_alone = section.share_weights and shared is None
+    notes = [f"{opt.share_weights} has no effect: the model has one part."] if is_alone else []
+    return _make_outcomes(result, summary, notes)[0]
 
 
 STAGES: tuple[Stage, ...] = (
@@ -586,6 +624,7 @@ STAGES: tuple[Stage, ...] = (
         options=_compile_options,
         work=_run_compile,
         idle=idle_compilation,
+        joins_parts=lambda config: config.compile is not None and config.compile.share_weights,
     ),
 )
 

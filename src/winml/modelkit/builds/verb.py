@@ -80,6 +80,9 @@ class BuildRequest:
     """Target execution provider, such as qnn. If it compiles models, the model is compiled for it."""
     ep_options: tuple[str, ...] = declare((), DEVICE, metavar="KEY=VALUE")
     """Option of the execution provider."""
+    share_weights: bool = declare(False, STAGES)
+    """Compile a prompt graph and a step into one file that contains their weights once. It opens on a device only, not
+    in a simulator."""
     verify: bool = declare(True, VERIFICATION, is_common=True)
     """Verify the outputs of each stage. They are compared with those of its input."""
 
@@ -273,7 +276,9 @@ def _apply_options(request: BuildRequest) -> WinMLBuildConfig:
             raise UsageError(f"{opt.dtypes} {request.dtypes}: {repeated[0]} is named twice", hint="Name it once.")
         if not names:
             raise UsageError(f"{opt.dtypes} {request.dtypes!r}: no dtype is named", hint="Use q8, for example.")
-    if request.compile or request.ep_options:
+    if request.share_weights:
+        sections["compile"]["share_weights"] = True
+    if request.compile or request.ep_options or request.share_weights:
         values["compile"] = _requested_compilation(request)
     return with_values(config.model_copy(update=values), sections)
 
@@ -307,7 +312,7 @@ def _requested_compilation(request: BuildRequest) -> CompileSection:
     from winml.modelkit.builds.config import CompileSection
     from winml.modelkit.ort.execution_providers import refuse_uncompilable
 
-    flag = spell("compile" if request.compile else "ep_options")
+    flag = spell("compile" if request.compile else "ep_options" if request.ep_options else "share_weights")
     if request.compile is False:
         raise UsageError(f"{flag} has no effect with {opt.no_compile}", hint="Omit one of them.")
     section = request.config.compile or CompileSection()

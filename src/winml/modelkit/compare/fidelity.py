@@ -149,6 +149,19 @@ class FidelityInfo(Record):
     """Similarity of the quantized source to the float file, for a compiled file compared with that float file; else
     ``None``."""
 
+    @classmethod
+    def of_text(cls, text: OutputFidelity, least_sqnr_db: float, parts: int) -> FidelityInfo:
+        """Return the result of a comparison of the text of all parts alone.
+
+        Args:
+            text: Similarity of the scores of all parts.
+            least_sqnr_db: Minimum SQNR of each part in dB.
+            parts: Number of parts.
+        """
+        # Of scores that are zero everywhere, a wrong graph would give the same.
+        silent = None if text.has_signal else ("zeros",)
+        return cls((), least_sqnr_db, text.has_signal, draws=1, together=text, parts=parts, silent=silent)
+
     @property
     def worst(self) -> OutputFidelity:
         """The judged output with the lowest quality relative to its limit."""

@@ -23,6 +23,8 @@ from winml.modelkit.ort.opened_model import RunOptions, Values, values_for, with
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.samples.data_sets import DataSetRequest, open_data_set
 from winml.modelkit.samples.generated_samples import (
+    decoder_texts,
+    decodes_texts,
     decoding_samples,
     generate_samples,
     has_processors,
@@ -32,7 +34,7 @@ from winml.modelkit.samples.generated_samples import (
 MOST_SAMPLES = 16
 """Default number of samples. Chosen: the ends of the interval are not single samples, in a second or two."""
 _FEWEST_SAMPLES = 2
-_RUNS_BETWEEN_SAMPLES = 7
+RUNS_BETWEEN_SAMPLES = 7
 """Chosen: samples then come from several texts, at different positions."""
 _BYTES_OF_ALL_SAMPLES = 16_000_000_000
 """Maximum weight bytes read by all samples together by default. Chosen: a model of 1 GB runs on 16 samples, a model of
@@ -113,7 +115,7 @@ def quality_values(session: Session, request: SampleRequest) -> SampleValues:
         return SampleValues((values_for(session, run),), "file", run.seed)
     if request.data_set is not None:
         assert request.folder is not None  # the caller refuses a dataset for models without a folder
-        return data_set_values(inputs, run.sizes, request.data_set, request.folder)
+        return data_set_values(inputs, run.sizes, request.data_set, request.folder, request.model)
     if run.decoding is None and (decoded := _decoded_values(inputs, request)) is not None:
         return decoded
     note = ""
@@ -150,15 +152,22 @@ def judging_request(
 
 
 def data_set_values(
-    inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int], request: DataSetRequest, folder: Path
+    inputs: Sequence[InputTensorSpec],
+    sizes: Mapping[str, int],
+    request: DataSetRequest,
+    folder: Path,
+    model: Path | None = None,
 ) -> SampleValues:
     """Convert the samples of a dataset to arrays with the processors beside a model.
+
+    A decoder with a cache of a fixed length reads each text in several runs, some of which are the samples.
 
     Args:
         inputs: Inputs of the models.
         sizes: Sizes of dynamic dimensions that samples are resized to; other sizes depend on the sample.
         request: The requested samples.
         folder: Folder of the processors.
+        model: File of the reference, which runs if it is such a decoder; None: no such decoder.
 
     Raises:
         UsageError: the dataset is missing, or does not fit the models.
@@ -168,7 +177,12 @@ def data_set_values(
         from winml.modelkit.samples.preprocessing import SampleFeeds
 
         samples = SampleFeeds(data_set, folder)
-        draws = list(samples.read(with_fixed_sizes(inputs, sizes)))
+        if model is not None and _reads_texts_in_runs(inputs, sizes):
+            texts, count = decoder_texts(samples, inputs), request.samples or MOST_SAMPLES
+            runs = decoding_samples(model, folder, sizes, count, request.seed, every=RUNS_BETWEEN_SAMPLES, texts=texts)
+            draws = list(runs)
+        else:
+            draws = list(samples.read(with_fixed_sizes(inputs, sizes)))
         notes = (samples.notes, *([()] * len(draws)))
         values = tuple(Values(tuple(inputs), feeds, own) for feeds, own in zip(draws, notes, strict=False))
         return SampleValues(values, "dataset", request.seed, data=data_set.words)
@@ -184,19 +198,29 @@ def refuse_unfit_data(request: DataSetRequest, inputs: Sequence[InputTensorSpec]
     with open_data_set(request) as data_set:
         from winml.modelkit.samples.preprocessing import SampleFeeds
 
-        next(SampleFeeds(data_set, folder).read(inputs), None)
+        samples = SampleFeeds(data_set, folder)
+        next(decoder_texts(samples, inputs) if _reads_texts_in_runs(inputs, {}) else samples.read(inputs), None)
+
+
+def _holds_fixed_cache(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> bool:
+    """Return True for a decoder with a cache of a fixed length, which does not read a whole text in one run."""
+    return any(spec.cache for spec in inputs) and decoder_tokens(inputs, sizes) is None
+
+
+def _reads_texts_in_runs(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> bool:
+    """Return True for a text decoder that needs several runs for a text, because its cache has a fixed length."""
+    return decodes_texts(inputs) and _holds_fixed_cache(inputs, sizes)
 
 
 def _decoded_values(inputs: Sequence[InputTensorSpec], request: SampleRequest) -> SampleValues | None:
     """Record decoder runs with a cache of fixed length while it continues texts; ``None`` for another graph."""
     run = request.run
-    is_fixed = any(spec.cache for spec in inputs) and decoder_tokens(inputs, run.sizes) is None
-    if not is_fixed or request.model is None:
+    if request.model is None or not _holds_fixed_cache(inputs, run.sizes):
         return None
     folder = request.folder or files_folder(request.model)
     try:
         feeds = [
-            *decoding_samples(request.model, folder, run.sizes, request.samples, run.seed, every=_RUNS_BETWEEN_SAMPLES)
+            *decoding_samples(request.model, folder, run.sizes, request.samples, run.seed, every=RUNS_BETWEEN_SAMPLES)
         ]
     except WinMLError:
         return None

@@ -24,7 +24,15 @@ from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.quality_samples import SampleRequest
 from winml.modelkit.compile.declared_options import DEFAULT_MIN_SQNR_DB, MARGIN_DB
 from winml.modelkit.compile.options import CompileOptions
-from winml.modelkit.compile.pipeline import CompileResult, OutsideNode, compile_graph
+from winml.modelkit.compile.pipeline import (
+    CompileResult,
+    OutsideNode,
+    SharedContexts,
+    compile_graph,
+    refuse_open_sizes,
+    save_for_provider,
+    write_contexts,
+)
 from winml.modelkit.compile.records import CompilableProvider, CompiledFile
 from winml.modelkit.errors import LimitError, StageError, UsageError, VerificationError, opt
 from winml.modelkit.file_names import files_folder
@@ -48,8 +56,42 @@ from winml.modelkit.transform import graph_file
 from winml.modelkit.words import count_noun
 
 
+@contextlib.contextmanager
+def shared_contexts(sources: Sequence[Path], options: CompileOptions, beside: Path) -> Iterator[SharedContexts]:
+    """Compile the parts of a model into one context; yield the compiled files.
+
+    Args:
+        sources: The files of the parts.
+        options: Target and limits of the compilation.
+        beside: A path in the folder of the results.
+
+    Raises:
+        UsageError: the provider is not installed or needs fixed sizes, or contexts are requested inside the models.
+        StageError: the provider fails; see :func:`write_contexts`.
+    """
+    chosen = choose_compiler(options.ep, options.device, options.ep_options or {})
+    if options.embed or not chosen.provider.compiles:
+        reason = f"{opt.embed} writes" if options.embed else f"{chosen.provider.name} makes no contexts, it writes"
+        raise UsageError(
+            f"{opt.share_weights}: {reason} the weights of each part into its file", hint="Omit one of them."
+        )
+    with temporary_folder(beside=beside) as folder:
+        files, compiled = {}, {}
+        for number, source in enumerate(sources):
+            model, _ = graph_file.read_plain(source)
+            refuse_open_sizes(model, chosen, str(source))
+            sent = folder / f"sent_{number}.onnx"
+            save_for_provider(model, sent)
+            files[sent] = compiled[source] = folder / f"returned_{number}.onnx"
+        yield SharedContexts(folder, compiled, write_contexts(files, chosen, embed=False))
+
+
 def compilation(
-    task: graph_file.GraphFileTask, options: CompileOptions, sizes: Mapping[str, int], reference: Path | None = None
+    task: graph_file.GraphFileTask,
+    options: CompileOptions,
+    sizes: Mapping[str, int],
+    reference: Path | None = None,
+    shared: SharedContexts | None = None,
 ) -> Compilation:
     """Return the requested compilation, without a folder yet.
 
@@ -58,6 +100,7 @@ def compilation(
         options: Target and limits of the compilation.
         sizes: Sizes of dynamic dimensions in the comparison.
         reference: The float source of a quantized file; `None` for the float source recorded in the file.
+        shared: The compiled files of all parts, if they share weights.
 
     Raises:
         UsageError: the provider is unknown, not installed or compiles nothing.
@@ -65,7 +108,7 @@ def compilation(
     """
     provider = choose_compiler(options.ep, options.device, options.ep_options or {})
     name = graph_file.name_beside(task.source, task.output)
-    return Compilation(options, provider, sizes, name, str(task.source), reference=reference)
+    return Compilation(options, provider, sizes, name, str(task.source), reference=reference, shared=shared)
 
 
 def _find_reference(task: graph_file.GraphFileTask, work: Compilation) -> tuple[Path | None, tuple[str, ...]]:
@@ -153,6 +196,8 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
     file."""
     notes: tuple[str, ...] = ()
     """Notes on the reference."""
+    shared: SharedContexts | None = None
+    """Compiled files of all parts, if they share weights; `None` to compile the part alone."""
 
     @contextlib.contextmanager
     def acquire_resources(self, task: graph_file.GraphFileTask) -> Iterator[Compilation]:
@@ -203,7 +248,13 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
             LimitError: more nodes are outside, or there are more parts, than the options allow.
         """
         result = compile_graph(
-            model, self.options, self.chosen, self.folder, source_path=self.source_path, source=self.source
+            model,
+            self.options,
+            self.chosen,
+            self.folder,
+            source_path=self.source_path,
+            source=self.source,
+            shared=self.shared,
         )
         self._refuse_beyond_limits(result)
         return result
@@ -251,11 +302,12 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         Raises:
             WriteError: a file cannot be written.
         """
-        names = {}
+        names, folder = ({}, self.folder) if self.shared is None else (self.shared.placed, self.shared.folder)
         for name in context_file_names(model):
-            context_file = path.with_name(f"{path.name}.context")
-            (self.folder / name).replace(context_file)
-            names[name] = name_data(context_file, path).name
+            if name not in names:
+                context_file = path.with_name(f"{path.name}.context")
+                (folder / name).replace(context_file)
+                names[name] = name_data(context_file, path).name
         rename_context_files(model, names)
         # ONNX Runtime maps external weights and would copy inner ones: sessions open faster.
         write_model(model, path, external=not self.options.embed if external is None else external)
@@ -277,6 +329,8 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         request = SampleRequest(run_options, count=SAMPLES, tries_sizes=True, model=sample_model)
         sample_feeds, expected, samples = files.reference_outputs(source, partial(_read_samples, request, folders))
         provider = self.chosen
+        if self.shared is not None and provider.stand_in:
+            written = self._compile_alone(source)
         try:
             session = provider.open(written)
             outputs = [session.run(feeds) for feeds in counted(sample_feeds, "sample")]
@@ -300,6 +354,13 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         fidelity = replace(measure_fidelity(float_outputs, outputs, minimum_db, samples), beside=comparison)
         files.refuse_below_minimum_sqnr(fidelity, self.reference.name, sample_feeds[0], _minimum_sqnr_hint())
         return fidelity
+
+    def _compile_alone(self, source: Path) -> Path:
+        """Compile the source without the other parts: a simulator opens no context with shared weights."""
+        sent, compiled = self.folder / "sent.onnx", self.folder / "alone.onnx"
+        save_for_provider(graph_file.read_plain(source)[0], sent)
+        write_contexts({sent: compiled}, self.chosen, embed=False)
+        return compiled
 
 
 def _read_samples(
@@ -384,5 +445,10 @@ def _machine_notes(record: Mapping[str, Any]) -> tuple[str, ...]:
         notes.append(f"The weight layout is for {opened_for}: compile again on a different kind of processor.")
     if "simulated_on" in record:
         device, simulator = record["device"], record["simulated_on"]
+        if record.get("shares_weights"):
+            notes.append(
+                f"The parts share their weights in one file, which opens on an {device} only: each part was compared "
+                "as compiled alone."
+            )
         notes.append(f"This machine has no {device}: {record['provider']} simulates it on the {simulator}.")
     return tuple(notes)

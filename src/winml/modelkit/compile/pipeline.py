@@ -28,7 +28,7 @@ from winml.modelkit.onnx.stage import StageResult, restore_description
 from winml.modelkit.ort.default_sizes import fixing_command
 from winml.modelkit.ort.devices import ChosenProvider, missing_option_hint, provider_version
 from winml.modelkit.ort.host import instruction_sets
-from winml.modelkit.ort.kernels import compile_to_file
+from winml.modelkit.ort.kernels import compile_to_files
 from winml.modelkit.ort.sessions import onnxruntime_version, rewrite_file
 from winml.modelkit.records import Record, entry
 from winml.modelkit.tags.address import common_ancestor
@@ -79,6 +79,20 @@ class CompileResult(StageResult):
     """Record in the metadata of the file (``winml.compile``)."""
 
 
+@dataclass(frozen=True)
+class SharedContexts:
+    """Compiled files of several parts of a model, with one context that stores common weights once."""
+
+    folder: Path
+    """Folder of the files; exists until the results are written."""
+    files: Mapping[Path, Path]
+    """Source of a part → its compiled file."""
+    reasons: Mapping[str, str]
+    """Name of a node outside of the context → reason."""
+    placed: dict[str, str] = field(default_factory=dict)
+    """Name of a file of compiled content → its name beside the written models; filled with the first model."""
+
+
 def compile_graph(
     model: ir.Model,
     options: CompileOptions,
@@ -87,6 +101,7 @@ def compile_graph(
     *,
     source_path: str,
     source: str = "",
+    shared: SharedContexts | None = None,
 ) -> CompileResult:
     """Return the compiled model; the original model is not changed.
 
@@ -97,6 +112,7 @@ def compile_graph(
         folder: Folder of context files; must exist until the result is written.
         source_path: Path of the source, for messages.
         source: Name of the source for the metadata of the result; empty to record no source.
+        shared: The compiled files of all parts, if they share weights; `None` to compile the model alone.
 
     Raises:
         UsageError: the provider requires fixed sizes and a dimension is dynamic, or refuses its options.
@@ -105,15 +121,18 @@ def compile_graph(
         StageError: the provider ended its process, or did not finish in time.
     """
     refuse_compiled(model)
-    _refuse_open_sizes(model, chosen, source_path)
+    refuse_open_sizes(model, chosen, source_path)
     input_file, output_file = folder / _SENT, folder / _RETURNED
-    ir.save(model, input_file, external_data=unfinished_data_path(input_file).name)
     is_processor = not chosen.provider.compiles
     reasons: Mapping[str, str] = {}
+    if shared is None:
+        save_for_provider(model, input_file)
     if is_processor:
         rewrite_file(input_file, output_file, disabled=(), with_layouts=True)
+    elif shared is None:
+        reasons = write_contexts({input_file: output_file}, chosen, embed=bool(options.embed))
     else:
-        reasons = _write_context(input_file, output_file, chosen, embed=bool(options.embed))
+        output_file, reasons = shared.files[Path(source_path)], shared.reasons
     dtypes = {value.name: value.dtype for node in all_nodes(model) for value in node.inputs if value is not None}
     compiled = load_foreign(output_file)
     report = carry_tags(model, compiled)
@@ -135,12 +154,19 @@ def compile_graph(
             _describe_outside_node(node, reasons.get(node.name or "", ""), dtypes) for node in outside_nodes
         )
     record = {**_metadata_record(compiled, options, chosen), **({"source": source} if source else {})}
+    if shared is not None:
+        record["shares_weights"] = True
     compiled.metadata_props[COMPILE_KEY] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
     return CompileResult(compiled, True, report.notes, measure_coverage(compiled), parts, outside, record)
 
 
-def _write_context(source: Path, target: Path, chosen: ChosenProvider, *, embed: bool) -> Mapping[str, str]:
-    """Write the ``EPContext`` model of a file: a node for each compiled part, and the remaining nodes.
+def save_for_provider(model: ir.Model, path: Path) -> None:
+    """Write a model as the input of a provider, with its data beside it."""
+    ir.save(model, path, external_data=unfinished_data_path(path).name)
+
+
+def write_contexts(files: Mapping[Path, Path], chosen: ChosenProvider, *, embed: bool) -> Mapping[str, str]:
+    """Write the ``EPContext`` models of files: a node for each compiled part, and the remaining nodes.
 
     The provider runs in a separate process, because its log is searched for reasons, and it may end its process.
 
@@ -148,8 +174,8 @@ def _write_context(source: Path, target: Path, chosen: ChosenProvider, *, embed:
         Name of an outside node → reason, for reasons found in the log.
 
     Args:
-        source: An ONNX file, with its data beside it.
-        target: The file to write; compiled contexts go to files beside it, unless they are embedded.
+        files: ONNX file, with its data beside it → file to write. Compiled contexts go to files beside it, unless they
+            are embedded; several files share one context.
         chosen: The provider and its options.
         embed: Store the compiled contexts inside the model.
 
@@ -158,7 +184,7 @@ def _write_context(source: Path, target: Path, chosen: ChosenProvider, *, embed:
         StageError: the provider ended its process, or did not finish in time.
         CompileError: the provider fails, or ONNX Runtime cannot load the graph; the message states the reason.
     """
-    outcome = compile_to_file(source, target, chosen, embed=embed)
+    outcome = compile_to_files(files, chosen, embed=embed)
     if outcome.refused_options:
         raise UsageError(
             f"{opt.ep_options}: {outcome.refused_options}",
@@ -220,7 +246,7 @@ def _walk_subgraphs(node: ir.Node) -> Iterator[ir.Node]:
             yield from attribute.as_graph().all_nodes()
 
 
-def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider, source_path: str) -> None:
+def refuse_open_sizes(model: ir.Model, chosen: ChosenProvider, source_path: str) -> None:
     """Refuse dynamic dimensions if the provider requires fixed sizes.
 
     Raises:

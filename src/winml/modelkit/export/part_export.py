@@ -704,15 +704,6 @@ def words_of_text_together(
             text = TextParts.of(loaded.parts, prepared, paths).measure(request.seed, sample)
     if isinstance(text, str):
         return f"not compared as a whole: {text}"
-    # Of scores that are zero everywhere, a wrong graph would give the same.
-    fidelity = FidelityInfo(
-        (),
-        least_sqnr_db,
-        has_signal=text.has_signal,
-        draws=1,
-        together=text,
-        parts=len(loaded.parts),
-        silent=None if text.has_signal else ("zeros",),
-    )
+    fidelity = FidelityInfo.of_text(text, least_sqnr_db, len(loaded.parts))
     refuse_below_minimum_sqnr(fidelity, "the model in PyTorch", {})
     return fidelity_words(fidelity)

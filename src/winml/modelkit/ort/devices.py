@@ -15,7 +15,9 @@ from typing import Any, get_args
 
 import onnxruntime as ort
 
-from winml.modelkit.errors import UsageError, opt
+from winml.modelkit.errors import UsageError, WinMLError, opt
+from winml.modelkit.metadata_keys import COMPILE_KEY
+from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.execution_providers import (
     EXECUTION_PROVIDERS,
     Device,
@@ -61,8 +63,31 @@ class ChosenProvider:
         return tuple(dict.fromkeys((self.provider.name, *CPU)))
 
     def open(self, path: str | os.PathLike[str], **options: Any) -> Session:
-        """Open a file on this provider; the options are those of :class:`~winml.modelkit.ort.sessions.Session`."""
-        return Session(path, providers=self.names, provider_options=self.options, **options)
+        """Open a file on this provider; the options are those of :class:`~winml.modelkit.ort.sessions.Session`.
+
+        Raises:
+            UsageError: the file shares its weights with other parts, which a simulator does not support.
+            WinMLError: as :class:`~winml.modelkit.ort.sessions.Session` raises.
+        """
+        shares = self.provider.compiles and _shares_weights(Path(path))
+        if shares and self.stand_in:
+            raise UsageError(
+                f"{path} shares its weights with another part in one file, which {self.provider.name} opens on an "
+                f"{self.device} only, not in its simulator",
+                hint=f"Run it on the device, or build it without {opt.share_weights}.",
+            )
+        return Session(path, providers=self.names, provider_options=self.options, shares_contexts=shares, **options)
+
+
+def _shares_weights(path: Path) -> bool:
+    """Return True if a file was compiled with weights that it shares with other parts; False for any other file."""
+    from winml.modelkit.onnx.files.reading import read_structure  # imports onnx
+
+    try:
+        metadata = {entry.key: entry.value for entry in read_structure(path).metadata_props}
+        return bool(load_metadata(metadata[COMPILE_KEY]).get("shares_weights"))
+    except (WinMLError, KeyError, ValueError, AttributeError):
+        return False  # opening the file reports what is wrong with it
 
 
 def processor_hint() -> str:

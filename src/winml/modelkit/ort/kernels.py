@@ -341,18 +341,18 @@ def find_assignment(model: Path, chosen: ChosenProvider) -> Assignment:
     Raises:
         StageError: the process ended without an answer, or exceeded its time limit.
     """
-    question = {**_session_question(model, chosen), "as_compiled": chosen.provider.compiles}
+    question = {
+        "model": str(model.absolute()),
+        "providers": list(chosen.names),
+        "options": dict(chosen.options),
+        "as_compiled": chosen.provider.compiles,
+    }
     return read_placement(chosen.provider.name, *ask_onnxruntime(question, chosen.provider.name, _ASSIGNMENT_SECONDS))
-
-
-def _session_question(model: Path, chosen: ChosenProvider) -> dict[str, object]:
-    """Return the part of a question that describes the session."""
-    return {"model": str(model.absolute()), "providers": list(chosen.names), "options": dict(chosen.options)}
 
 
 @dataclass(frozen=True)
 class CompiledByProvider:
-    """Result of compiling a file."""
+    """Result of compiling files."""
 
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Name of an unassigned node → reason, if the provider states it."""
@@ -362,19 +362,19 @@ class CompiledByProvider:
     """Reason why the provider refuses its options; ``""`` if accepted."""
 
 
-def compile_to_file(source: Path, target: Path, chosen: ChosenProvider, *, embed: bool) -> CompiledByProvider:
-    """Compile a file with a provider, and write the compiled model.
+def compile_to_files(files: Mapping[Path, Path], chosen: ChosenProvider, *, embed: bool) -> CompiledByProvider:
+    """Compile files with a provider, and write the compiled models; several ones share their weights.
 
     Args:
-        source: An ONNX file, with its data files in the same folder.
-        target: The file to write.
+        files: ONNX file, with its data files in the same folder → file to write.
         chosen: The provider, its device and options.
-        embed: Store the compiled content inside the model.
+        embed: Store the compiled content inside the models.
 
     Raises:
         StageError: the process ended without an answer, or exceeded its time limit.
     """
-    question = {**_session_question(source, chosen), "compile_to": str(target.absolute()), "embed": embed}
+    pairs = [[str(source.absolute()), str(target.absolute())] for source, target in files.items()]
+    question = {"compile": pairs, "embed": embed, "providers": list(chosen.names), "options": dict(chosen.options)}
     reported, reasons = ask_onnxruntime(question, chosen.provider.name, _COMPILATION_SECONDS)
     return CompiledByProvider(reasons, reported.get("problem", ""), reported.get("refused_options", ""))
 

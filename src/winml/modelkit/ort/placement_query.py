@@ -17,6 +17,7 @@ from onnxruntime.capi import _pybind_state as ort_state
 from winml.modelkit.errors import WinMLError
 from winml.modelkit.ort.plug_ins import ORT_ERRORS, named_providers, ort_reason
 from winml.modelkit.ort.processes import answer_questions
+from winml.modelkit.ort.session_settings import SHARE_CONTEXTS
 
 _SEVERITY_VERBOSE = 0
 """Specified: some providers state only at this severity why they do not run a node."""
@@ -31,11 +32,12 @@ def _answer_question(task: Mapping[str, Any], _content: bytes) -> dict[str, obje
     Args:
         task: ``kernels_of`` (a provider), or ``model``, ``providers`` and ``options``; beside them ``as_compiled``
             (whether the graph is divided as for compiling) and ``is_run`` (whether it is also run there and on the
-            CPU), or ``compile_to`` (the file that the provider is to write) and ``embed``.
+            CPU); or, instead of ``model``, ``compile`` (pairs of a model and the file that the provider is to write)
+            and ``embed``.
     """
     if "kernels_of" in task:
         return _list_kernels(task["kernels_of"])
-    return _compile_model(task) if "compile_to" in task else _query_assignment(task)
+    return _compile_models(task) if "compile" in task else _query_assignment(task)
 
 
 def _query_assignment(task: Mapping[str, Any]) -> dict[str, object]:
@@ -93,23 +95,30 @@ def _compare_with_cpu(session: ort.InferenceSession, model: str) -> float | None
     return min(_EQUAL_DB, 10 * math.log10(signal / noise)) if noise else _EQUAL_DB
 
 
-def _compile_model(task: Mapping[str, Any]) -> dict[str, object]:
-    """Compile a model to a file; return ``{}``, the problem, or the refusal of options."""
-    options = ort.SessionOptions()
-    options.log_severity_level = _SEVERITY_VERBOSE
-    name = task["providers"][0]
-    try:
-        if "providers" in named_providers(options, task["providers"], task["options"]):
-            options.add_provider(name, dict(task["options"]))
-    except WinMLError as error:
-        return {"refused_options": error.message}
-    except ORT_ERRORS as error:
-        return {"refused_options": f"{name} does not accept {task['options']}: {ort_reason(error)}"}
-    try:
-        compiler = ort.ModelCompiler(options, task["model"], embed_compiled_data_into_model=task["embed"])
-        compiler.compile_to_file(task["compile_to"])
-    except ORT_ERRORS as error:
-        return {"problem": ort_reason(error)}
+def _compile_models(task: Mapping[str, Any]) -> dict[str, object]:
+    """Compile models to files, several ones into a common context; return ``{}``, the problem, or the refusal of
+    options.
+    """
+    name, files = task["providers"][0], task["compile"]
+    for model, target in files:
+        options = ort.SessionOptions()
+        options.log_severity_level = _SEVERITY_VERBOSE
+        if len(files) > 1:
+            options.add_session_config_entry(SHARE_CONTEXTS, "1")
+            # The context is written with the last model.
+            options.add_session_config_entry("ep.stop_share_ep_contexts", str(int(model == files[-1][0])))
+        try:
+            if "providers" in named_providers(options, task["providers"], task["options"]):
+                options.add_provider(name, dict(task["options"]))
+        except WinMLError as error:
+            return {"refused_options": error.message}
+        except ORT_ERRORS as error:
+            return {"refused_options": f"{name} does not accept {task['options']}: {ort_reason(error)}"}
+        try:
+            compiler = ort.ModelCompiler(options, model, embed_compiled_data_into_model=task["embed"])
+            compiler.compile_to_file(target)
+        except ORT_ERRORS as error:
+            return {"problem": ort_reason(error)}
     return {}
 
 

@@ -10,6 +10,9 @@ import onnxruntime as ort
 SEVERITY_FATAL = 4
 """Minimum logged severity: warnings are for developers of ONNX Runtime, and errors are raised."""
 
+SHARE_CONTEXTS = "ep.share_ep_contexts"
+"""Specified: entry of ONNX Runtime's session configuration; sessions of one process then share compiled contexts."""
+
 
 @dataclass(frozen=True)
 class SessionSettings:

@@ -37,7 +37,7 @@ from winml.modelkit.ort.plug_ins import (
     named_providers,
     ort_reason,
 )
-from winml.modelkit.ort.session_settings import SessionSettings
+from winml.modelkit.ort.session_settings import SHARE_CONTEXTS, SessionSettings
 
 # Older versions on Windows ignore the environment variable that ort/__init__.py sets.
 ort.disable_telemetry_events()
@@ -77,6 +77,7 @@ class Session:
         adapter: Path | None = None,
         weights: Mapping[str, ort.OrtValue] | None = None,
         folds_constants: bool = True,
+        shares_contexts: bool = False,
     ) -> None:
         """Load a graph.
 
@@ -97,6 +98,7 @@ class Session:
             weights: Name → value of initializers with external data in a model passed as bytes; used without copying
                 instead of the data file.
             folds_constants: Fold constants in the optimizer, and hold the results.
+            shares_contexts: Share compiled contexts with other sessions of this process.
 
         Raises:
             UsageError: a provider is not part of the installed ONNX Runtime.
@@ -133,6 +135,8 @@ class Session:
                 self.check_seconds += time.perf_counter() - started
             options = settings.options()
             _request_files(options, profile_prefix, optimized_path)
+            if shares_contexts:
+                options.add_session_config_entry(SHARE_CONTEXTS, "1")
             if self._weights:
                 options.add_external_initializers(list(self._weights), list(self._weights.values()))
             return ort.InferenceSession(

@@ -17,10 +17,12 @@ from typing import Any, ClassVar
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
+from winml.modelkit.compare.decoded_texts import compare_on_texts
 from winml.modelkit.compare.fidelity import FidelityInfo
-from winml.modelkit.compare.files import below_minimum_hint, refuse_unfaithful
+from winml.modelkit.compare.files import below_minimum_hint, refuse_below_minimum_sqnr, refuse_unfaithful
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.quality_samples import SampleRequest
+from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.errors import QuantizeError, VerificationError, opt, spell
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY, QUANTIZATION_KEY
@@ -471,6 +473,28 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         if fidelity.samples is not None and fidelity.samples.note:
             self.outcome.notes.append(fidelity.samples.note)
         return fidelity
+
+    def compare_parts(
+        self, sources: Mapping[str, Path], files: Mapping[str, Path], folder: Path | None, seed: int
+    ) -> str:
+        """Compare a prompt graph and a step, run together on texts, with their sources; return the result in words.
+
+        Args:
+            sources: Part → its file in float.
+            files: Part → its quantized file.
+            folder: Folder of the tokenizer; ``None``: the folder of the files.
+            seed: Seed of generated texts.
+
+        Raises:
+            VerificationError: the scores are below the minimum.
+            StageError: ONNX Runtime cannot run a file.
+        """
+        folder = folder or files_folder(self.source.absolute())
+        with contextlib.closing(Calibration(self.options, folder, self.sizes, seed, self.source)) as data:
+            text = compare_on_texts(sources, files, folder, seed, data.texts())
+        fidelity = FidelityInfo.of_text(text, self.least_sqnr_db, len(files))
+        refuse_below_minimum_sqnr(fidelity, "the float files", {}, self.below_minimum_hint)
+        return fidelity_words(fidelity)
 
     def _refuse_missing_kernels(self) -> None:
         """Refuse to compare a file if the installed ONNX Runtime has no kernels for it.

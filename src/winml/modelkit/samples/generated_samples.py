@@ -3,17 +3,19 @@
 Sentences of words of its tokenizer, and images and audio with natural spectra, are converted to arrays by the
 processors beside the model. A decoder with a KV cache runs as in ``winml generate``, and the inputs of each run are a
 sample: a cache of random numbers has other ranges than keys and values of a text. The encoder of a decoder is the
-file of the encoder part at the same stage, found by its name. One sample of a decoder is in memory at a time.
+file of the encoder part at the same stage, found by its name; so is the other part of a prompt graph and a step. One
+sample of a decoder is in memory at a time.
 
 for: Llama, and decoders behind an encoder as in Whisper.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,17 +24,18 @@ import onnxruntime as ort
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError, opt
+from winml.modelkit.file_names import DECODER, ENCODER, PROMPT
 from winml.modelkit.onnx.bundle import PartDescription, read_part_description
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, GraphCache
-from winml.modelkit.ort.decoding.inputs import TOKEN_IDS
+from winml.modelkit.ort.decoding.inputs import TOKEN_IDS, inputs_of_file
 from winml.modelkit.ort.decoding.parts import EncoderDecoder
 from winml.modelkit.ort.default_sizes import IMAGE_EDGE, SAMPLING_RATE_HZ
 from winml.modelkit.ort.graph_inputs import sizes_by_key
 from winml.modelkit.ort.opened_model import RunOptions, Values, random_values
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.samples.media import Recording
-from winml.modelkit.samples.preprocessing import Preprocessor
+from winml.modelkit.samples.preprocessing import Preprocessor, SampleFeeds
 from winml.modelkit.samples.processors import kinds_for, missing_processors, open_processor
 
 if TYPE_CHECKING:
@@ -178,7 +181,6 @@ _PROMPT_TOKENS = 24
 NEW_TOKENS = 8
 """Numbers of read and of generated tokens of a text. Chosen: keys and values for 32 positions. Generated tokens tend
 to repeat, so most tokens are read."""
-_ENCODER = "encoder"
 
 
 class _RecordingSession(Session):
@@ -202,17 +204,28 @@ class _RecordingSession(Session):
 
 
 def decoding_samples(
-    source: Path, processors: Path, sizes: Mapping[str, int], count: int, seed: int, *, every: int = 1
+    source: Path,
+    processors: Path,
+    sizes: Mapping[str, int],
+    count: int | None,
+    seed: int,
+    *,
+    every: int = 1,
+    texts: Iterable[Array] | None = None,
 ) -> Iterator[dict[str, Array]]:
     """Yield the inputs of each run of a decoder graph.
+
+    A graph with a cache of a fixed length reads prompts or steps. The part for the other is found beside it, and both
+    read each text together, as in ``winml generate``.
 
     Args:
         source: File of the decoder.
         processors: Folder of tokenizer, feature extractor and configs; without a tokenizer, tokens are random.
         sizes: Sizes of dynamic dimensions of the encoder.
-        count: Number of samples.
+        count: Number of samples; None: all of ``texts``.
         every: Step between sampled runs.
         seed: Seed of texts and random tokens.
+        texts: Token ids of each text of the user; None: generated texts, without an end.
 
     Raises:
         InputError: the file is no decoder with a cache, or its encoder is missing.
@@ -220,15 +233,16 @@ def decoding_samples(
         StageError: ONNX Runtime fails.
     """
     session = _RecordingSession(source)
-    samples = _read_texts(_make_texts(session, source, processors, sizes, seed), session)
-    yield from itertools.islice(samples, 0, count * every, every)
+    readers = _open_texts(session, source, processors, sizes, seed, texts)
+    samples = _read_texts(readers, session)
+    yield from itertools.islice(samples, 0, None if count is None else count * every, every)
 
 
 def _read_texts(texts: Iterator[_Text], session: _RecordingSession) -> Iterator[dict[str, Array]]:
     """Yield the inputs of each run of the texts, without runs with an empty cache; empties the record of the session.
 
     Raises:
-        InputError: a text yields no sample; later texts would not either, and the texts are endless.
+        InputError: a text yields no sample; later texts would not either, and generated texts are endless.
     """
     for text in texts:
         is_empty = True
@@ -244,75 +258,164 @@ def _read_texts(texts: Iterator[_Text], session: _RecordingSession) -> Iterator[
 
 
 class _Text:
-    """A text that a decoder reads and continues."""
+    """A text that a decoder reads, with a prompt graph or without, and continues."""
 
-    def __init__(self, decoder: DecoderGraph, tokens: Array, cache: GraphCache | None) -> None:
-        self.decoder, self.tokens, self.cache = decoder, tokens, cache
+    def __init__(self, decoder: DecoderGraph, tokens: Array, cache: GraphCache | None, steps: Array | None) -> None:
+        """Take a text.
+
+        Args:
+            decoder: The decoder.
+            tokens: Tokens of the prompt, integers [rows, tokens].
+            cache: State before the first token; None: an empty cache.
+            steps: Tokens after the prompt, read one by one, [rows, tokens]; None: tokens that the decoder generates.
+        """
+        self.decoder, self.tokens, self.cache, self.steps = decoder, tokens, cache, steps
 
     def read(self) -> Iterator[None]:
         """Run the decoder, one or several runs per step of the iterator."""
         decoder, cache = self.decoder, self.cache or self.decoder.empty_cache(len(self.tokens))
-        max_tokens = decoder.most_tokens or _PROMPT_TOKENS + NEW_TOKENS
-        tokens = self.tokens[:, : max(max_tokens - 1, 1)]
-        # Texts are truncated, so that every text can be read. A prompt graph generates no tokens.
-        new_tokens = 0 if _reads_prompts_only(decoder) else max(min(NEW_TOKENS, max_tokens - tokens.shape[1]), 0)
+        new_tokens = NEW_TOKENS if self.steps is None else self.steps.shape[1]
+        max_tokens = decoder.most_tokens or self.tokens.shape[1] + new_tokens
+        # Texts are truncated, so that every text can be read and continued.
+        tokens = self.tokens[:, : max(max_tokens - new_tokens, 1)]
         if decoder.length is None and tokens.shape[1] > 1:
             # So that one run reads several tokens with a non-empty cache.
             decoder.run(tokens[:, :1], cache=cache)
             yield
             tokens = tokens[:, 1:]
-        for _ in range(new_tokens + 1):
+        for step in range(min(new_tokens, max_tokens - 1) + 1):
             logits = decoder.run(tokens, cache=cache)
             yield
-            tokens = logits[:, -1:].argmax(axis=-1).astype(np.int64)
+            if self.steps is None:
+                tokens = logits[:, -1:].argmax(axis=-1).astype(np.int64)
+            else:
+                tokens = self.steps[:, step : step + 1]
 
 
-def _make_texts(
-    session: _RecordingSession, source: Path, processors: Path, sizes: Mapping[str, int], seed: int
+def _open_texts(
+    session: _RecordingSession,
+    source: Path,
+    processors: Path,
+    sizes: Mapping[str, int],
+    seed: int,
+    texts: Iterable[Array] | None,
 ) -> Iterator[_Text]:
-    """Yield an endless sequence of texts."""
+    """Yield the texts with their decoder; an endless sequence if ``texts`` is None."""
     part = read_part_description(source)
     names = part.part_names if part is not None else ()
-    if part is not None and _ENCODER in names and part.name != _ENCODER:
-        encoder = Session(_find_encoder(source, part))
+    if part is not None and ENCODER in names and part.name != ENCODER:
+        encoder = Session(_find_part(source, part, ENCODER))
         model = EncoderDecoder(encoder, session)
         start = model.text.first if model.text is not None else _first_token(processors)
         for number, tokens in enumerate(token_texts(model.inputs, processors, seed)):
             feeds = encoder_feeds(model.encoder.inputs, processors, sizes, seed + number)
             rows = len(next(iter(feeds.values())))
-            yield _Text(model, np.tile([start, *tokens[: _PROMPT_TOKENS - 1]], (rows, 1)), model.start(feeds, rows))
+            started = np.tile([start, *tokens[: _PROMPT_TOKENS - 1]], (rows, 1))
+            yield _Text(model, started, model.start(feeds, rows), None)
     decoder = DecoderGraph(session)
+    run_length = decoder.length or 1
+    is_prompt = decoder.held is not None and run_length > 1
+    if part is not None and PROMPT in names:
+        with contextlib.suppress(InputError):  # a file alone reads texts without the other part
+            other = Session(_find_part(source, part, DECODER if is_prompt else PROMPT))
+            decoder = DecoderGraph(other, prompt=session) if is_prompt else DecoderGraph(session, prompt=other)
     batch = next(spec.shape[0] for spec in decoder.inputs if spec.name == TOKEN_IDS)
     rows = batch if isinstance(batch, int) else 1
-    # A prompt graph reads two runs of tokens, so that the cache is not empty in the second.
-    length = max(_PROMPT_TOKENS, 2 * (decoder.length or 0)) if _reads_prompts_only(decoder) else _PROMPT_TOKENS
-    texts = token_texts(decoder.inputs, processors, seed)
+    longest_run = decoder.longest_run or 1
+    generated = token_texts(decoder.inputs, processors, seed)
+    if is_prompt:
+        # Without padding, for which a model returns anything. The cache is empty in the first run of a text only.
+        most = max((decoder.most_tokens or 0) // run_length, 1)
+        blocks = _blocks(generated, 2 * run_length, 1) if texts is None else _blocks(texts, run_length, most)
+        yield from (_Text(decoder, np.tile(block, (rows, 1)), None, np.zeros((rows, 0), np.int64)) for block in blocks)
+    elif longest_run > 1:
+        for tokens in _blocks(generated, _PROMPT_TOKENS + NEW_TOKENS, 1) if texts is None else texts:
+            count = max(len(tokens) - NEW_TOKENS, 1)
+            tiled = np.tile(tokens, (rows, 1))
+            yield _Text(decoder, tiled[:, :count], None, tiled[:, count:])
+    else:
+        is_whole = decoder.length is None and texts is not None
+        for tokens in generated if texts is None else texts:
+            read = tokens if is_whole else tokens[:_PROMPT_TOKENS]
+            yield _Text(decoder, np.tile(read, (rows, 1)), None, None)
+
+
+def _blocks(texts: Iterable[Array], length: int, most: int) -> Iterator[Array]:
+    """Yield texts as multiples of a length; shorter texts are joined.
+
+    Args:
+        texts: Token ids of each text.
+        length: The length.
+        most: Maximum number of lengths of a result.
+    """
+    text = np.zeros(0, np.int64)
+    is_short = True
     for tokens in texts:
-        text = tokens
-        while len(text) < length and length > _PROMPT_TOKENS:
-            text = np.concatenate([text, next(texts)])
-        yield _Text(decoder, np.tile(text[:length], (rows, 1)), None)
+        text = np.concatenate([text, tokens])
+        if count := min(len(text) // length, most):
+            yield text[: count * length]
+            text, is_short = text[:0], False
+    if is_short and len(text):
+        yield text  # all texts together are shorter
 
 
-def _reads_prompts_only(decoder: DecoderGraph) -> bool:
-    """Return True if each run of a decoder with a cache of a fixed length reads several tokens."""
-    return decoder.held is not None and (decoder.length or 1) > 1
+def _find_part(source: Path, part: PartDescription, name: str) -> Path:
+    """Return the file of another part: by the file name at the same stage, else by the description in its metadata.
 
-
-def _find_encoder(source: Path, decoder: PartDescription) -> Path:
-    """Return the file of the encoder: by the file name at the same stage, else by the part description in its metadata.
+    Args:
+        source: The file of a part.
+        part: Its description.
+        name: Name of the other part.
 
     Raises:
         InputError: there is no such file.
     """
-    encoder_file = source.with_name(source.name.replace(decoder.name, _ENCODER))
-    if encoder_file != source and encoder_file.is_file():
-        return encoder_file
+    named_file = source.with_name(source.name.replace(part.name, name))
+    if named_file != source and named_file.is_file():
+        return named_file
     for path in sorted(source.parent.glob("*.onnx")):
-        part = read_part_description(path)
-        if part is not None and (part.name, part.part_names) == (_ENCODER, decoder.part_names):
+        other = read_part_description(path)
+        if other is not None and (other.name, other.part_names) == (name, part.part_names):
             return path
-    raise InputError(f"{source}: no encoder beside this decoder", hint="Pass the folder of a build.")
+    raise InputError(f"{source}: no {name} beside this part", hint="Pass the folder of a build.")
+
+
+def decodes_texts(inputs: Sequence[InputTensorSpec]) -> bool:
+    """Return True for the inputs of a decoder with a cache that reads token ids without the outputs of an encoder."""
+    names = [spec.name for spec in inputs]
+    is_alone = not any(ENCODER in name for name in names)
+    return is_alone and TOKEN_IDS in names and any(spec.cache for spec in inputs)
+
+
+def note_on_steps(path: Path) -> str:
+    """Return a note on texts of which a decoder reads only the start; ``""`` for a decoder that reads whole texts.
+
+    Args:
+        path: A file for which :func:`decodes_texts` is True.
+    """
+    tokens, part = next(spec for spec in inputs_of_file(path) if spec.name == TOKEN_IDS), read_part_description(path)
+    if tokens.shape[1] != 1 or (part is not None and PROMPT in part.part_names):
+        return ""
+    return (
+        f"The decoder reads one token per run: it read the first {_PROMPT_TOKENS} tokens of each text, and generated "
+        f"{NEW_TOKENS}. Build it with {opt.prompt_length} 64 to read whole texts."
+    )
+
+
+def decoder_texts(data: SampleFeeds, inputs: Sequence[InputTensorSpec]) -> Iterator[Array]:
+    """Yield the token ids of each text of the user's data.
+
+    Args:
+        data: The data.
+        inputs: Inputs of the decoder, which reads a text in several runs.
+
+    Raises:
+        UsageError: a column, a file or a package is missing.
+        InputError: files are damaged.
+    """
+    tokens = next(spec for spec in inputs if spec.name == TOKEN_IDS)
+    for feeds in data.read([tokens.model_copy(update={"shape": ("batch_size", "sequence_length")})]):
+        yield feeds[TOKEN_IDS][0]
 
 
 def encoder_feeds(inputs: Sequence[InputTensorSpec], processors: Path, sizes: Mapping[str, int], seed: int) -> Arrays:

@@ -60,6 +60,8 @@ class FolderLayout:
         changed_names = {*self.rewritten, *self._layout.described}
         self.copied = {name: source for name, source in self._sources.items() if name not in changed_names}
         self.written_names: tuple[str, ...] = ()
+        self._placed: dict[Path, Path] = {}
+        """Data file of a stage → its copy in the folder; parts may share a file of compiled content."""
 
     def _find_sources(self, identity: ModelIdentity) -> dict[str, Path]:
         """Return the companion files to copy: name in the folder → file; ``{}`` if none are requested."""
@@ -118,7 +120,7 @@ class FolderLayout:
             for data in created[1:]:
                 files.reserve(path.with_name(data.name))  # replaces the file of an earlier build with this name
         elif self._plan.is_deployed:
-            created = writing.place_self_contained(source, staged, may_link=may_link)
+            created = writing.place_self_contained(source, staged, may_link=may_link, placed=self._placed)
         else:
             shares = may_link and path.parent == folder  # a model can name only data files of its own folder
             created = place_copy(source, staged, share_data=shares, may_link=may_link)

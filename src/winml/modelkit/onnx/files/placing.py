@@ -108,7 +108,14 @@ def rename_locations(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
         attribute.s = names.get(name, name).encode()
 
 
-def place_copy(original: Path, target: Path, *, share_data: bool = False, may_link: bool = False) -> tuple[Path, ...]:
+def place_copy(
+    original: Path,
+    target: Path,
+    *,
+    share_data: bool = False,
+    may_link: bool = False,
+    placed: dict[Path, Path] | None = None,
+) -> tuple[Path, ...]:
     """Copy a model.
 
     External weights are copied under names made of the target and their content (``data_path``), unless they are
@@ -121,6 +128,7 @@ def place_copy(original: Path, target: Path, *, share_data: bool = False, may_li
             source, and as long as the source exists.
         may_link: Allow a hard link, through which a later write into either file changes both. Valid only between files
             of one build folder.
+        placed: Data file → its copy beside the target, which an earlier model shares; extended. None: no copy.
 
     Returns:
         The new files, the model first.
@@ -137,12 +145,14 @@ def place_copy(original: Path, target: Path, *, share_data: bool = False, may_li
         else:
             copy_data(original, target)
         return (target,)
-    copies = place_data(data, target)
+    copies = {} if placed is None else placed
+    created = place_data((file for file in data if file not in copies), target)
+    copies |= created
     # Small: the large tensors are in the data files.
     model = onnx.load(original, load_external_data=False)
     rename_locations(model, {name: copies[_existing_data_file(original, name)].name for name in data_names(original)})
     target.write_bytes(model.SerializeToString())
-    return (target, *dict.fromkeys(copies.values()))
+    return (target, *dict.fromkeys(created.values()))
 
 
 def link_or_copy(original: Path, target: Path) -> None:

@@ -93,6 +93,7 @@ def write_model(
         path: The file to write; replaced if it exists.
         external: Write weights outside (True) or inside (False), regardless of their size. None: decided by size.
         inline_limit_bytes: Largest file with weights inside.
+        placed: See ``place_copy``.
 
     Returns:
         The files written, the model first.
@@ -409,7 +410,12 @@ class _FramedTensor:
 
 
 def place_self_contained(
-    original: Path, target: Path, *, may_link: bool = False, inline_limit_bytes: int = INLINE_LIMIT_BYTES
+    original: Path,
+    target: Path,
+    *,
+    may_link: bool = False,
+    inline_limit_bytes: int = INLINE_LIMIT_BYTES,
+    placed: dict[Path, Path] | None = None,
 ) -> tuple[Path, ...]:
     """Copy a model with its data under a new name.
 
@@ -422,6 +428,7 @@ def place_self_contained(
         target: The new name; must not exist.
         may_link: Allow a hard link; see ``place_copy``.
         inline_limit_bytes: Largest file with weights inside.
+        placed: See ``place_copy``.
 
     Returns:
         The new files, the model first.
@@ -432,7 +439,7 @@ def place_self_contained(
         OSError: a file cannot be created.
     """
     if not placing.external_files(original) or not _write_inside(original, target, inline_limit_bytes):
-        return placing.place_copy(original, target, may_link=may_link)
+        return placing.place_copy(original, target, may_link=may_link, placed=placed)
     return (target,)
 
 

@@ -254,6 +254,11 @@ class DecoderGraph:
             )
 
     @property
+    def longest_run(self) -> int | None:
+        """Fixed number of tokens of a run of the prompt graph, or of this graph without one; None if dynamic."""
+        return (self._prompt or self).length
+
+    @property
     def has_cache(self) -> bool:
         """True if a run passes states to the next run."""
         return bool(self.states)

@@ -23,6 +23,7 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
 from winml.modelkit.compare.quality_samples import MOST_SAMPLES as MOST_COMPARED
+from winml.modelkit.compare.quality_samples import RUNS_BETWEEN_SAMPLES
 from winml.modelkit.errors import InputError, QuantizeError, StageError, UsageError, WinMLError, opt, spell
 from winml.modelkit.onnx.files.placing import file_digest, model_digest
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
@@ -51,7 +52,14 @@ from winml.modelkit.quantize.calibration.calibration_files import (
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import CalibrationMethod
 from winml.modelkit.samples.data_sets import DataSet, open_data_set
-from winml.modelkit.samples.generated_samples import decoding_samples, generate_samples, has_processors
+from winml.modelkit.samples.generated_samples import (
+    decoder_texts,
+    decodes_texts,
+    decoding_samples,
+    generate_samples,
+    has_processors,
+    note_on_steps,
+)
 from winml.modelkit.samples.processors import processor_files
 from winml.modelkit.tags.tagging import read_tag
 from winml.modelkit.words import count_noun
@@ -161,8 +169,11 @@ class Calibration:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes on the data; complete once it has been read."""
+        if self._sample_feeds is not None:
+            step_note = note_on_steps(self.source) if self.source is not None and self._uses_decoder_runs else ""
+            return (*self._sample_feeds.notes, *([step_note] if step_note else []))
         if self.has_data:
-            return self._sample_feeds.notes if self._sample_feeds is not None else ()
+            return ()
         note = (
             f"The {self._purposes} come from {self.count} {_KINDS_OF_SAMPLES[self._kind]}, not from data: on real data "
             f"the loss may differ from this comparison. Use {opt.calibration_data} or {opt.dataset} for a result that "
@@ -220,6 +231,13 @@ class Calibration:
         files = self.files if self.has_data else processor_files(self.model_folder)
         return {**record, **columns, **drawn, "content": [file_digest(path) for path in files]}
 
+    def texts(self) -> Iterator[Array] | None:
+        """Return the token ids of the user's texts for a decoder; ``None`` without texts, or for another graph."""
+        if self._sample_feeds is None or self.source is None:
+            return None
+        inputs = inputs_of_file(self.source)
+        return decoder_texts(self._sample_feeds, inputs) if decodes_texts(inputs) else None
+
     def close(self) -> None:
         """Remove temporary files of a dataset; samples cannot be read afterwards."""
         feeds = self.__dict__.get("_sample_feeds")  # opened only on demand
@@ -268,35 +286,36 @@ class Calibration:
 
     def _iterate_samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
         """Yield the samples of the user's data, of a decoding model, of processors, or random samples."""
-        if self._sample_feeds is not None:
+        if self._uses_decoder_runs:
+            yield from self._decoding_samples()
+        elif self._sample_feeds is not None:
             yield from self._sample_feeds.read(inputs)
         elif self.has_data:
             for path in itertools.islice(npz_files(self._data_path), self._total_count):
                 yield load_feeds(path, inputs, opt.calibration_data)
-        elif self._kind == "decoding":
-            yield from self._decoding_samples()
         else:
             yield from self._processor_samples(inputs) or self._random_samples(inputs)
 
     def _decoding_samples(self) -> Iterator[dict[str, Array]]:
-        """Yield samples from runs of the decoder while it generates text."""
+        """Yield samples from runs of the decoder while it reads and continues the user's texts, or generated texts."""
         assert self.source is not None  # true for this kind
-        seed = self.seed + _OTHER_SAMPLES
-        yield from decoding_samples(self.source, self.model_folder, self.sizes, self.count, seed)
+        seed, texts = self.seed + _OTHER_SAMPLES, self.texts()
+        count = self.count if texts is None else None
+        yield from decoding_samples(self.source, self.model_folder, self.sizes, count, seed, texts=texts)
 
     @functools.cached_property
     def _uses_decoder_runs(self) -> bool:
         """True if the graph is a decoder with a KV cache that runs: its own runs are then the samples of ranges.
 
         Algorithms that solve weight blocks, and scales of the cache, use whole prompts, each with many tokens per run.
+        Data has to be texts.
         """
-        if (
-            self.source is None
-            or self.has_data
-            or self.options.solves_weights
-            or not self.options.needs_ranges
-            or not any(spec.cache for spec in inputs_of_file(self.source))
-        ):
+        if self.source is None or self.options.solves_weights or not self.options.needs_ranges:
+            return False
+        if self.has_data:
+            # Perplexity is measured on whole texts.
+            return not self.holds_out and self.texts() is not None
+        if not any(spec.cache for spec in inputs_of_file(self.source)):
             return False
         samples = decoding_samples(self.source, self.model_folder, self.sizes, 1, self.seed)
         with contextlib.suppress(WinMLError):
@@ -322,7 +341,9 @@ class Calibration:
     def samples_to_compare(self, session: Session) -> tuple[Sequence[Arrays], QualitySamples]:
         """First samples of the user's data, for the comparison of the result with its source."""
         source: QualitySource = "file" if self._sample_feeds is None else "dataset"
-        samples = list(itertools.islice(self.read_samples(graph_inputs(session)), MOST_COMPARED))
+        step = RUNS_BETWEEN_SAMPLES if self._uses_decoder_runs else 1
+        runs = self.read_samples(graph_inputs(session))
+        samples = list(itertools.islice(runs, 0, MOST_COMPARED * step, step))
         return samples, QualitySamples(source, len(samples), self.seed)
 
     @functools.cached_property
