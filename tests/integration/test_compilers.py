@@ -247,26 +247,36 @@ def test_decoder_is_built_for_an_npu_and_generates_there(name: str, tmp_path: Pa
 
 @pytest.mark.reader(QNN)
 def test_compiled_file_is_judged_on_samples_of_the_processor(tmp_path: Path) -> None:
-    """A processor in the build or beside the reference prepares samples; a file alone gets random samples."""
+    """Samples are those of the quantization, of a processor in the build or beside the reference, or random."""
     checkpoint = save_checkpoint("bert", tmp_path / "checkpoint")
     save_tokenizer(checkpoint)
+    (texts := tmp_path / "texts.csv").write_text("text\na b\nb c d\na\nc\nd e\n")
     place = ("--ep", "qnn", "--ep-options", "soc_model=60", "--min-sqnr", "0")
-    code, record, err = winml(QNN, "build", "-m", checkpoint, "-o", tmp_path / "built", *place, "-p", "w8a16")
+    data = ("-p", "w8a16", "--dataset", texts)
+    code, record, err = winml(QNN, "build", "-m", checkpoint, "-o", tmp_path / "built", *place, *data)
     assert 0 == code, err
     (stage,) = (item for item in record["parts"][0]["stages"] if item["name"] == "compile")
-    assert "samples of its processor" in stage["summary"]
+    assert "4 samples of texts.csv" in stage["summary"]
     files = {name: tmp_path / "built" / f"{name}.onnx" for name in ("quantized", "optimized")}
     (tmp_path / "alone").mkdir()
     alone = tmp_path / "alone" / "model.onnx"
     alone.write_bytes(files["quantized"].read_bytes())
+    (tmp_path / "beside").mkdir()
+    beside = tmp_path / "beside" / "model.onnx"
+    for file in (files["quantized"], texts, *checkpoint.glob("*token*")):
+        (beside if file.suffix == ".onnx" else beside.with_name(file.name)).write_bytes(file.read_bytes())
     for arguments, expected in (
         (("-m", files["quantized"]), "processor"),
+        (("-m", files["quantized"], "--dataset", texts, "--samples", "2"), "dataset"),
         (("-m", alone, "--reference", files["optimized"]), "processor"),
         (("-m", alone), "random"),
+        (("-m", beside), "dataset"),
     ):
         code, record, err = winml(QNN, "compile", *arguments, "-o", tmp_path / "npu.onnx", *place, "--overwrite")
         assert 0 == code, err
         assert expected == record["verification"]["quality"]["samples"]["source"]
+        assert ("random" == expected) == any("random values" in note for note in record["notes"])
+        assert (alone in arguments) == any("calibrated on texts.csv" in note for note in record["notes"])
 
 
 @pytest.mark.reader(QNN)

@@ -532,6 +532,7 @@ def _compile_options(plan: BuildPlan) -> dict[str, object]:
 
 def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
     """Compile the file of the previous stage; the hint of an error names the option that skips the stage."""
+    from winml.modelkit.builds.provider_comparison import judging_data
     from winml.modelkit.compare.words import comparison_words
     from winml.modelkit.compile.file_compilation import compilation
     from winml.modelkit.transform.graph_file import make_file
@@ -539,7 +540,7 @@ def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
     section, file_task = task.plan.config.compile, _file_task(task, "compile")
     assert section is not None  # skipped otherwise
     try:
-        result = make_file(file_task, compilation(file_task, section, {}))
+        result = make_file(file_task, compilation(file_task, section, {}, data=judging_data(task.plan)))
     except (UsageError, StageError) as error:
         error.hint += without_compilation()
         raise
