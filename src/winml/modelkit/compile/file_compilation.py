@@ -267,7 +267,9 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
             *_machine_notes(result.record),
         )
         file = {**vars(transformation.file), "notes": notes}
-        return CompiledFile(**file, compiled=result.record, parts=result.parts, outside=result.outside)
+        return CompiledFile(
+            **file, compiled=result.record, parts=result.parts, outside=result.outside, modules=result.modules
+        )
 
     def judging_request(self, seed: int) -> DataSetRequest | None:  # noqa: ARG002 - the data has its seed
         """Return the request for the samples of the dataset; `None` without a dataset."""

@@ -20,6 +20,7 @@ import onnxruntime as ort
 
 from winml.modelkit.errors import StageError, opt
 from winml.modelkit.onnx.files.recovery import temporary_folder
+from winml.modelkit.ort.device_trace import read_device_trace, without_node_name
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.graph_inputs import element_type
 from winml.modelkit.ort.processes import AnsweringProcess, ProcessEndedError
@@ -37,8 +38,8 @@ def ask_onnxruntime(question: Mapping[str, object], who: str, seconds: float) ->
         seconds: Time limit of the process.
 
     Returns:
-        The answer, with the printed ``copies`` of values between the CPU and the device; and node name → printed reason
-        why the provider does not run the node.
+        The answer, with the printed ``copies`` of values between the CPU and the device, and the ``operators`` of the
+        trace of a compilation; and node name → reason why the provider does not run the node, from trace or log.
 
     Raises:
         StageError: the process ended without an answer, or did not answer in time.
@@ -60,10 +61,11 @@ def ask_onnxruntime(question: Mapping[str, object], who: str, seconds: float) ->
                 f"{who} {problem}",
                 hint=f"{_last_line(log)} Use different {opt.ep_options}, or a different {opt.ep}.".strip(),
             ) from None
+        trace = read_device_trace(folder)
         with log.open(encoding="utf-8", errors="replace") as lines:
-            reasons = reasons_in_log(lines)
+            reasons = {**reasons_in_log(lines), **trace.reasons}
             lines.seek(0)
-            return {**reported, "copies": copies_in_log(lines)}, reasons
+            return {**reported, "copies": copies_in_log(lines), "operators": trace.operators}, reasons
 
 
 def _last_line(log: Path) -> str:
@@ -250,8 +252,6 @@ NO_KERNEL = "it has no kernel of this operator for these types"
 SIZES_ON_CPU = "ONNX Runtime computes sizes on the CPU, where the readers of the result expect them"
 _COPY = re.compile(r"Add (MemcpyFromHost|MemcpyToHost)\S* (?:after|before) (\S+) for ")
 """Format of ONNX Runtime's log of an inserted copy, with the name of the value."""
-_NODE_NAMED = re.compile(r"\.?\w+ node `[^`]*` will not be assigned to .*$")
-"""Suffix of some reasons, which repeats the node."""
 _ASSIGNMENT_SECONDS = 1800
 """Chosen: half an hour to compile a graph."""
 _COMPILATION_SECONDS = 86_400
@@ -310,7 +310,9 @@ def find_assignment(model: Path, chosen: ChosenProvider) -> Assignment:
 
 def _session_question(model: Path, chosen: ChosenProvider) -> dict[str, object]:
     """Return the part of a question that describes the session."""
-    return {"model": str(model.absolute()), "providers": list(chosen.names), "options": dict(chosen.options)}
+    # The trace is written into the working directory of the process.
+    options = {**chosen.provider.trace_options("."), **chosen.options}
+    return {"model": str(model.absolute()), "providers": list(chosen.names), "options": options}
 
 
 @dataclass(frozen=True)
@@ -319,6 +321,8 @@ class CompiledByProvider:
 
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Name of an unassigned node → reason, if the provider states it."""
+    operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Operator on the device → names of its source nodes; ``{}`` if the provider writes no trace."""
     problem: str = ""
     """Reason why no file was written; ``""`` on success."""
     refused_options: str = ""
@@ -339,7 +343,9 @@ def compile_to_file(source: Path, target: Path, chosen: ChosenProvider, *, embed
     """
     question = {**_session_question(source, chosen), "compile_to": str(target.absolute()), "embed": embed}
     reported, reasons = ask_onnxruntime(question, chosen.provider.name, _COMPILATION_SECONDS)
-    return CompiledByProvider(reasons, reported.get("problem", ""), reported.get("refused_options", ""))
+    return CompiledByProvider(
+        reasons, reported["operators"], reported.get("problem", ""), reported.get("refused_options", "")
+    )
 
 
 def read_placement(name: str, reported: Mapping[str, Any], reasons: Mapping[str, str]) -> Assignment:
@@ -368,7 +374,7 @@ def reasons_in_log(lines: Iterable[str]) -> dict[str, str]:
         elif match := _COMPUTES_SIZES.search(line):
             reasons[match[1]] = SIZES_ON_CPU
         elif match := _REASON.match(line):
-            reasons |= dict.fromkeys(names, _NODE_NAMED.sub("", match[1]))
+            reasons |= dict.fromkeys(names, without_node_name(match[1]))
             names = []
         elif line.strip():
             names = []
