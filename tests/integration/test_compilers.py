@@ -370,6 +370,9 @@ def test_plug_in_is_named_by_its_library(model: Path, tmp_path: Path, name: str)
     place = (*place, "--ep-options", "backend_type=htp")
     code, record, err = winml("", "inspect", model, *place)
     assert (0, "provider") == (code, record["execution_provider"]["basis"]), err
+    code, record, err = winml("", "compare", model, model, *place)
+    assert 0 == code, err
+    assert f"{name}={library}" in shlex.split(record["next"])
     # QNN under another name compiles, but cannot read its compiled file.
     verified = () if name == "qnn" else ("--no-verify",)
     output = tmp_path / "npu.onnx"

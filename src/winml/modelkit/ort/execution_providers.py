@@ -266,6 +266,13 @@ def short_name(name: str) -> str:
     return next((short for short, provider in EXECUTION_PROVIDERS.items() if provider.name == name), name)
 
 
+def library_words(ep: str) -> list[str]:
+    """Return the words of a command for the user-specified library of a provider; ``[]`` without a library."""
+    short = ep.lower().removesuffix(_SUFFIX.lower())
+    library = EXECUTION_PROVIDERS[short].library if short in EXECUTION_PROVIDERS else ""
+    return [spell_flag("ep_library"), f"{ep}={library}"] if library else []
+
+
 def _options_for_compiled(record: str) -> str:
     """Return the command options for the provider of a compiled file; ``""`` for other files, and for the CPU provider.
 
@@ -290,9 +297,7 @@ def _options_for_compiled(record: str) -> str:
     provider = EXECUTION_PROVIDERS.get(short)
     if short == "cpu":
         return ""
-    arguments = [spell_flag("ep"), short]
-    if provider is not None and provider.library:
-        arguments += [spell_flag("ep_library"), f"{short}={provider.library}"]
+    arguments = [spell_flag("ep"), short, *library_words(short)]
     if provider is not None and device in provider.devices[1:]:
         arguments += [spell_flag("device"), str(device)]
     by_device = dict(provider.device_options.values()) if provider is not None else {}
