@@ -265,8 +265,8 @@ def test_dataset_that_does_not_exist_is_refused_before_anything_is_made(tmp_path
         assert (2, True) == (done.code, "missing.csv" in done.err), done.err
 
 
-def test_optimized_file_is_compared_on_the_samples_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The source runs on the texts, each in its length."""
+def test_written_file_is_compared_on_the_samples_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source runs on the texts, each in its length; compilation also takes arrays."""
     lengths: list[int] = []
 
     def run(session: Session, feeds: Arrays) -> Arrays:
@@ -277,10 +277,16 @@ def test_optimized_file_is_compared_on_the_samples_of_the_user(tmp_path: Path, m
     assert 0 == exported.code, exported.err
     whole_run = Session.run
     monkeypatch.setattr(Session, "run", run)
-    options = ("--level", "full", "--dataset", "sentences.parquet")
-    done = run_here("optimize", "-m", tmp_path / "bert.onnx", "-o", tmp_path / "full.onnx", *options)
-    assert 0 == done.code, done.err
-    assert sorted({len(text.split()) for text in SENTENCES}) == sorted({*lengths})
+    for number, options in enumerate((("optimize", "--level", "full"), ("compile", "--ep", "cpu"))):
+        written, data = tmp_path / f"{number}.onnx", ("--dataset", "sentences.parquet")
+        done = run_here(*options, "-m", tmp_path / "bert.onnx", "-o", written, *data)
+        assert 0 == done.code, done.err
+        assert sorted({len(text.split()) for text in SENTENCES}) == sorted({*lengths})
+        lengths.clear()
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    np.savez(tmp_path / "7.npz", **{name: np.ones((1, 7), np.int64) for name in names})  # type: ignore[arg-type]
+    done = run_here(*options, "-m", tmp_path / "bert.onnx", "-o", tmp_path / "2.onnx", "--input-data", tmp_path)
+    assert (0, {7}) == (done.code, {*lengths}), done.err
 
 
 def _save_splits(folder: Path, counts: dict[str, int]) -> None:
@@ -329,12 +335,12 @@ def test_sensitivity_ranks_on_the_samples_of_the_dataset(tmp_path: Path) -> None
     assert 4 == _answer(done)["verification"]["quality"]["samples"]["count"]
 
 
-@pytest.mark.parametrize("verb", ["quantize", "optimize", "build"])
+@pytest.mark.parametrize("verb", ["quantize", "optimize", "build", "compile"])
 def test_column_that_no_role_takes_is_refused_before_the_work(verb: str, tmp_path: Path) -> None:
     table = tmp_path / "reviews.csv"
     table.write_text("review_body,stars\n" + "the dog,1\n" * 20)
-    precision = ("-p", "int8") if verb == "build" else ()
-    done = run_here(verb, "bert/model.onnx", "-o", tmp_path / f"{verb}.onnx", *precision, "--dataset", table)
+    options = {"build": ("-p", "int8"), "compile": ("--ep", "cpu")}.get(verb, ())
+    done = run_here(verb, "bert/model.onnx", "-o", tmp_path / f"{verb}.onnx", *options, "--dataset", table)
     assert (2, True) == (done.code, "--columns text=COLUMN" in done.err), done.err
     planned = run_here("quantize", "bert/model.onnx", "-o", tmp_path / "planned.onnx", "--dataset", table, "--dry-run")
     assert 2 == planned.code, planned.out

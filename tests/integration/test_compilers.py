@@ -28,6 +28,7 @@ from graphs import parse
 from readers import folder_of, python_of
 from weighted_graphs import CONVOLUTION, PERCEPTRON
 from winml.modelkit.metadata_keys import COMPILE_KEY, MODULES_KEY
+from winml.modelkit.tags.tagging import NodeTag, write_tag
 
 QNN = "qnn"
 OPENVINO_PLUG_IN = "openvino-plug-in"
@@ -96,15 +97,15 @@ def test_build_for_an_npu_compiles_with_the_options_of_the_provider(model: Path,
     options = stages["compile"]["origin"]["options"]["compile"]
     assert ("run", {"soc_model": "60"}) == (stages["compile"]["status"], options["ep_options"])
     assert ["EPContext"] == [node.op_type for node in onnx.load(built / "model.onnx").graph.node]
-    # A compiled file has no modules to measure; the message names its source file.
-    for option in (("--by-module",), ("--module", "conv")):
-        code, _, err = winml(QNN, "perf", built / "model.onnx", *option)
-        source = re.search(r"source file: (.*)\.$", err, re.MULTILINE)
-        assert (2, True) == (code, source is not None), err
-        assert source is not None
-        code, measured, err = winml(QNN, "perf", source[1], *option, "--iterations", "2")
-        assert 0 == code, err
-        assert measured
+    # A module of a compiled file does not run alone; the message names its source file.
+    option = ("--module", "conv")
+    code, _, err = winml(QNN, "perf", built / "model.onnx", *option)
+    source = re.search(r"source file: (.*)\.$", err, re.MULTILINE)
+    assert (2, True) == (code, source is not None), err
+    assert source is not None
+    code, measured, err = winml(QNN, "perf", source[1], *option, "--iterations", "2")
+    assert 0 == code, err
+    assert measured
 
 
 @pytest.mark.reader(QNN)
@@ -120,6 +121,41 @@ def test_cycles_of_a_device_are_charged_to_modules(model: Path, tmp_path: Path) 
     assert times["kernel_kcycles"] == pytest.approx(own + times["unattributed_kcycles"])
     assert "Conv" in {operator for module in modules for operator in module["operators_kcycles"]}
     assert not [key for module in modules for key in module if key.endswith("_ms")]
+
+
+@pytest.mark.reader(QNN)
+def test_compiled_file_has_placement_and_cycles_of_its_modules(tmp_path: Path) -> None:
+    """A model is cut in two by operators that QNN lacks: the reason is told by module, also without the source file."""
+    body = """m (float[1, 8] x) => (float[1, 8] y)
+        { a = Relu (x) b = Erf (a) c = Celu (b) d = Softmax (c) y = Relu (d) }"""
+    model, outside = parse(body), {"Erf": "second", "Celu": "second"}
+    for node in model.graph:
+        module = outside.get(node.op_type, "first")
+        write_tag(node, NodeTag(f"/Net/Half.{module}", module, "direct"))
+    ir.save(model, tmp_path / "model.onnx")
+    place = ("--ep", "qnn", "--ep-options", "soc_model=60")
+    compiled = tmp_path / "npu.onnx"
+    code, record, err = winml(QNN, "compile", "-m", tmp_path / "model.onnx", "-o", compiled, *place)
+    assert 0 == code, err
+    placement = {entry["module"]: entry for entry in record["modules"]}
+    assert (2, 3, 3) == (len(record["parts"]), placement["first"]["nodes"], placement["first"]["on_device"])
+    assert (2, 0) == (placement["second"]["nodes"], placement["second"]["on_device"])
+    assert {f"Operators of type `{name}` are not supported by QNN EP": 1 for name in outside} == (
+        placement["second"]["reasons"]
+    )
+    asked = ("inspect", tmp_path / "model.onnx", *place)
+    by_provider = winml(QNN, *asked)[1]["execution_provider"]
+    (tmp_path / "model.onnx").unlink()
+    code, inspected, err = winml(QNN, "inspect", compiled, *place)
+    fit = inspected["execution_provider"]
+    assert (3, "compilation", 5, 3) == (code, fit["basis"], fit["nodes"], fit["taken"]), err
+    assert record["modules"] == fit["modules"] == by_provider["modules"]
+    code, timed, err = winml(QNN, "perf", compiled, *place, "--by-module", "--iterations", "3")
+    assert 0 == code, err
+    assert record["modules"] == timed["by_module"]["placement"]
+    cycles = {module["module"]: module["self_kcycles"] for module in _all_modules(timed["by_module"]["tree"])}
+    assert cycles["first"] > 0.5 * timed["by_module"]["kernel_kcycles"] > 0
+    assert any("--iterations 10" in note for note in timed["benchmark_info"]["notes"])
 
 
 def _all_modules(tree: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -268,26 +304,36 @@ def test_prompt_and_step_share_their_weights_in_one_file(tmp_path: Path) -> None
 
 @pytest.mark.reader(QNN)
 def test_compiled_file_is_judged_on_samples_of_the_processor(tmp_path: Path) -> None:
-    """A processor in the build or beside the reference prepares samples; a file alone gets random samples."""
+    """Samples are those of the quantization, of a processor in the build or beside the reference, or random."""
     checkpoint = save_checkpoint("bert", tmp_path / "checkpoint")
     save_tokenizer(checkpoint)
+    (texts := tmp_path / "texts.csv").write_text("text\na b\nb c d\na\nc\nd e\n")
     place = ("--ep", "qnn", "--ep-options", "soc_model=60", "--min-sqnr", "0")
-    code, record, err = winml(QNN, "build", "-m", checkpoint, "-o", tmp_path / "built", *place, "-p", "w8a16")
+    data = ("-p", "w8a16", "--dataset", texts)
+    code, record, err = winml(QNN, "build", "-m", checkpoint, "-o", tmp_path / "built", *place, *data)
     assert 0 == code, err
     (stage,) = (item for item in record["parts"][0]["stages"] if item["name"] == "compile")
-    assert "samples of its processor" in stage["summary"]
+    assert "4 samples of texts.csv" in stage["summary"]
     files = {name: tmp_path / "built" / f"{name}.onnx" for name in ("quantized", "optimized")}
     (tmp_path / "alone").mkdir()
     alone = tmp_path / "alone" / "model.onnx"
     alone.write_bytes(files["quantized"].read_bytes())
+    (tmp_path / "beside").mkdir()
+    beside = tmp_path / "beside" / "model.onnx"
+    for file in (files["quantized"], texts, *checkpoint.glob("*token*")):
+        (beside if file.suffix == ".onnx" else beside.with_name(file.name)).write_bytes(file.read_bytes())
     for arguments, expected in (
         (("-m", files["quantized"]), "processor"),
+        (("-m", files["quantized"], "--dataset", texts, "--samples", "2"), "dataset"),
         (("-m", alone, "--reference", files["optimized"]), "processor"),
         (("-m", alone), "random"),
+        (("-m", beside), "dataset"),
     ):
         code, record, err = winml(QNN, "compile", *arguments, "-o", tmp_path / "npu.onnx", *place, "--overwrite")
         assert 0 == code, err
         assert expected == record["verification"]["quality"]["samples"]["source"]
+        assert ("random" == expected) == any("random values" in note for note in record["notes"])
+        assert (expected == "dataset") != any("calibrated on texts.csv" in note for note in record["notes"])
 
 
 @pytest.mark.reader(QNN)
@@ -345,6 +391,9 @@ def test_plug_in_is_named_by_its_library(model: Path, tmp_path: Path, name: str)
     place = (*place, "--ep-options", "backend_type=htp")
     code, record, err = winml("", "inspect", model, *place)
     assert (0, "provider") == (code, record["execution_provider"]["basis"]), err
+    code, record, err = winml("", "compare", model, model, *place)
+    assert 0 == code, err
+    assert f"{name}={library}" in shlex.split(record["next"])
     # QNN under another name compiles, but cannot read its compiled file.
     verified = () if name == "qnn" else ("--no-verify",)
     output = tmp_path / "npu.onnx"

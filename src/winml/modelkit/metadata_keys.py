@@ -35,6 +35,8 @@ FLOAT_SOURCE_KEY = "winml.quantization.source"
 """Name and digest of the float source file of a quantized model."""
 COMPILE_KEY = "winml.compile"
 """Execution provider that compiled the file, its version, device and options."""
+COMPILE_TRACE_KEY = "winml.compile.trace"
+"""Nodes that a file was compiled from, by module, with reasons of the nodes outside and operators on the device."""
 CUT_KEY = "winml.module"
 """Module and call that an extracted model contains."""
 

@@ -104,6 +104,10 @@ def test_unnamed_unknown_and_absent_providers_are_refused(perceptron: Path, tmp_
         ({"ep": absent}, "is not part of the installed ONNX Runtime"),
         ({"ep": "cpu", "device": "npu"}, "device npu: CPUExecutionProvider runs on cpu"),
         ({"ep": "cpu", "ep_options": {"threads": "1"}}, "ep_options threads: CPUExecutionProvider has no options"),
+        ({"ep": "cpu", "samples": 2, "verify": False}, "samples has no effect with verify=False"),
+        ({"ep": "cpu", "input_data": "a.npz", "dataset": "b.csv"}, "dataset cannot be combined with input_data"),
+        ({"ep": "cpu", "input_data": "absent.npz"}, "absent.npz: no such file"),
+        ({"ep": "cpu", "split": "test"}, "split requires dataset"),
     ):
         with pytest.raises(UsageError, match=words):
             compile_onnx(perceptron, tmp_path / "out.onnx", **options)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 import onnxruntime as ort
 import pytest
 
 from winml.modelkit.errors import UsageError
-from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS, find_execution_provider, refuse_dynamic
+from winml.modelkit.ort.execution_providers import (
+    EXECUTION_PROVIDERS,
+    LIBRARY_VARIABLE,
+    find_execution_provider,
+    refuse_dynamic,
+)
+from winml.modelkit.verbs.next_commands import measuring_command
 
 
 @pytest.mark.parametrize("name", ["qnn", "QNN", "QNNExecutionProvider"])
@@ -35,3 +44,14 @@ def test_provider_table_has_the_names_of_onnx_runtime() -> None:
     """Every provider of the table is one of ONNX Runtime's, on any platform."""
     known = {provider.name for provider in EXECUTION_PROVIDERS.values()}
     assert known <= set(ort.get_all_providers()) | {"NvTensorRTRTXExecutionProvider"}
+
+
+def test_recommended_command_repeats_the_library_of_its_provider(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the library, the command would not know the provider."""
+    (library := tmp_path / "libmy.so").touch()
+    monkeypatch.setenv(LIBRARY_VARIABLE, f"MyExecutionProvider={library}")
+    command = measuring_command("perf", ["model.onnx"], ["--ep", "MyExecutionProvider", "--threads", "2"])
+    assert f"MyExecutionProvider={library}" == shlex.split(command)[-1]
+    assert "winml perf model.onnx --ep cpu" == measuring_command("perf", ["model.onnx"], ["--ep", "cpu"])

@@ -60,6 +60,14 @@ def test_interrupted_run_of_a_kernel_moves_no_share() -> None:
     assert (5.0, 2.5, 7.5) == (profile.kernel_ms, profile.outside_ms, profile.whole_ms)
 
 
+def test_cycles_of_a_kernel_are_the_minimum_of_its_runs() -> None:
+    """Cycles of waiting threads are counted in most runs: the mean over the middle half would include them."""
+    calm = _profile(("/layer.0/MatMul", "MatMul", 4000.0), ("/Add", "Add", 1000.0), runs=4)
+    waiting = [replace(kernel, self_us=90_000.0) if kernel.run else kernel for kernel in calm.kernels]
+    profile = charge_modules(RunProfile(tuple(waiting), (200_000.0,) * 4, "cycles"), TAGS, MODULES)
+    assert ("kcycles", 5.0) == (profile.unit, profile.kernel_ms)
+
+
 def test_node_that_runs_several_times_counts_with_its_sum() -> None:
     """A node in a loop counts with the sum of its runs; parallel kernels leave no time outside."""
     profile = charge_modules(_profile(("/Add", "Add", 10.0), ("/Add", "Add", 20.0), runs=5), TAGS, MODULES)

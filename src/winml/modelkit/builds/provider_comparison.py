@@ -6,9 +6,11 @@ compares.
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winml.modelkit.builds.config import requested_quantization
 from winml.modelkit.builds.dtypes import requested_quantizations
 from winml.modelkit.builds.manifest_records import ProviderComparison
 from winml.modelkit.compile.declared_options import DEFAULT_MIN_SQNR_DB
@@ -17,6 +19,7 @@ from winml.modelkit.ort.execution_providers import find_execution_provider
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.plan import BuildPlan
+    from winml.modelkit.compare.quality_samples import JudgingData
     from winml.modelkit.ort.devices import ChosenProvider
 
 _FLOAT32_MIN_SQNR_DB = 40.0
@@ -30,6 +33,25 @@ def opens_on_provider(plan: BuildPlan) -> bool:
     if section is None or section.ep is None or not plan.verify:
         return False
     return not find_execution_provider(section.ep).has_compiled_form
+
+
+def judging_data(plan: BuildPlan) -> JudgingData:
+    """Return the samples that the quantization of a build is judged on, for later comparisons."""
+    from winml.modelkit.compare.quality_samples import JudgingData, judging_request
+    from winml.modelkit.quantize.calibration.calibration_files import calibration_kind
+
+    options, seed = requested_quantization(plan.config), plan.request.seed
+    if options is None:
+        return JudgingData()
+    data = options.calibration_data
+    if options.dataset is not None or data is None:
+        return JudgingData(data_set=options.judging_request(seed))
+    kind = calibration_kind(data)
+    if kind == "arrays":
+        return JudgingData(input_data=Path(data))
+    if kind == "texts" and importlib.util.find_spec("datasets") is None:
+        return JudgingData()  # a calibration reads texts itself
+    return JudgingData(data_set=judging_request(data, split=options.split, columns=options.columns, seed=seed))
 
 
 def compare_on_provider(plan: BuildPlan, model: Path) -> ProviderComparison:
@@ -74,17 +96,14 @@ def _measure_quality(
     """
     from winml.modelkit.compare.fidelity import measure_fidelity
     from winml.modelkit.compare.files import reference_outputs, refuse_below_minimum_sqnr
-    from winml.modelkit.compare.quality_samples import SampleRequest
-    from winml.modelkit.compile.file_compilation import SAMPLES
+    from winml.modelkit.compile.file_compilation import SIMULATED_SAMPLES
     from winml.modelkit.models.request import processor_folder
     from winml.modelkit.ort.opened_model import RunOptions
     from winml.modelkit.progress import counted
 
     run = RunOptions(str(model), seed=plan.request.seed)
     folder = processor_folder(plan.onnx_path or plan.request)
-    request = SampleRequest(
-        run, folder, count=SAMPLES // 2 if chosen.stand_in else SAMPLES, tries_sizes=True, model=model
-    )
+    request = judging_data(plan).request(run, folder, model, most=SIMULATED_SAMPLES // 2 if chosen.stand_in else None)
     try:
         feeds, expected, samples = reference_outputs(model, request.read)
         session = chosen.open(model)

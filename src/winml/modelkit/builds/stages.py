@@ -572,13 +572,14 @@ def _compile_part(
         transaction: Transaction of the caller; None: the file is committed alone.
         shared: The compiled files of all parts; None: the part is compiled alone.
     """
+    from winml.modelkit.builds.provider_comparison import judging_data
     from winml.modelkit.compare.words import comparison_words
     from winml.modelkit.compile.file_compilation import compilation
     from winml.modelkit.transform.graph_file import make_file
 
     section, file_task = task.plan.config.compile, replace(_file_task(task, "compile"), transaction=transaction)
     assert section is not None  # skipped otherwise
-    result = make_file(file_task, compilation(file_task, section, {}, shared=shared))
+    result = make_file(file_task, compilation(file_task, section, {}, data=judging_data(task.plan), shared=shared))
     parts = f", {len(result.parts)} compiled, {len(result.outside)} outside" if result.parts else ""
     summary = f"for {result.compiled['provider']}{parts}, {comparison_words(result.comparison)}"
     is_alone = section.share_weights and shared is None

@@ -69,9 +69,12 @@ class WinMLCommand(DocumentedCommand):
         complete_values(self.params)
 
     def _add_libraries(self) -> None:
-        """Add ``--ep-library`` to a verb with an execution provider option, and to the list of providers."""
+        """Add ``--ep-library`` to a verb with an execution provider option, to sweeps, and to the list of providers.
+
+        The providers of a sweep are named in its configurations.
+        """
         position = next((number for number, param in enumerate(self.params) if param.name == "ep"), None)
-        if position is None and self.name == "sys":
+        if position is None and self.name in ("sweep", "sys"):
             position = -1
         if position is None:
             return

@@ -16,7 +16,13 @@ from winml.modelkit.compare.by_module.onnx_side import OnnxSide
 from winml.modelkit.compare.by_module.sides import Side, SidePair
 from winml.modelkit.compare.by_module.value_matching import MatchedBoundary, match_files, match_with_torch
 from winml.modelkit.compare.fidelity import OutputFidelity, QualitySource, measure_fidelity
-from winml.modelkit.compare.quality_samples import SampleRequest, SampleValues, data_set_values, quality_values
+from winml.modelkit.compare.quality_samples import (
+    SampleRequest,
+    SampleValues,
+    data_set_values,
+    quality_values,
+    value_files,
+)
 from winml.modelkit.compare.records import ModelComparison
 from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.request import ModelRequest, processor_folder, with_recorded_seed
@@ -31,7 +37,7 @@ from winml.modelkit.ort.decoding.inputs import (
 )
 from winml.modelkit.ort.feeds import make_feeds
 from winml.modelkit.ort.graph_inputs import graph_inputs, load_feeds, sizes_by_key
-from winml.modelkit.ort.opened_model import RunOptions, Values, refusals_explained, values_for
+from winml.modelkit.ort.opened_model import RunOptions, Values, refusals_explained
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.samples.data_sets import DataSetRequest
 from winml.modelkit.samples.processors import processor_files
@@ -265,11 +271,6 @@ def _create_file_samples(
 ) -> SampleValues:
     """Create the samples of a comparison with a file: values of the user, a dataset, or generated samples."""
     run = options.run
-    if run.input_data is not None and options.data_set is None:
-        files = value_files(run.input_data)
-        return SampleValues(
-            tuple(values_for(session, replace(run, input_data=file)) for file in files), "file", run.seed
-        )
     count = options.draws
     if options.step is not None:
         run = replace(run, decoding=prompt_before(graph_inputs(session), run.sizes, options.step))
@@ -705,18 +706,3 @@ def _find_processor_folder(
             hint="Pass inputs in an .npz file.",
         )
     return next((folder for folder in folders if processor_files(folder)), next(iter(folders), None))
-
-
-def value_files(path: Path) -> list[Path]:
-    """List the value files of a folder, in order; for a file, the file itself.
-
-    Raises:
-        UsageError: the folder has no such file.
-    """
-    if not path.is_dir():
-        return [path]
-    if files := sorted(path.glob("*.npz")):
-        return files
-    raise UsageError(
-        f"{opt.input_data} {path}: no .npz file in this folder", hint="Pass an .npz file, or a folder of .npz files."
-    )

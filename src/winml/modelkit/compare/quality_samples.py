@@ -13,7 +13,7 @@ from pathlib import Path
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
 from winml.modelkit.compare.files import accepted_sizes
-from winml.modelkit.errors import UsageError, WinMLError
+from winml.modelkit.errors import UsageError, WinMLError, opt
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.specs import InputTensorSpec
@@ -42,16 +42,49 @@ _BYTES_OF_ALL_SAMPLES = 16_000_000_000
 
 
 @dataclass(frozen=True)
+class JudgingData:
+    """Requested samples of a comparison; by default, samples are generated."""
+
+    input_data: Path | None = None
+    """An ``.npz`` file with one array per input, or a folder of such files."""
+    data_set: DataSetRequest | None = None
+    count: int | None = None
+    """Number of samples; ``None``: that of the command."""
+
+    @property
+    def is_stated(self) -> bool:
+        """True if the samples come from data of the user."""
+        return self.input_data is not None or self.data_set is not None
+
+    def request(self, run: RunOptions, folder: Path | None, model: Path, *, most: int | None = None) -> SampleRequest:
+        """Return the request for the samples.
+
+        Args:
+            run: Sizes and seed.
+            folder: Folder of the processors.
+            model: File of the reference.
+            most: Default number of samples; ``None``: that of :class:`SampleRequest`, and 16 arrays of a folder.
+        """
+        data_set = self.data_set
+        if data_set is not None and most is not None:
+            data_set = replace(data_set, most=most)
+        count = self.count or most or (None if self.input_data is None else MOST_SAMPLES)
+        run = replace(run, input_data=self.input_data)
+        return SampleRequest(run, folder, data_set, count, tries_sizes=True, model=model)
+
+
+@dataclass(frozen=True)
 class SampleRequest:
     """Requested samples."""
 
     run: RunOptions
-    """Sizes, file of the user's arrays, and seed."""
+    """Sizes, file or folder of the user's arrays, and seed."""
     folder: Path | None = None
     """Folder of the processors for texts, images and audio; ``None`` without processors."""
     data_set: DataSetRequest | None = None
     count: int | None = None
-    """Number of generated samples; ``None``: :func:`default_samples`."""
+    """Number of generated samples, and largest number of arrays of a folder; ``None``: :func:`default_samples`, and all
+    arrays."""
     tries_sizes: bool = False
     """Try sizes of dimensions without a known name; else they are refused."""
     model: Path | None = None
@@ -112,7 +145,9 @@ def quality_values(session: Session, request: SampleRequest) -> SampleValues:
     """
     run, inputs = request.run, graph_inputs(session)
     if run.input_data is not None:
-        return SampleValues((values_for(session, run),), "file", run.seed)
+        files = value_files(run.input_data)[: request.count]
+        values = (values_for(session, replace(run, input_data=file)) for file in files)
+        return SampleValues(tuple(values), "file", run.seed)
     if request.data_set is not None:
         assert request.folder is not None  # the caller refuses a dataset for models without a folder
         return data_set_values(inputs, run.sizes, request.data_set, request.folder, request.model)
@@ -210,6 +245,21 @@ def _holds_fixed_cache(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, in
 def _reads_texts_in_runs(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> bool:
     """Return True for a text decoder that needs several runs for a text, because its cache has a fixed length."""
     return decodes_texts(inputs) and _holds_fixed_cache(inputs, sizes)
+
+
+def value_files(path: Path) -> list[Path]:
+    """List the value files of a folder, in order; for a file, the file itself.
+
+    Raises:
+        UsageError: the folder has no such file.
+    """
+    if not path.is_dir():
+        return [path]
+    if files := sorted(path.glob("*.npz")):
+        return files
+    raise UsageError(
+        f"{opt.input_data} {path}: no .npz file in this folder", hint="Pass an .npz file, or a folder of .npz files."
+    )
 
 
 def _decoded_values(inputs: Sequence[InputTensorSpec], request: SampleRequest) -> SampleValues | None:

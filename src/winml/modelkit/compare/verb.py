@@ -81,7 +81,7 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[ModelPairs]:
     """
     from winml.modelkit.builds.compared_models import resolve_pairs
     from winml.modelkit.builds.found_models import source_files
-    from winml.modelkit.compare.comparing import value_files
+    from winml.modelkit.compare.quality_samples import value_files
 
     request.refuse_unknown_provider()
     if not request.by_module:

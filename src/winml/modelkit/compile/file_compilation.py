@@ -9,19 +9,22 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare import files
-from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, SourceFidelity, measure_fidelity
+from winml.modelkit.compare.fidelity import FidelityInfo, SourceFidelity, measure_fidelity
 from winml.modelkit.compare.outputs import VerificationInfo
-from winml.modelkit.compare.quality_samples import SampleRequest
+from winml.modelkit.compare.quality_samples import (
+    JudgingData,
+    judging_request,
+    refuse_unfit_data,
+)
 from winml.modelkit.compile.declared_options import DEFAULT_MIN_SQNR_DB, MARGIN_DB
 from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.compile.pipeline import (
@@ -34,10 +37,11 @@ from winml.modelkit.compile.pipeline import (
     write_contexts,
 )
 from winml.modelkit.compile.records import CompilableProvider, CompiledFile
-from winml.modelkit.errors import LimitError, StageError, UsageError, VerificationError, opt
+from winml.modelkit.errors import InputError, LimitError, StageError, UsageError, VerificationError, opt
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.contexts import context_file_names, proto_nodes, rename_context_files
+from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.onnx.files.output_files import write_error
 from winml.modelkit.onnx.files.placing import name_data
 from winml.modelkit.onnx.files.reading import read_structure
@@ -45,15 +49,19 @@ from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.onnx.pinning import sizes_of_dimensions
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
+from winml.modelkit.options import load_metadata
+from winml.modelkit.ort.decoding.inputs import inputs_of_file
 from winml.modelkit.ort.devices import ChosenProvider, choose_compiler, present_providers, unreadable_reason
 from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS, short_name
-from winml.modelkit.ort.graph_inputs import graph_inputs
 from winml.modelkit.ort.opened_model import RunOptions
-from winml.modelkit.ort.sessions import Session
 from winml.modelkit.progress import counted
-from winml.modelkit.samples.generated_samples import has_processors
+from winml.modelkit.samples.generated_samples import GENERATED_KINDS, has_processors
+from winml.modelkit.samples.processors import missing_processors
 from winml.modelkit.transform import graph_file
 from winml.modelkit.words import count_noun
+
+if TYPE_CHECKING:
+    from winml.modelkit.samples.data_sets import DataSetRequest
 
 
 @contextlib.contextmanager
@@ -92,6 +100,7 @@ def compilation(
     sizes: Mapping[str, int],
     reference: Path | None = None,
     shared: SharedContexts | None = None,
+    data: JudgingData | None = None,
 ) -> Compilation:
     """Return the requested compilation, without a folder yet.
 
@@ -101,6 +110,7 @@ def compilation(
         sizes: Sizes of dynamic dimensions in the comparison.
         reference: The float source of a quantized file; `None` for the float source recorded in the file.
         shared: The compiled files of all parts, if they share weights.
+        data: Samples of the comparison; `None` for generated samples.
 
     Raises:
         UsageError: the provider is unknown, not installed or compiles nothing.
@@ -108,31 +118,66 @@ def compilation(
     """
     provider = choose_compiler(options.ep, options.device, options.ep_options or {})
     name = graph_file.name_beside(task.source, task.output)
-    return Compilation(options, provider, sizes, name, str(task.source), reference=reference, shared=shared)
+    data = data or JudgingData()
+    return Compilation(options, provider, sizes, name, str(task.source), reference=reference, data=data, shared=shared)
 
 
-def _find_reference(task: graph_file.GraphFileTask, work: Compilation) -> tuple[Path | None, tuple[str, ...]]:
+def _find_reference(source: Path, metadata: Mapping[str, str]) -> tuple[Path | None, tuple[str, ...]]:
     """Return the float file for the comparison of a quantized source, and a note if the float file is unknown.
 
     The result of a float source is compared with the source alone, and the file is `None`.
-
-    The result of a float source is compared with the source alone.
     """
-    if work.reference is not None or not task.verify or not work.chosen.provider.compiles:
-        return work.reference, ()
-    structure = read_structure(task.source)
-    metadata = {entry.key: entry.value for entry in structure.metadata_props}
-    is_quantized = any(node.op_type in QUANTIZED_OPERATORS for node in proto_nodes(structure))
+    is_quantized = any(node.op_type in QUANTIZED_OPERATORS for node in proto_nodes(read_structure(source)))
     if QUANTIZATION_KEY not in metadata and not is_quantized:
         return None, ()
-    float_file = graph_file.recorded_float_source(task.source, metadata)
+    float_file = graph_file.recorded_float_source(source, metadata)
     if float_file is not None:
         return float_file, ()
     note = (
-        f"Compared with {task.source.name}, which is quantized, because its float source is unknown. With "
+        f"Compared with {source.name}, which is quantized, because its float source is unknown. With "
         f"{opt.reference} FLOAT.onnx, both are compared with the float source."
     )
     return None, (note,)
+
+
+def find_processors(*files: Path) -> Path:
+    """Return the first folder of ONNX files with processors for the inputs of the first file; else its folder."""
+    folders, inputs = [files_folder(path.absolute()) for path in files], inputs_of_file(files[0])
+    return next((folder for folder in folders if has_processors(inputs, folder)), folders[0])
+
+
+def _find_recorded_data(
+    metadata: Mapping[str, str], folders: Sequence[Path], seed: int, is_fit: Callable[[DataSetRequest], bool]
+) -> tuple[JudgingData, str]:
+    """Return the data that a quantized source was calibrated on, if it is in one of the folders.
+
+    Args:
+        metadata: Metadata of the source.
+        folders: Folders of the source and of its float file.
+        seed: Seed of the sample selection.
+        is_fit: Returns True if a dataset can be read and fits the inputs.
+
+    Returns:
+        The data, and the name of recorded data that was not found; empty data and name without recorded data.
+    """
+    try:
+        record = load_metadata(metadata[QUANTIZATION_KEY])
+        name, requested = record["calibration"]["data"], dict(record["requested"])
+    except (KeyError, TypeError, ValueError):
+        return JudgingData(), ""
+    if not isinstance(name, str) or name in GENERATED_KINDS:
+        return JudgingData(), ""
+    for folder in folders:
+        for kind in ("file", "folder"):
+            with contextlib.suppress(ForeignNameError):
+                path = file_below(folder, name, kind=kind)
+                if path.suffix == ".npz" or any(path.glob("*.npz")):
+                    return JudgingData(input_data=path), ""
+                columns = dict(requested.get("columns") or {})
+                request = judging_request(str(path), split=requested.get("split"), columns=columns, seed=seed)
+                if request is not None and is_fit(request):
+                    return JudgingData(data_set=request), ""
+    return JudgingData(), name
 
 
 def _weight_notes(result: CompileResult, chosen: ChosenProvider) -> tuple[str, ...]:
@@ -169,8 +214,8 @@ def compilable_providers() -> tuple[CompilableProvider, ...]:
     )
 
 
-SAMPLES = 4
-"""Number of samples in the comparison with the source. Chosen: a simulated NPU takes seconds for each."""
+SIMULATED_SAMPLES = 4
+"""Number of samples on a simulated device. Chosen: a simulated NPU takes seconds for each."""
 
 
 @dataclass(frozen=True)
@@ -191,42 +236,85 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
     """Folder of context files until the compiled model is written; empty in a plan."""
     reference: Path | None = None
     """The float file that the source was quantized from; `None` to compare the result with the source alone."""
+    data: JudgingData = field(default_factory=JudgingData)
+    """Samples of the comparison."""
     processors: Path | None = None
-    """Folder of the tokenizer or processor for samples; `None` for the folder of the source, or else of the float
-    file."""
+    """Folder of the tokenizer or processor for samples; `None` in a plan."""
     notes: tuple[str, ...] = ()
-    """Notes on the reference."""
+    """Notes on the reference and the samples."""
     shared: SharedContexts | None = None
     """Compiled files of all parts, if they share weights; `None` to compile the part alone."""
 
     @contextlib.contextmanager
     def acquire_resources(self, task: graph_file.GraphFileTask) -> Iterator[Compilation]:
-        """Yield the work with its reference, and a temporary folder for compiled parts.
+        """Yield the work with its reference and samples, and a temporary folder for compiled parts.
 
         Raises:
             WriteError: the folder cannot be created.
         """
         task.refuse_early()  # before the folder of compiled parts is created
         task.recover()
-        reference, notes = _find_reference(task, self)
-        work = replace(self, reference=reference, processors=task.processors, notes=notes)
+        is_compared_on_samples = self.chosen.provider.compiles or self.data.is_stated
+        work = self._with_comparison(task) if task.verify and is_compared_on_samples else self
         try:
             with temporary_folder(beside=task.output) as folder:
                 yield replace(work, folder=folder)
         except OSError as error:
             raise write_error(task.output, error) from error
 
+    def _with_comparison(self, task: graph_file.GraphFileTask) -> Compilation:
+        """Return the work with its reference and samples."""
+        source, reference, data, inputs = task.source, self.reference, self.data, inputs_of_file(task.source)
+        notes: list[str] = []
+        metadata = {entry.key: entry.value for entry in read_structure(source).metadata_props}
+        if reference is None and self.chosen.provider.compiles:
+            reference, reference_notes = _find_reference(source, metadata)
+            notes += reference_notes
+        files = (source,) if reference is None else (source, reference)
+        folder = task.processors or find_processors(*files)
+
+        def is_fit(request: DataSetRequest) -> bool:
+            with contextlib.suppress(UsageError, InputError):
+                refuse_unfit_data(request, inputs, folder)
+                return True
+            return False
+
+        if not data.is_stated and self.chosen.provider.compiles:
+            places = [path.absolute().parent for path in files]
+            found, missing = _find_recorded_data(metadata, places, task.seed, is_fit)
+            data = replace(found, count=data.count)
+            if missing:
+                notes.append(
+                    f"{source.name} was calibrated on {missing}, which cannot be read beside it, and is compared on "
+                    f"other samples: name the data with {opt.dataset} or {opt.input_data}."
+                )
+            absent = missing_processors((spec.name for spec in inputs if spec.cache is None), folder)
+            if absent and not data.is_stated:
+                notes.append(
+                    f"Compared on random values, since {source.name} has no {absent[0][0]} beside it: on real inputs "
+                    f"the SQNR may differ. Put its files there, or pass inputs with {opt.input_data}."
+                )
+        return replace(self, reference=reference, processors=folder, data=data, notes=tuple(notes))
+
     def record(self, transformation: graph_file.Transformation[CompileResult]) -> CompiledFile:
         """Return the record with the compiled parts and the nodes outside."""
-        result = transformation.result
+        result, comparison = transformation.result, transformation.file.comparison
+        samples = comparison.samples if isinstance(comparison, FidelityInfo) else None
         notes = (
             *transformation.file.notes,
             *self.notes,
+            *([samples.note] if samples is not None and samples.note else []),
             *_weight_notes(result, self.chosen),
             *_machine_notes(result.record),
         )
         file = {**vars(transformation.file), "notes": notes}
-        return CompiledFile(**file, compiled=result.record, parts=result.parts, outside=result.outside)
+        return CompiledFile(
+            **file, compiled=result.record, parts=result.parts, outside=result.outside, modules=result.modules
+        )
+
+    def judging_request(self, seed: int) -> DataSetRequest | None:  # noqa: ARG002 - the data has its seed
+        """Return the request for the samples of the dataset; `None` without a dataset."""
+        return self.data.data_set
 
     def refuse_graph(self, model: ir.Model) -> None:
         """Refuse sizes of dimensions that the graph lacks.
@@ -319,15 +407,14 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
             VerificationError: the provider cannot run the result, or outputs differ beyond tolerance.
             UsageError: the float reference has other inputs or outputs.
         """
-        if not self.chosen.provider.compiles:
-            return files.refuse_different(source, written, seed, sizes=self.sizes)
-        run_options = RunOptions(str(source), sizes=self.sizes, seed=seed)
+        run = RunOptions(str(source), sizes=self.sizes, seed=seed)
+        most = SIMULATED_SAMPLES if self.chosen.stand_in else None
         # The float file generates the texts that serve as samples for a decoder.
-        sample_model = self.reference or source
-        own_folders = dict.fromkeys(files_folder(path.absolute()) for path in (source, sample_model))
-        folders = list(own_folders) if self.processors is None else [self.processors]
-        request = SampleRequest(run_options, count=SAMPLES, tries_sizes=True, model=sample_model)
-        sample_feeds, expected, samples = files.reference_outputs(source, partial(_read_samples, request, folders))
+        request = self.data.request(run, self.processors, self.reference or source, most=most)
+        if not self.chosen.provider.compiles:
+            read_samples = request.read if self.data.is_stated else None
+            return files.refuse_different(source, written, seed, sizes=self.sizes, read_samples=read_samples)
+        sample_feeds, expected, samples = files.reference_outputs(source, request.read)
         provider = self.chosen
         if self.shared is not None and provider.stand_in:
             written = self._compile_alone(source)
@@ -361,15 +448,6 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         save_for_provider(graph_file.read_plain(source)[0], sent)
         write_contexts({sent: compiled}, self.chosen, embed=False)
         return compiled
-
-
-def _read_samples(
-    request: SampleRequest, folders: Sequence[Path], session: Session
-) -> tuple[Sequence[Arrays], QualitySamples]:
-    """Return the samples of the first folder with processors for the session's inputs, or else of the first folder."""
-    inputs = graph_inputs(session)
-    folder = next((folder for folder in folders if has_processors(inputs, folder)), folders[0])
-    return replace(request, folder=folder).read(session)
 
 
 def _minimum_sqnr_hint() -> str:

@@ -8,7 +8,7 @@ all replaced nodes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,29 @@ import onnx_ir.passes.common
 from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.errors import CompileError, InputError, UsageError, opt
 from winml.modelkit.file_names import unfinished_data_path
-from winml.modelkit.metadata_keys import COMPILE_KEY, MODULES_KEY
+from winml.modelkit.metadata_keys import COMPILE_KEY, COMPILE_TRACE_KEY, MODULES_KEY
 from winml.modelkit.onnx.contexts import context_nodes, is_context, refuse_compiled
 from winml.modelkit.onnx.files.graph_reading import load_foreign
 from winml.modelkit.onnx.pinning import open_dimensions
 from winml.modelkit.onnx.specs import stated_sums
 from winml.modelkit.onnx.stage import StageResult, restore_description
 from winml.modelkit.ort.default_sizes import fixing_command
+from winml.modelkit.ort.device_trace import CompilationTrace, CompiledNode, ModulePlacement
 from winml.modelkit.ort.devices import ChosenProvider, missing_option_hint, provider_version
 from winml.modelkit.ort.host import instruction_sets
-from winml.modelkit.ort.kernels import compile_to_files
+from winml.modelkit.ort.kernels import CompiledByProvider, compile_to_files
 from winml.modelkit.ort.sessions import onnxruntime_version, rewrite_file
 from winml.modelkit.records import Record, entry
 from winml.modelkit.tags.address import common_ancestor
 from winml.modelkit.tags.carry.carrying import carry_tags
-from winml.modelkit.tags.tagging import NodeTag, all_nodes, listed_modules, measure_coverage, read_tag, write_tag
+from winml.modelkit.tags.tagging import (
+    NodeTag,
+    all_nodes,
+    listed_modules,
+    measure_coverage,
+    read_tag,
+    write_tag,
+)
 
 _SENT, _RETURNED = "sent.onnx", "returned.onnx"
 
@@ -75,6 +83,8 @@ class CompileResult(StageResult):
     """Compiled parts; empty for the CPU provider, which compiles none."""
     outside: tuple[OutsideNode, ...]
     """Nodes outside of compiled parts; empty for the CPU provider."""
+    modules: tuple[ModulePlacement, ...]
+    """Nodes of each module in compiled parts, and the reasons of the others; empty for the CPU provider."""
     record: Mapping[str, Any]
     """Record in the metadata of the file (``winml.compile``)."""
 
@@ -87,8 +97,8 @@ class SharedContexts:
     """Folder of the files; exists until the results are written."""
     files: Mapping[Path, Path]
     """Source of a part → its compiled file."""
-    reasons: Mapping[str, str]
-    """Name of a node outside of the context → reason."""
+    outcome: CompiledByProvider
+    """Reasons of the nodes outside of the context, and the operators on the device."""
     placed: dict[str, str] = field(default_factory=dict)
     """Name of a file of compiled content → its name beside the written models; filled with the first model."""
 
@@ -124,22 +134,22 @@ def compile_graph(
     refuse_open_sizes(model, chosen, source_path)
     input_file, output_file = folder / _SENT, folder / _RETURNED
     is_processor = not chosen.provider.compiles
-    reasons: Mapping[str, str] = {}
+    outcome = CompiledByProvider()
     if shared is None:
         save_for_provider(model, input_file)
     if is_processor:
         rewrite_file(input_file, output_file, disabled=(), with_layouts=True)
     elif shared is None:
-        reasons = write_contexts({input_file: output_file}, chosen, embed=bool(options.embed))
+        outcome = write_contexts({input_file: output_file}, chosen, embed=bool(options.embed))
     else:
-        output_file, reasons = shared.files[Path(source_path)], shared.reasons
+        output_file, outcome = shared.files[Path(source_path)], shared.outcome
     dtypes = {value.name: value.dtype for node in all_nodes(model) for value in node.inputs if value is not None}
     compiled = load_foreign(output_file)
     report = carry_tags(model, compiled)
     restore_description(compiled, model)
     contexts = context_nodes(compiled)
     # One node may replace the whole graph, more than the transfer of tags searches.
-    _write_absorbed_modules(contexts, model)
+    absorbed = _write_absorbed_modules(contexts, model)
     parts = tuple(_describe_part(node, source_path) for node in contexts)
     if not is_processor and not parts:
         raise CompileError(
@@ -148,16 +158,21 @@ def compile_graph(
             "only.",
         )
     outside: tuple[OutsideNode, ...] = ()
+    modules: tuple[ModulePlacement, ...] = ()
     if not is_processor:
         outside_nodes = (node for node in all_nodes(compiled) if not is_context(node))
         outside = tuple(
-            _describe_outside_node(node, reasons.get(node.name or "", ""), dtypes) for node in outside_nodes
+            _describe_outside_node(node, outcome.reasons.get(node.name or "", ""), dtypes) for node in outside_nodes
         )
+        trace = _trace_nodes(model, absorbed, outcome)
+        compiled.metadata_props[COMPILE_TRACE_KEY] = trace.as_metadata()
+        tags = filter(None, map(read_tag, all_nodes(model)))
+        modules = trace.place_modules({tag.tag: tag.module for tag in tags})
     record = {**_metadata_record(compiled, options, chosen), **({"source": source} if source else {})}
     if shared is not None:
         record["shares_weights"] = True
     compiled.metadata_props[COMPILE_KEY] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
-    return CompileResult(compiled, True, report.notes, measure_coverage(compiled), parts, outside, record)
+    return CompileResult(compiled, True, report.notes, measure_coverage(compiled), parts, outside, modules, record)
 
 
 def save_for_provider(model: ir.Model, path: Path) -> None:
@@ -165,13 +180,26 @@ def save_for_provider(model: ir.Model, path: Path) -> None:
     ir.save(model, path, external_data=unfinished_data_path(path).name)
 
 
-def write_contexts(files: Mapping[Path, Path], chosen: ChosenProvider, *, embed: bool) -> Mapping[str, str]:
+def _trace_nodes(model: ir.Model, absorbed: Collection[ir.Node], outcome: CompiledByProvider) -> CompilationTrace:
+    """Return the trace of a compilation.
+
+    Args:
+        model: The model before compilation.
+        absorbed: Its nodes in compiled parts.
+        outcome: Reasons and operators of the provider.
+    """
+    nodes = []
+    for node in all_nodes(model):
+        tag, name = read_tag(node), node.name or next((value.name for value in node.outputs if value.name), "")
+        reason = None if node in absorbed else outcome.reasons.get(name, "")
+        nodes.append(CompiledNode(name, node.op_type, "" if tag is None else tag.tag, reason))
+    return CompilationTrace(tuple(nodes), outcome.operators)
+
+
+def write_contexts(files: Mapping[Path, Path], chosen: ChosenProvider, *, embed: bool) -> CompiledByProvider:
     """Write the ``EPContext`` models of files: a node for each compiled part, and the remaining nodes.
 
     The provider runs in a separate process, because its log is searched for reasons, and it may end its process.
-
-    Returns:
-        Name of an outside node → reason, for reasons found in the log.
 
     Args:
         files: ONNX file, with its data beside it → file to write. Compiled contexts go to files beside it, unless they
@@ -197,11 +225,11 @@ def write_contexts(files: Mapping[Path, Path], chosen: ChosenProvider, *, embed:
             or "winml inspect shows the operators and types of the file. Some devices support float16 or integers only "
             f"(see winml quantize); others need different {opt.ep_options}.",
         )
-    return outcome.reasons
+    return outcome
 
 
-def _write_absorbed_modules(contexts: Iterable[ir.Node], original: ir.Model) -> None:
-    """Set the tag and the module list of ``EPContext`` nodes, in place.
+def _write_absorbed_modules(contexts: Iterable[ir.Node], original: ir.Model) -> set[ir.Node]:
+    """Set the tag and the module list of ``EPContext`` nodes, in place; return the replaced nodes.
 
     The tag is the deepest common module of the replaced nodes. Providers keep the names of the values at the borders of
     a part, so the replaced nodes are known exactly. ``EPContext`` nodes of a part without tags are not changed.
@@ -213,8 +241,10 @@ def _write_absorbed_modules(contexts: Iterable[ir.Node], original: ir.Model) -> 
     producers = {value.name: node for node in original.graph for value in node.outputs}
     module_of = {tag.tag: tag.module for node in all_nodes(original) if (tag := read_tag(node)) is not None}
     root = min(module_of, key=len, default="")
+    absorbed: set[ir.Node] = set()
     for context in contexts:
         nodes = [inner for node in _find_absorbed_nodes(context, producers) for inner in _walk_subgraphs(node)]
+        absorbed.update(nodes)
         tags = [tag for node in nodes if (tag := read_tag(node)) is not None]
         if not tags:
             continue
@@ -223,6 +253,7 @@ def _write_absorbed_modules(contexts: Iterable[ir.Node], original: ir.Model) -> 
         write_tag(context, NodeTag(common_tag, module_of[common_tag], "merged"))
         modules = sorted({tag.module for tag in tags})
         context.metadata_props[MODULES_KEY] = json.dumps(modules, ensure_ascii=False)
+    return absorbed
 
 
 def _find_absorbed_nodes(context: ir.Node, producers: dict[str | None, ir.Node]) -> list[ir.Node]:

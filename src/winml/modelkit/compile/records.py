@@ -11,6 +11,7 @@ from winml.modelkit.transform.records import GraphSummary, TransformedFile
 
 if TYPE_CHECKING:
     from winml.modelkit.compile.pipeline import CompiledPart, OutsideNode
+    from winml.modelkit.ort.device_trace import ModulePlacement
 
 
 @dataclass(frozen=True)
@@ -41,3 +42,5 @@ class CompiledFile(TransformedFile, schema_version=1, document="compile.table:co
     """The nodes that replace compiled parts; empty for the CPU provider."""
     outside: tuple[OutsideNode, ...]
     """Nodes outside of compiled parts, which run on the CPU provider."""
+    modules: tuple[ModulePlacement, ...] = ()
+    """Nodes of each module in compiled parts, and the reasons of its other nodes; empty for the CPU provider."""

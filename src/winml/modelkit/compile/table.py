@@ -8,12 +8,13 @@ from winml.modelkit.compare.words import comparison_words, coverage_words
 from winml.modelkit.compile.records import CompilableProvider, CompiledFile
 from winml.modelkit.errors import opt
 from winml.modelkit.report import document as doc
+from winml.modelkit.report.placements import placement_table
 from winml.modelkit.transform.table import MAX_ROWS, written_fields
 from winml.modelkit.words import count_noun
 
 
 def compilation_document(result: CompiledFile) -> doc.Document:
-    """Describe a compiled file, the modules of each part, and the nodes outside."""
+    """Describe a compiled file, the placement of each module, and the nodes outside."""
     compiled = result.compiled
     fields: list[doc.Field] = [
         ("provider", f"{compiled['provider']} {compiled['provider_version']}, for the {compiled['device']}"),
@@ -28,16 +29,7 @@ def compilation_document(result: CompiledFile) -> doc.Document:
     return doc.Document(
         [
             doc.Fields(fields),
-            doc.Table(
-                doc.columns("compiled part", ("module", "name")),
-                [
-                    ("" if position else part.name, module or "(the root)")
-                    for part in result.parts
-                    for position, module in enumerate(part.modules)
-                ],
-                brief=range(MAX_ROWS),
-                rest=rest_words,
-            ),
+            placement_table(result.modules, str(compiled["device"]), [part.modules for part in result.parts]),
             doc.Table(
                 doc.columns(("left to the CPU provider", "name"), "operator", "dtype", ("module", "name"), "reason"),
                 [(node.name, node.operator, node.dtype, node.tag, node.reason) for node in result.outside],

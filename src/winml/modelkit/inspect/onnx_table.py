@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.compare.words import ONLY_ROOT, at_root_words
@@ -12,6 +13,7 @@ from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.module_costs import Cost, ModuleCost
 from winml.modelkit.report import document as doc
 from winml.modelkit.report.module_tree import TreeLimits, TreeRow, tree_rows, walk_rows
+from winml.modelkit.report.placements import placement_table
 from winml.modelkit.tags import address
 from winml.modelkit.words import count_noun, count_words, shape_words, size_words
 
@@ -25,7 +27,12 @@ _TOP_OPERATORS = 8
 _MAX_LISTED_MODULES = 3
 """Modules of a finding unless all are asked for. Chosen: they fit on a line."""
 
-_BASIS_WORDS = {"provider": "the provider itself", "kernels": "its list of kernels", "document": "its documentation"}
+_BASIS_WORDS = {
+    "provider": "the provider itself",
+    "kernels": "its list of kernels",
+    "document": "its documentation",
+    "compilation": "the trace of its compilation, in the file",
+}
 
 
 def onnx_inspection_document(inspection: OnnxInspection, limits: TreeLimits | None = None) -> doc.Document:
@@ -289,6 +296,10 @@ def provider_fit_document(fit: ProviderFit) -> doc.Document:
                     ]
                     for finding in fit.findings
                 ],
+            ),
+            replace(
+                placement_table(fit.modules, fit.device.partition(",")[0]),
+                detail=doc.Detail.VERBOSE if fit.runs_all else doc.Detail.ALWAYS,
             ),
             doc.Fields(
                 [

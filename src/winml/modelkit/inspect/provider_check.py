@@ -13,20 +13,23 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnxruntime as ort
 
 from winml.modelkit.errors import StageError, UsageError, opt
 from winml.modelkit.inspect.provider_fit import Basis, Finding, FindingKind, ListedLimit, ModuleCopies, ProviderFit
-from winml.modelkit.metadata_keys import FLOAT_SOURCE_KEY
+from winml.modelkit.metadata_keys import COMPILE_KEY, FLOAT_SOURCE_KEY
 from winml.modelkit.onnx.contexts import refuse_compiled
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.onnx.files.graph_reading import flat_file, graph_of
 from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.onnx.module_tree import read_tree
 from winml.modelkit.onnx.node_facts import GraphFacts, NodeFacts, read_facts
 from winml.modelkit.optimize.capabilities import LEAST_STANDARD_OPSET
 from winml.modelkit.options import load_metadata
+from winml.modelkit.ort.device_trace import NO_REASON, CompiledNode, place_modules, read_compilation_trace
 from winml.modelkit.ort.devices import (
     ChosenProvider,
     choose_provider,
@@ -85,9 +88,6 @@ _OLDEST_EXPORT = 17
 """Chosen: supported by both exporters."""
 
 
-_NO_REASON = "the provider states no reason"
-
-
 def checked_provider(ep: str, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
     """Return the provider to check, installed or not, before any file is read.
 
@@ -127,6 +127,8 @@ def check_provider(path: Path, ep: str, device: Device | None = None, options: M
         InputError: the file is no ONNX model, or is compiled already.
         StageError: the installed provider cannot be loaded, ended its process, or gives no result and has no table.
     """
+    if (fit := _read_compiled_fit(path, ep)) is not None:
+        return fit
     checks = _NodeChecks.of(path, ep, device, options)
     queries = (checks.by_session, checks.by_kernels)
     # If the CPU provider supports all nodes, its kernels suffice: a session would read the weights.
@@ -140,6 +142,59 @@ def check_provider(path: Path, ep: str, device: Device | None = None, options: M
         hint=f"Use different {opt.ep_options}, a different {opt.device}, or a different {opt.ep}; winml sys lists the "
         "installed ones.",
     )
+
+
+def _read_compiled_fit(path: Path, ep: str) -> ProviderFit | None:
+    """Return the placement recorded in a file that the provider compiled; `None` for other files.
+
+    Raises:
+        UsageError: the provider is unknown.
+        InputError: the file is no ONNX model.
+    """
+    model = read_structure(path)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    provider, trace = find_execution_provider(ep), read_compilation_trace(metadata)
+    record = _load_record(metadata.get(COMPILE_KEY, "{}"))
+    if trace is None or record.get("provider") != provider.name:
+        return None
+    tree = read_tree([*model.graph.node], metadata, path.stem)
+    paths = {module.tag: module.path for module in tree.modules}
+    outside: dict[tuple[str, str], list[CompiledNode]] = defaultdict(list)
+    for node in trace.nodes:
+        if node.reason is not None:
+            outside[node.op_type, node.reason or NO_REASON].append(node)
+    findings = [
+        Finding(
+            "refused",
+            op_type,
+            reason,
+            f"{_ON_CPU}. Check the source file: winml inspect SOURCE.onnx --ep {short_name(provider.name)}",
+            dict(Counter(paths.get(node.tag, node.tag) for node in nodes).most_common()),
+            tuple(node.name for node in nodes),
+        )
+        for (op_type, reason), nodes in outside.items()
+    ]
+    return ProviderFit(
+        provider=short_name(provider.name),
+        name=provider.name,
+        device=str(record.get("device", "")),
+        basis="compilation",
+        source=f"{provider.name} {record.get('provider_version', '')}, ONNX Runtime {record.get('onnxruntime', '')}",
+        nodes=len(trace.nodes),
+        taken=sum(node.reason is None for node in trace.nodes),
+        findings=tuple(sorted(findings, key=lambda finding: -len(finding.nodes))),
+        limits=(),
+        notes=(),
+        modules=trace.place_modules(paths),
+    )
+
+
+def _load_record(text: str) -> Mapping[str, Any]:
+    """Return a metadata record; empty for a damaged record."""
+    try:
+        return dict(load_metadata(text))
+    except (TypeError, ValueError):
+        return {}
 
 
 _PLACEMENT_KINDS: tuple[FindingKind, ...] = ("refused", "operator")
@@ -338,7 +393,7 @@ class _NodeChecks:
             self._add_finding("refused", _typed_name(node), reason, node)
             return
         is_listed = self.table is None or node.operator in (*self.table.operators, *self.table.also)
-        self._add_finding("refused" if is_listed else "operator", node.operator, reason or _NO_REASON, node)
+        self._add_finding("refused" if is_listed else "operator", node.operator, reason or NO_REASON, node)
 
     def _size_findings(self, node: NodeFacts) -> Iterator[_FindingKey]:
         """Yield findings on dynamic and data-dependent sizes of a node, if the provider requires fixed sizes."""
@@ -436,6 +491,13 @@ class _NodeChecks:
         findings.sort(key=lambda finding: (finding.kind != "graph", -sum(finding.modules.values())))
         provider = self.chosen.provider
         placement = placement_for(short_name(provider.name))
+        reasons = {
+            (module, name): reason
+            for (kind, _, reason), locations in self.nodes_by_finding.items()
+            if kind != "graph"
+            for module, name in locations
+        }
+        placements = place_modules((node.module, reasons.get((node.module, node.name))) for node in self.facts.nodes)
         return ProviderFit(
             provider=short_name(provider.name),
             name=provider.name,
@@ -449,6 +511,7 @@ class _NodeChecks:
             notes=tuple(self.notes),
             precisions=refused_precisions(short_name(provider.name)) if placement.formats is not None else {},
             precisions_source=placement.formats.source_words if placement.formats is not None else "",
+            modules=placements,
         )
 
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from winml.modelkit.ort.device_trace import ModulePlacement
 from winml.modelkit.records import Record, entry, recorded
 
-Basis = Literal["provider", "kernels", "document"]
-"""Source of the result: the provider itself, by a session; the list of its kernels in the installed ONNX Runtime; or
-its documentation."""
+Basis = Literal["provider", "kernels", "document", "compilation"]
+"""Source of the result: the provider itself, by a session; the list of its kernels in the installed ONNX Runtime; its
+documentation; or the trace in a compiled file."""
 
 FindingKind = Literal["open size", "unknown size", "operator", "dtype", "refused", "graph"]
 """Cause of unsupported nodes: a dynamic dimension, a data-dependent size, an unsupported operator or element type,
@@ -86,6 +87,8 @@ class ProviderFit(Record):
     copies: tuple[ModuleCopies, ...] = ()
     """Copies between nodes on the CPU and nodes on the device, the most first; without inputs and outputs of the graph.
     Empty unless the provider was asked by a session, and for compiling providers."""
+    modules: tuple[ModulePlacement, ...] = ()
+    """Supported nodes of each module, and the reasons of its other nodes."""
 
     precisions: Mapping[str, str] = field(default_factory=dict, metadata=entry(omit_empty=True))
     """Precision → reason why the provider does not run it, ``""`` if it does; ``{}`` if nothing is known of it."""

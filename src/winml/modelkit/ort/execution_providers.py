@@ -51,6 +51,13 @@ class ExecutionProvider:
     """True if it writes its compiled content to a file (``EPContext``); specified by its documentation."""
     node_profile: Mapping[str, str] = field(default_factory=dict)
     """Options to write the time of each compiled node to a file, ``{file}`` for its path; ``{}`` if not supported."""
+    trace: Mapping[str, str] = field(default_factory=dict)
+    """Options to write the source nodes of each operator on the device, and the reasons of unsupported nodes, to a file
+    in ``{folder}``; ``{}`` if not supported."""
+
+    def trace_options(self, folder: str | Path) -> dict[str, str]:
+        """Return the options to write the trace of a compilation into a folder."""
+        return {key: value.format(folder=folder) for key, value in self.trace.items()}
 
     @property
     def has_compiled_form(self) -> bool:
@@ -139,6 +146,7 @@ _BUILT_IN: Mapping[str, ExecutionProvider] = {
         simulation_options={"soc_model": "60"},
         compiles=True,
         node_profile={"profiling_level": "detailed", "profiling_file_path": "{file}"},
+        trace={"enable_framework_op_trace": "1", "framework_op_trace_dir": "{folder}"},
     ),
     "vitisai": ExecutionProvider("VitisAIExecutionProvider", ("npu",), takes_dynamic=False, compiles=True),
     "nnapi": ExecutionProvider("NnapiExecutionProvider", ("npu",), takes_dynamic=False),
@@ -262,6 +270,13 @@ def short_name(name: str) -> str:
     return next((short for short, provider in EXECUTION_PROVIDERS.items() if provider.name == name), name)
 
 
+def library_words(ep: str) -> list[str]:
+    """Return the words of a command for the user-specified library of a provider; ``[]`` without a library."""
+    short = ep.lower().removesuffix(_SUFFIX.lower())
+    library = EXECUTION_PROVIDERS[short].library if short in EXECUTION_PROVIDERS else ""
+    return [spell_flag("ep_library"), f"{ep}={library}"] if library else []
+
+
 def _options_for_compiled(record: str) -> str:
     """Return the command options for the provider of a compiled file; ``""`` for other files, and for the CPU provider.
 
@@ -286,9 +301,7 @@ def _options_for_compiled(record: str) -> str:
     provider = EXECUTION_PROVIDERS.get(short)
     if short == "cpu":
         return ""
-    arguments = [spell_flag("ep"), short]
-    if provider is not None and provider.library:
-        arguments += [spell_flag("ep_library"), f"{short}={provider.library}"]
+    arguments = [spell_flag("ep"), short, *library_words(short)]
     if provider is not None and device in provider.devices[1:]:
         arguments += [spell_flag("device"), str(device)]
     by_device = dict(provider.device_options.values()) if provider is not None else {}

@@ -21,6 +21,7 @@ import onnxruntime as ort
 
 from winml.modelkit.errors import StageError, opt
 from winml.modelkit.onnx.files.recovery import temporary_folder
+from winml.modelkit.ort.device_trace import read_device_trace, without_node_name
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.graph_inputs import element_type
 from winml.modelkit.ort.processes import AnsweringProcess, ProcessEndedError
@@ -75,8 +76,9 @@ class AskedRuntime:
             seconds: Time limit of the process.
 
         Returns:
-            The answer, with the printed ``copies`` of values between the CPU and the device; and node name → printed
-            reason why the provider does not run the node.
+            The answer, with the printed ``copies`` of values between the CPU and the device, and the ``operators`` of
+            the trace of a compilation; and node name → reason why the provider does not run the node, from trace or
+            log.
 
         Raises:
             StageError: the process ended without an answer, or did not answer in time. The next question starts another
@@ -92,13 +94,14 @@ class AskedRuntime:
                 f"{self.who} {problem}",
                 hint=f"{_last_line(self.log)} Use different {opt.ep_options}, or a different {opt.ep}.".strip(),
             ) from None
+        trace = read_device_trace(self.log.parent)
         with self.log.open(encoding="utf-8", errors="replace") as lines:
             lines.seek(self._read_bytes)
-            reasons = reasons_in_log(lines)
+            reasons = {**reasons_in_log(lines), **trace.reasons}
             lines.seek(self._read_bytes)
             copies = copies_in_log(lines)
         self._read_bytes = self.log.stat().st_size
-        return {**reported, "copies": copies}, reasons
+        return {**reported, "copies": copies, "operators": trace.operators}, reasons
 
 
 def _last_line(log: Path) -> str:
@@ -287,8 +290,6 @@ NO_KERNEL = "it has no kernel of this operator for these types"
 SIZES_ON_CPU = "ONNX Runtime computes sizes on the CPU, where the readers of the result expect them"
 _COPY = re.compile(r"Add (MemcpyFromHost|MemcpyToHost)\S* (?:after|before) (\S+) for ")
 """Format of ONNX Runtime's log of an inserted copy, with the name of the value."""
-_NODE_NAMED = re.compile(r"\.?\w+ node `[^`]*` will not be assigned to .*$")
-"""Suffix of some reasons, which repeats the node."""
 _ASSIGNMENT_SECONDS = 1800
 """Chosen: half an hour to compile a graph."""
 _COMPILATION_SECONDS = 86_400
@@ -344,10 +345,15 @@ def find_assignment(model: Path, chosen: ChosenProvider) -> Assignment:
     question = {
         "model": str(model.absolute()),
         "providers": list(chosen.names),
-        "options": dict(chosen.options),
+        "options": _session_options(chosen),
         "as_compiled": chosen.provider.compiles,
     }
     return read_placement(chosen.provider.name, *ask_onnxruntime(question, chosen.provider.name, _ASSIGNMENT_SECONDS))
+
+
+def _session_options(chosen: ChosenProvider) -> dict[str, str]:
+    """Return the provider options of a session in a process of its own, which writes traces into its folder."""
+    return {**chosen.provider.trace_options("."), **chosen.options}
 
 
 @dataclass(frozen=True)
@@ -356,6 +362,8 @@ class CompiledByProvider:
 
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Name of an unassigned node → reason, if the provider states it."""
+    operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Operator on the device → names of its source nodes; ``{}`` if the provider writes no trace."""
     problem: str = ""
     """Reason why no file was written; ``""`` on success."""
     refused_options: str = ""
@@ -374,9 +382,11 @@ def compile_to_files(files: Mapping[Path, Path], chosen: ChosenProvider, *, embe
         StageError: the process ended without an answer, or exceeded its time limit.
     """
     pairs = [[str(source.absolute()), str(target.absolute())] for source, target in files.items()]
-    question = {"compile": pairs, "embed": embed, "providers": list(chosen.names), "options": dict(chosen.options)}
+    question = {"compile": pairs, "embed": embed, "providers": list(chosen.names), "options": _session_options(chosen)}
     reported, reasons = ask_onnxruntime(question, chosen.provider.name, _COMPILATION_SECONDS)
-    return CompiledByProvider(reasons, reported.get("problem", ""), reported.get("refused_options", ""))
+    return CompiledByProvider(
+        reasons, reported["operators"], reported.get("problem", ""), reported.get("refused_options", "")
+    )
 
 
 def read_placement(name: str, reported: Mapping[str, Any], reasons: Mapping[str, str]) -> Assignment:
@@ -405,7 +415,7 @@ def reasons_in_log(lines: Iterable[str]) -> dict[str, str]:
         elif match := _COMPUTES_SIZES.search(line):
             reasons[match[1]] = SIZES_ON_CPU
         elif match := _REASON.match(line):
-            reasons |= dict.fromkeys(names, _NODE_NAMED.sub("", match[1]))
+            reasons |= dict.fromkeys(names, without_node_name(match[1]))
             names = []
         elif line.strip():
             names = []

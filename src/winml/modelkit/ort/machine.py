@@ -1,6 +1,7 @@
 """Machine information for bug reports: versions, execution providers, processors and memory.
 
-Contains no path, user or host name. Of the listed libraries, only ONNX Runtime is imported.
+Contains no user or host name, and no path but those of libraries that Windows installed. Of the listed libraries, only
+ONNX Runtime is imported.
 """
 
 from __future__ import annotations
@@ -175,13 +176,14 @@ def _catalogue_notes() -> Iterator[str]:
     """Yield a note for each plug-in of Windows ML's catalogue, if the package ``windowsml`` is installed on Windows."""
     if platform.system() != "Windows" or importlib.util.find_spec("windowsml") is None:
         return
-    catalogue = importlib.import_module("windowsml").EpCatalog
-    with contextlib.suppress(OSError), catalogue() as catalog:
+    # The package loads a library when it is imported.
+    with contextlib.suppress(ImportError, OSError), importlib.import_module("windowsml").EpCatalog() as catalog:
         for entry in catalog.find_all_providers():
-            yield (
-                f"the Windows ML catalog has {entry.name} {entry.version} ({entry.ready_state.name}); load its library "
-                f"with {opt.ep_library} {entry.name}=PATH"
-            )
+            state, path = entry.ready_state.name, entry.library_path
+            use = f"{opt.ep} {entry.name} {opt.ep_library} {entry.name}={path}"
+            if state != "Ready" or not path:
+                use = "its ensure_ready() in the package windowsml installs it"
+            yield f"the Windows ML catalog has {entry.name} {entry.version} ({state}): {use}".replace("  ", " ")
 
 
 def _installation_notes() -> Iterator[str]:

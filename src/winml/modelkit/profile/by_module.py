@@ -29,6 +29,13 @@ from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
 from winml.modelkit.onnx.validity import refuse_cycles
 from winml.modelkit.ort import opened_model
 from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_tokens, inputs_of_file
+from winml.modelkit.ort.device_trace import (
+    CompilationTrace,
+    CompiledNode,
+    DeviceTrace,
+    read_compilation_trace,
+    read_device_trace,
+)
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.execution_providers import short_name
 from winml.modelkit.ort.host import resident_bytes
@@ -124,12 +131,14 @@ def profile_modules(
         StageError: ONNX Runtime cannot load or run the file, or its provider records no kernel.
     """
     before = read_structure(path)
-    refuse_compiled_modules(before, path)
+    metadata = {entry.key: entry.value for entry in before.metadata_props}
+    trace, provider = read_compilation_trace(metadata), options.choose_provider()
+    if trace is None or not provider.provider.compiles:
+        refuse_compiled_modules(before, path)
     refuse_cycles(before, path)
     tree = _read_module_tree(before, path)
-    provider = options.choose_provider()
     if provider.provider.compiles:
-        return _profile_on_device(path, options, latency, before, tree, provider, progress)
+        return _profile_on_device(path, options, latency, trace, tree, provider, progress)
     # ONNX Runtime renames the nodes of functions.
     with temporary_folder() as folder, flat_file(path) as flat:
         executed_path = folder / "executed.onnx"
@@ -160,13 +169,16 @@ def read_weight_bytes(path: Path) -> dict[str, int]:
 
 
 _PROFILE = "device.csv"
+LEAST_CYCLE_RUNS = 10
+"""Number of runs from which the minimum of cycle counts is a stable measure. Measured: a thread that waits adds up to
+three times the cycles of a model in single runs of QNN's simulator."""
 
 
 def _profile_on_device(
     path: Path,
     options: opened_model.RunOptions,
     latency: LatencyOptions,
-    structure: onnx.ModelProto,
+    trace: CompilationTrace | None,
     tree: OnnxTree,
     provider: ChosenProvider,
     progress: Progress | None,
@@ -174,6 +186,15 @@ def _profile_on_device(
     """Measure a model with the profiling of its provider, and assign node times to modules.
 
     The provider compiles the graph when the session is created, so that ONNX Runtime runs one kernel.
+
+    Args:
+        path: The ONNX file.
+        options: Run options.
+        latency: Number of runs.
+        trace: Trace of the compilation of a compiled file; `None` for a file that the session compiles.
+        tree: Modules of the file.
+        provider: The provider, which compiles.
+        progress: Listener to the runs.
 
     Raises:
         UsageError: the provider records no node times.
@@ -189,7 +210,8 @@ def _profile_on_device(
     with temporary_folder() as folder, flat_file(path) as flat:
         csv_path = folder / _PROFILE
         profiling = {key: value.format(file=csv_path) for key, value in provider.provider.node_profile.items()}
-        recording = replace(provider, options={**provider.options, **profiling})
+        tracing = provider.provider.trace_options(folder) if trace is None else {}
+        recording = replace(provider, options={**provider.options, **profiling, **tracing})
         with opened_model.prepared_model(flat, options, recording, profile_prefix=folder / "profile") as prepared:
             before = resident_bytes()
             measured = measure_latency(prepared.run, latency, progress)
@@ -198,12 +220,15 @@ def _profile_on_device(
         result = perf_result(prepared, latency, measured, memory)
         del prepared  # the provider writes its profile when the session is closed, if not before
         profile = read_device_profile(csv_path, counted_runs=len(measured.samples_ms), provider=name)
-    original = graph_of(structure, path)
+        device_trace = read_device_trace(folder)
+    original = graph_of(read_structure(path), path)
     _write_tree_tags(original, tree)
-    renamed, by_way = _rename_kernels(profile, original)
-    tags = {node.name: tag.tag for node in all_nodes(original) if node.name and (tag := read_tag(node)) is not None}
+    makers: Mapping[str, CompiledNode] = {}
+    if trace is None:
+        trace, makers = _trace_session(original, device_trace)
+    renamed, by_way = _rename_kernels(profile, trace, makers)
     modules = [(module.tag, module.path, module.class_name) for module in tree.modules]
-    charged = charge_modules(renamed, tags, modules)
+    charged = charge_modules(renamed, {node.name: node.tag for node in trace.nodes}, modules)
     notes = (*result.notes, *_device_notes(charged, kernels, provider), *tree.notes, *_source_notes(tree))
     return ProfiledModules(
         result=replace(result, provider=provider, model_bytes=path.stat().st_size, notes=notes),
@@ -211,22 +236,53 @@ def _profile_on_device(
         tree_source=tree.source,
         carried=CarryReport(len({kernel.node for kernel in profile.kernels}), sum(by_way.values()), by_way),
         graph_name=original.graph.name or "",
-        node_ms=_node_times(original, original, charged),
+        node_ms=_node_times(original, original, charged) if makers else {},
+        placement=trace.place_modules({module.tag: module.path for module in tree.modules}),
     )
 
 
-def _rename_kernels(profile: RunProfile, model: ir.Model) -> tuple[RunProfile, Counter[Way]]:
-    """Rename kernels to graph nodes by name prefix, and count the matches by node name and output name.
+def _trace_session(model: ir.Model, trace: DeviceTrace) -> tuple[CompilationTrace, Mapping[str, CompiledNode]]:
+    """Return the trace of a compilation by a session, and value → node that computes it.
+
+    Args:
+        model: The graph, with tags.
+        trace: Trace of the provider.
+    """
+    nodes: list[CompiledNode] = []
+    makers: dict[str, CompiledNode] = {}
+    for node in all_nodes(model):
+        tag, name = read_tag(node), node.name or ""
+        nodes.append(CompiledNode(name, node.op_type, "" if tag is None else tag.tag, trace.reasons.get(name)))
+        makers |= {value.name: nodes[-1] for value in node.outputs if value.name}
+    return CompilationTrace(tuple(nodes), trace.operators), makers
+
+
+_CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+"""Operators that a device fuses into the operator between them."""
+
+
+def _rename_kernels(
+    profile: RunProfile, trace: CompilationTrace, makers: Mapping[str, CompiledNode]
+) -> tuple[RunProfile, Counter[Way]]:
+    """Rename kernels to graph nodes by trace, else by name prefix, and count the matches by node name and output name.
 
     A provider appends to names of nodes and values: ``…/MatMul_output_0_convert``.
+
+    Args:
+        profile: The measured kernels.
+        trace: Nodes, and operators on the device.
+        makers: Value → node that computes it.
     """
-    makers = {value.name: node for node in all_nodes(model) for value in node.outputs if value.name}
-    nodes = {**makers, **{node.name: node for node in all_nodes(model) if node.name}}
-    matches: dict[str, ir.Node | None] = {}
+    nodes = {**makers, **{node.name: node for node in trace.nodes if node.name}}
+    matches: dict[str, CompiledNode | None] = {}
     for kernel in profile.kernels:
-        if kernel.node not in matches:
-            ends = (end for end in range(len(kernel.node), 0, -1) if not kernel.node[end : end + 1].isdigit())
-            matches[kernel.node] = next((nodes[kernel.node[:end]] for end in ends if kernel.node[:end] in nodes), None)
+        if kernel.node in matches:
+            continue
+        sources = [nodes[name] for name in trace.operators.get(kernel.node, ()) if name in nodes]
+        computing = [node for node in sources if node.op_type not in _CONVERSIONS]
+        ends = (end for end in range(len(kernel.node), 0, -1) if not kernel.node[end : end + 1].isdigit())
+        by_prefix = (nodes[kernel.node[:end]] for end in ends if kernel.node[:end] in nodes)
+        matches[kernel.node] = next(iter((*computing, *sources)), None) or next(by_prefix, None)
     ways: Counter[Way] = Counter(
         "name" if node.name == name else "output" for name, node in matches.items() if node is not None
     )
@@ -239,11 +295,16 @@ def _rename_kernels(profile: RunProfile, model: ir.Model) -> tuple[RunProfile, C
 
 
 def _device_notes(profile: ModuleProfile, kernels: RunProfile, provider: ChosenProvider) -> Iterator[str]:
-    """Note the unit of the device, and nodes run outside the compiled parts."""
+    """Note the unit of the device, too few runs, and nodes run outside the compiled parts."""
     name, device = provider.provider.name, provider.device_words
     yield f"latency and module times were measured with the profiling of {name} on, which adds time to every run"
     if profile.profile.unit == "cycles":
         yield f"times are {profile.unit} of {name} ({device}), thousands of clock cycles: compare shares"
+        if (runs := len(profile.run_ms)) < LEAST_CYCLE_RUNS:
+            yield (
+                f"the minimum of {count_noun(runs, 'run')} may include cycles of waiting threads: use {opt.iterations} "
+                f"{LEAST_CYCLE_RUNS} or more"
+            )
     outside = kernel_times_ms(replace(kernels, kernels=tuple(k for k in kernels.kernels if k.provider != name)))
     if outside:
         nodes, outside_ms = len({node for node, _ in outside}), sum(outside.values())

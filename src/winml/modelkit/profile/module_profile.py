@@ -2,7 +2,8 @@
 
 Reads the profile of a run and the tag of every node of the executed graph. Runs nothing, and does not determine tags.
 The time of a kernel is its mean over the middle half of the runs, in milliseconds, so that a run interrupted by another
-program does not count; all other times are sums of kernel times.
+program does not count; of clock cycles it is the minimum, since cycles of waiting threads are counted in most runs. All
+other times are sums of kernel times.
 """
 
 from __future__ import annotations
@@ -140,13 +141,18 @@ class _TagSum:
 def kernel_times_ms(profile: RunProfile) -> dict[tuple[str, str], float]:
     """(name, operator) of an executed node → time per run.
 
-    A node that runs several times in a run, as in a loop, counts with its sum; the middle half of the runs counts.
+    A node that runs several times in a run, as in a loop, counts with its sum.
     """
     runs = len(profile.run_us)
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * runs)
     for kernel in profile.kernels:
         sums[kernel.node, kernel.op_type][kernel.run] += kernel.self_us
-    return {node: middle_mean(of_runs) / _MS for node, of_runs in sums.items()}
+    return {node: _typical_time(of_runs, profile) / _MS for node, of_runs in sums.items()}
+
+
+def _typical_time(of_runs: Sequence[float], profile: RunProfile) -> float:
+    """Return the time over the runs of a profile: the mean of the middle half; of clock cycles the minimum."""
+    return min(of_runs) if profile.unit == "cycles" else middle_mean(of_runs)
 
 
 def _outside_ms(profile: RunProfile) -> float:
@@ -154,7 +160,7 @@ def _outside_ms(profile: RunProfile) -> float:
     outside_us = list(profile.run_us)
     for kernel in profile.kernels:
         outside_us[kernel.run] -= kernel.self_us
-    return max(middle_mean(outside_us), 0.0) / _MS
+    return max(_typical_time(outside_us, profile), 0.0) / _MS
 
 
 def charge_modules(

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from winml.modelkit.ort.device_trace import ModulePlacement
 from winml.modelkit.profile.latency import LatencyResult
 from winml.modelkit.profile.module_profile import ModuleProfile, ModuleTime
 from winml.modelkit.profile.records import SCHEMA_VERSION, Measurement, PerfResult
@@ -129,6 +130,8 @@ class ProfiledModules(Result, document="profile.module_table:profile_document", 
     graph_name: str
     node_ms: Mapping[str, float]
     """Name of a node in the file → time per run, for viewers of the file."""
+    placement: tuple[ModulePlacement, ...] = ()
+    """Nodes of each module on the device, and the reasons of its other nodes; empty if nothing is compiled."""
 
     @property
     def phases(self) -> Mapping[str, ProfiledModules]:
@@ -151,7 +154,8 @@ class ProfiledModules(Result, document="profile.module_table:profile_document", 
         """
         times = module_times_record(self.profile, depth=depth)
         origin = {"tree_source": self.tree_source, "nodes_by_way": dict(self.carried.by_way)}
-        return {"by_module": {**times, **origin}}
+        placement = {"placement": [entry.as_record() for entry in self.placement]} if self.placement else {}
+        return {"by_module": {**times, **origin, **placement}}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from winml.modelkit.profile.records import PerfResult
 from winml.modelkit.profile.statistics import summarize
 from winml.modelkit.report import document as doc
 from winml.modelkit.report.module_tree import FEWEST_FOLDED
+from winml.modelkit.report.placements import placement_table
 from winml.modelkit.tags import address
 from winml.modelkit.words import count_noun, size_words
 
@@ -68,6 +69,8 @@ def profile_document(
     )
     charts = [block for block in times.blocks if isinstance(block, doc.Boxes | doc.Bars)]
     tables = [block for block in times.blocks if not isinstance(block, doc.Boxes | doc.Bars)]
+    if main.placement:
+        tables.append(placement_table(main.placement, main.result.provider.device))
     return doc.Document(
         [blocks[0], *charts, *blocks[1:], *tables],
         doc.Fields([*times.summary.rows, *origin]),
@@ -75,7 +78,7 @@ def profile_document(
         subject="time by module",
         answer=_largest_words(main.profile),
         introduction=f"{_clock_words(main)}{where}, charged to the PyTorch module each node came from; of each kernel "
-        f"the mean over the middle half of {len(main.profile.run_ms)} runs with profiling on.",
+        f"{_measure_words(main.profile)} of {len(main.profile.run_ms)} runs with profiling on.",
         figures=[figure for name, phase in phases.items() for figure in _phase_figures(name, phase.profile)],
     )
 
@@ -602,6 +605,11 @@ def _operator_cell(row: TimedRow[_TimeT]) -> doc.Cell:
     return doc.Shortened(f"{listed.short} (fused with {merged.short})", f"{listed.full} (fused with {merged.full})")
 
 
+def _measure_words(profile: ModuleProfile) -> str:
+    """Name the measure of a kernel over the runs."""
+    return "the minimum" if profile.unit == "kcycles" else "the mean over the middle half"
+
+
 def _sum_fields(profiles: Mapping[str, ModuleProfile]) -> Iterator[doc.Field]:
     """Yield the totals over all modules, and the time not included."""
 
@@ -612,8 +620,8 @@ def _sum_fields(profiles: Mapping[str, ModuleProfile]) -> Iterator[doc.Field]:
         unit = profile.unit
         return f"{profile.kernel_ms:.3f} {unit} of {profile.whole_ms:.3f} {unit} per run"
 
-    runs = max(len(profile.run_ms) for profile in profiles.values())
-    yield "times", f"of each kernel, the mean over the middle half of {runs} runs with profiling on"
+    longest = max(profiles.values(), key=lambda profile: len(profile.run_ms))
+    yield "times", f"of each kernel, {_measure_words(longest)} of {len(longest.run_ms)} runs with profiling on"
     yield "kernels", words(kernel_words)
     yield "outside", f"{words(lambda profile: f'{profile.outside_ms:.3f} {profile.unit}')} in which no kernel ran"
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+GENERATED_KINDS = ("decoding", "processor", "random")
+"""Kinds of generated samples, as in the record of a calibration: runs of a decoder, a processor, or random values."""
 _FEWEST_WORDS = 8
 """Minimum size of a vocabulary for making sentences."""
 _SENTENCE_WORDS = (2.8, 0.5)

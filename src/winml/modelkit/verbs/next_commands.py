@@ -8,6 +8,7 @@ from pathlib import Path
 
 from winml.modelkit.errors import spell_flag
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, files_folder
+from winml.modelkit.ort.execution_providers import library_words
 
 
 def transforming_command(
@@ -31,12 +32,18 @@ def transforming_command(
     stem = beside.name if beside.is_dir() else beside.stem
     output = beside.with_name(f"{stem}_{suffix}{'' if source.is_dir() else '.onnx'}")
     part_words = [word for part in parts for word in (spell_flag("submodel"), part)]
-    return shlex.join(["winml", verb, str(source), "-o", str(output), *part_words, *words])
+    return shlex.join(["winml", verb, str(source), "-o", str(output), *part_words, *_with_library(words)])
 
 
 def measuring_command(verb: str, models: Sequence[str | Path], words: Sequence[str]) -> str:
     """Return a command that measures models, and writes no model."""
-    return shlex.join(["winml", verb, *map(str, models), *words])
+    return shlex.join(["winml", verb, *map(str, models), *_with_library(words)])
+
+
+def _with_library(words: Sequence[str]) -> list[str]:
+    """Return the words of a command with the user-specified library of its execution provider, if any."""
+    ep = spell_flag("ep")
+    return [*words, *(library_words(words[words.index(ep) + 1]) if ep in words else [])]
 
 
 def _find_build(model: Path, submodel: Sequence[str]) -> tuple[Path, Sequence[str]]:
