@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from winml.modelkit.version import install_command
+from winml.modelkit.version import install_command, library_versions
 
 METADATA = """Metadata-Version: 2.4
 Name: winml-modelkit
@@ -34,3 +34,8 @@ def test_extra_is_named_with_the_folder_or_its_packages_without(
     monkeypatch.syspath_prepend(information.parent)
     expected = f'pip install "{source}[eval]"' if is_there else 'pip install "datasets>=5.2"'
     assert expected == install_command("eval")
+
+
+def test_library_versions_omit_missing_packages() -> None:
+    """The versions are keyed by distribution, not by module."""
+    assert {"onnx-ir"} == set(library_versions(["onnx-ir", "no-such-distribution"]))

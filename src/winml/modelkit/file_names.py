@@ -26,6 +26,9 @@ BUILD_CONFIG_NAME = "winml_build_config.json"
 BUILD_MANIFEST_NAME = "build_manifest.json"
 EVALUATION_NAME = "eval.json"
 """Evaluation result in a build folder."""
+PROOF_RECORD_NAME = "proof/proof.json"
+PROOF_TENSORS_NAME = "proof/proof.safetensors"
+"""Files of the proof beside a model."""
 BUILD_LOCK_NAME = ".winml-build.lock"
 SWEEP_LOCK_NAME = ".winml-sweep.lock"
 SWEEP_PLAN_NAME = "sweep.json"
@@ -162,6 +165,11 @@ def is_data_of(model: str, name: str) -> bool:
     (True, False)
     """
     return re.fullmatch(rf"{re.escape(model)}((\.[0-9a-f]{{{DATA_DIGITS}}})?\.data|_data(_\d+)?)", name) is not None
+
+
+def proof_paths(folder: Path) -> tuple[Path, Path]:
+    """Return the paths of the record and of the arrays of the proof beside a model."""
+    return folder / PROOF_RECORD_NAME, folder / PROOF_TENSORS_NAME
 
 
 def sidecar_path(model: Path) -> Path:

@@ -1,14 +1,38 @@
-"""Version of winml, and the packages that its extras install."""
+"""Versions of winml and of libraries, and the packages that the extras of winml install."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 __version__ = "0.3.0"
 """Also read by the build, so that the versions of distribution and package are equal."""
+
+
+def library_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of distributions without an import; missing distributions are omitted."""
+    versions = {name: _installed_version(name) for name in names}
+    return {name: version for name, version in versions.items() if version is not None}
+
+
+def _installed_version(name: str) -> str | None:
+    """Return the version of a distribution, or None; cached, since each stage asks and reading metadata is slow."""
+    # Imported late, as below.
+    from importlib import metadata
+
+    if name not in _VERSIONS:
+        try:
+            _VERSIONS[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            _VERSIONS[name] = None
+    return _VERSIONS[name]
+
+
+_VERSIONS: dict[str, str | None] = {}
+"""Distribution → its version, of those that were read."""
 
 
 def install_command(extra: str) -> str:

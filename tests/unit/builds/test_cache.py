@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from winml.modelkit.builds.cache import digest, file_digest, library_versions
+from winml.modelkit.builds.cache import digest, file_digest
 from winml.modelkit.onnx.files.named_paths import cache_root
 from winml.modelkit.onnx.files.resumable_results import write_atomically
 
@@ -82,11 +82,6 @@ def test_file_digest_survives_a_damaged_note_and_a_read_only_cache(tmp_path: Pat
     (cache / "digests").rmdir()
     (cache / "digests").write_text("a file where a folder is needed")
     assert expected == file_digest(path)
-
-
-def test_library_versions_omit_missing_packages() -> None:
-    """The versions are keyed by distribution, not by module."""
-    assert {"onnx-ir"} == set(library_versions(["onnx-ir", "no-such-distribution"]))
 
 
 def test_write_atomically_keeps_the_earlier_file_on_failure(tmp_path: Path) -> None:

@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import onnx_ir as ir
 
 from winml.modelkit import file_names
-from winml.modelkit.builds.cache import library_versions
 from winml.modelkit.builds.config import EvalSection, quantize_options
 from winml.modelkit.builds.dtypes import dtype_quantization
 from winml.modelkit.builds.evaluated_models import evaluate_build
@@ -33,6 +32,7 @@ from winml.modelkit.builds.manifest_records import (
     CoverageRecord,
     FileRecord,
     PartRecord,
+    ProofManifest,
     ProviderComparison,
     StageRecord,
 )
@@ -62,11 +62,16 @@ from winml.modelkit.options import read_json_file
 from winml.modelkit.ort.host import PeakMemory
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.tags.tagging import all_nodes, measure_coverage, read_tag
-from winml.modelkit.version import __version__
+from winml.modelkit.version import __version__, library_versions
 from winml.modelkit.words import message_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.compare.proof.records import ProofRequest
 
 EVAL_STEP = "eval"
 """Step after the stages that evaluates the result."""
+PROOF_STEP = "proof"
+"""Step after the stages that records the outputs of PyTorch beside the result."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +147,9 @@ def names_of_build(plan: BuildPlan, stages: Sequence[Stage] = STAGES) -> tuple[s
     """Return every file name of a build with a single part, except the manifest and data files."""
     runs = (stages, handed_over_stages(stages, plan))
     evaluated = () if plan.config.eval is None else (file_names.EVALUATION_NAME,)
+    proven = () if plan.proof is None else (file_names.PROOF_RECORD_NAME, file_names.PROOF_TENSORS_NAME)
     named = (name for run in runs for name in names_of(run, config=plan.config))
-    return tuple(dict.fromkeys((*named, *adapter_names(plan), *evaluated)))
+    return tuple(dict.fromkeys((*named, *adapter_names(plan), *evaluated, *proven)))
 
 
 class _Build(StageWalk):
@@ -156,9 +162,12 @@ class _Build(StageWalk):
             WinMLError: a stage failed, or a file cannot be written.
         """
         folder = self.folder
-        eval_steps = [] if self.plan.config.eval is None else [EVAL_STEP]
+        last_steps = [
+            *([] if self.plan.proof is None else [PROOF_STEP]),
+            *([] if self.plan.config.eval is None else [EVAL_STEP]),
+        ]
         self._listener = listener
-        self._clock = StepClock([*(stage.name for stage in self.stages), *eval_steps], listener.on_stage)
+        self._clock = StepClock([*(stage.name for stage in self.stages), *last_steps], listener.on_stage)
         self._started = datetime.now(timezone.utc).astimezone()
         self._started_at = time.perf_counter()
         folder.announce()
@@ -187,6 +196,8 @@ class _Build(StageWalk):
         folder.remove_all_but(manifest.files)
         folder.save(manifest)
         result = BuildResult(folder.path, manifest, (*folder.notes, *manifest.notes, *notes))
+        if self.plan.proof is not None:
+            result = self._write_proof(result, self.plan.proof)
         section = self.plan.config.eval
         return result if section is None else self._write_evaluation(result, section)
 
@@ -284,6 +295,35 @@ class _Build(StageWalk):
             )
 
         return {outcome.part if part is None else part.name: make_record(outcome) for outcome in outcomes}
+
+    def _write_proof(self, result: BuildResult, request: ProofRequest) -> BuildResult:
+        """Make the proof of a finished build and write it beside the models; the build is kept in any case."""
+        from winml.modelkit.builds.proofs import record_build
+
+        folder = self.folder.path
+        with self._clock.step(PROOF_STEP) as step:
+            maker = record_build(self.plan, result.part_paths, self._exported_files(), request)
+            with OutputFiles() as files:
+                maker.write(folder, files)
+                files.commit(overwrite=True)
+            step.summary = maker.words
+        records = tuple(
+            file_record(path.relative_to(folder).as_posix(), path) for path in file_names.proof_paths(folder)
+        )
+        proof = ProofManifest(
+            files=records, limit_bytes=maker.limit_bytes, user_data=request.inputs is not None, summary=maker.words
+        )
+        names = tuple(sorted({*result.manifest.files, *(record.name for record in records)}))
+        deploy = (*result.manifest.deploy, *records)
+        manifest = result.manifest.model_copy(update={"files": names, "deploy": deploy, "proof": proof})
+        self.folder.save(manifest)
+        return replace(result, manifest=manifest)
+
+    def _exported_files(self) -> dict[str, Path]:
+        """Return part → its exported file, of the parts whose export is in the folder."""
+        folder = self.folder.path
+        exported = {part.name: part.exported[0].name for part in self.parts if part.exported is not None}
+        return {name: folder / file for name, file in exported.items() if (folder / file).is_file()}
 
     def _write_evaluation(self, result: BuildResult, section: EvalSection) -> BuildResult:
         """Evaluate a finished build and write the result; the build is kept in any case."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.build import BuildCache, BuildListener, identify_plan, run_build
-from winml.modelkit.builds.cache import CACHE_SPELLING, digest, library_versions
+from winml.modelkit.builds.cache import CACHE_SPELLING, digest
 from winml.modelkit.builds.config import (
     WinMLBuildConfig,
     check_load_keywords,
@@ -34,7 +34,7 @@ from winml.modelkit.options import read_json
 from winml.modelkit.ort.execution_providers import find_execution_provider
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.python_functions import python_function
-from winml.modelkit.version import __version__
+from winml.modelkit.version import __version__, library_versions
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.found_models import NamedModel

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 import hashlib
 import json
 import os
@@ -20,7 +19,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +42,7 @@ from winml.modelkit.onnx.files.resumable_results import write_atomically
 from winml.modelkit.options import read_json_file
 from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep
-from winml.modelkit.version import __version__
+from winml.modelkit.version import __version__, library_versions
 
 CACHE_SPELLING = {"another_output": f"another folder for the cache ({CACHE_VARIABLE})"}
 """Spelling of the cache in messages about an output."""
@@ -128,21 +126,6 @@ def _file_state(path: Path) -> list[int]:
     """Return size, modification time and inode, which change with the content."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ino]
-
-
-def library_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the versions of distributions without an import; missing distributions are omitted."""
-    versions = {name: _installed_version(name) for name in names}
-    return {name: version for name, version in versions.items() if version is not None}
-
-
-@functools.cache
-def _installed_version(name: str) -> str | None:
-    """Return the version of a distribution, or None; cached, since each stage asks and reading metadata is slow."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 _LIBRARIES = ("torch", "transformers", "onnx-ir", "onnxscript", "onnxruntime")

@@ -174,6 +174,18 @@ class PartRecord(Options):
         return next((stage.files for stage in reversed(self.stages) if stage.files), ())
 
 
+class ProofManifest(Options):
+    """The proof beside the models."""
+
+    files: tuple[FileRecord, ...]
+    limit_bytes: int
+    """Maximum size of its arrays."""
+    user_data: bool
+    """True if it contains inputs of the user."""
+    summary: str
+    """Its samples and modules, as a sentence."""
+
+
 class BuildManifest(Options):
     """The content of a build folder."""
 
@@ -194,6 +206,8 @@ class BuildManifest(Options):
     deploy: tuple[FileRecord, ...] = ()
     """The files to deploy: the models with their data files, and the files that runtimes need beside them. All other
     files are used by later builds only. Empty until the build is finished."""
+    proof: ProofManifest | None = None
+    """The proof, which ``winml verify`` replays; null without one."""
     layout: str | None = None
     """Runtime that the folder is arranged for; null: none."""
     input: dict[str, Any] = pydantic.Field(default_factory=dict)
@@ -300,6 +314,8 @@ def build_lines(result: BuildResult) -> Iterator[tuple[str, str]]:
         yield f"{prefix}model", f"{model}, from {last.name if last else 'the unchanged input'}"
     yield from _size_lines(result.manifest)
     yield "deploy", _deploy_words(result.manifest)
+    if result.manifest.proof is not None:
+        yield "proof", result.manifest.proof.summary
     if result.evaluation is not None:
         # Imports numpy, which a manifest does not need.
         from winml.modelkit.evaluate.records import evaluation_words

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from winml.modelkit.builds.config import (
     AUTO_PRECISION,
@@ -45,6 +45,9 @@ from winml.modelkit.quantize.calibration.calibration_files import refuse_missing
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import MODES
 
+if TYPE_CHECKING:
+    from winml.modelkit.compare.proof.records import ProofRequest
+
 
 def without_compilation() -> str:
     """Return a sentence for hints: the option that skips the compile stage."""
@@ -77,6 +80,8 @@ class BuildPlan:
     config."""
     has_coded_weights: bool = False
     """True if the checkpoint has quantized weights, as its files say when the plan is made."""
+    proof: ProofRequest | None = None
+    """The proof to make of the finished build; None: none."""
     has_default_level: bool = False
     """True if the optimization level is the default, so that a lower one is used if the result is not exact."""
 
@@ -114,6 +119,7 @@ def plan_build(
     verify: bool = True,
     with_companions: bool = True,
     deploy_only: bool = False,
+    proof: ProofRequest | None = None,
 ) -> BuildPlan:
     """Make the plan of a build and refuse contradictory options.
 
@@ -125,6 +131,7 @@ def plan_build(
         verify: See :class:`BuildPlan`; the export section may switch off the comparison of the export alone.
         with_companions: See :class:`BuildPlan`.
         deploy_only: See :class:`BuildPlan`.
+        proof: See :class:`BuildPlan`.
 
     Raises:
         ModelPathError: an ONNX file that does not exist.
@@ -159,6 +166,7 @@ def plan_build(
         verify=verify,
         with_companions=with_companions,
         deploy_only=deploy_only,
+        proof=proof,
     )
     _refuse_runtime_operators(plan)
     if is_onnx_path(request.model):
@@ -166,6 +174,11 @@ def plan_build(
         if not path.is_file():
             problem = "is not a regular file" if path.exists() else "no such file"
             raise ModelPathError(f"{path}: {problem}", hint="Pass the path of an ONNX file.")
+        if proof is not None:
+            raise UsageError(
+                f"{opt.proof} requires a PyTorch model, and {request.model} is an ONNX file",
+                hint="Build the checkpoint that it was exported from.",
+            )
         _refuse_torch_options(request)
         return _with_default_level(replace(plan, config=config.model_copy(update={"export": None}), onnx_path=path))
     if config.export is None:

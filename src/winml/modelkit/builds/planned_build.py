@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml.modelkit import file_names
-from winml.modelkit.builds.build import EVAL_STEP, identify_plan, names_of_build
+from winml.modelkit.builds.build import EVAL_STEP, PROOF_STEP, identify_plan, names_of_build
 from winml.modelkit.builds.build_model import cache_folder, cache_key, note_of_sizes
 from winml.modelkit.builds.cache import only_looking
 from winml.modelkit.builds.config import quantize_options
@@ -127,6 +127,10 @@ class _Outline(StageWalk):
         for part in self.parts:
             self._note_part(part)
         self._note_other_files()
+        if plan.proof is not None:
+            steps.append(PlannedStep(PROOF_STEP, "records PyTorch's outputs and values of modules"))
+            for path in file_names.proof_paths(folder.path):
+                self._note_file(path)
         if plan.config.eval is not None:
             is_judged = len(self.parts) == 1
             description = "evaluates the result" if is_judged else "skipped: parts are not evaluated separately"

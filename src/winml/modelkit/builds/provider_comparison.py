@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from winml.modelkit.builds.config import requested_quantization
 from winml.modelkit.builds.dtypes import requested_quantizations
 from winml.modelkit.builds.manifest_records import ProviderComparison
+from winml.modelkit.compare.quality_minimum import FLOAT32_PROVIDER_DB
 from winml.modelkit.compile.declared_options import DEFAULT_MIN_SQNR_DB
 from winml.modelkit.errors import StageError, UsageError, opt
 from winml.modelkit.ort.execution_providers import find_execution_provider
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.plan import BuildPlan
     from winml.modelkit.compare.quality_samples import JudgingData
     from winml.modelkit.ort.devices import ChosenProvider
-
-_FLOAT32_MIN_SQNR_DB = 40.0
-"""Default minimum SQNR of float32 files; of others, that of compiled files. Chosen: products of GPUs may have 10 bits
-of mantissa (TF32); a wrong graph is near 0 dB."""
 
 
 def opens_on_provider(plan: BuildPlan) -> bool:
@@ -114,7 +111,7 @@ def _measure_quality(
     is_float32 = not requested_quantizations(plan.config) and "float16" not in {
         str(array.dtype) for array in expected[0].values()
     }
-    limit_db = minimum_db if minimum_db is not None else _FLOAT32_MIN_SQNR_DB if is_float32 else DEFAULT_MIN_SQNR_DB
+    limit_db = minimum_db if minimum_db is not None else FLOAT32_PROVIDER_DB if is_float32 else DEFAULT_MIN_SQNR_DB
     fidelity = measure_fidelity(expected, outputs, limit_db, samples)
     worst = fidelity.worst
     values = {"output": worst.name, "sqnr_db": worst.sqnr_db, "min_sqnr_db": limit_db, "samples": samples.count}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pydantic
 
-from winml.modelkit.builds.cache import digest, library_versions
+from winml.modelkit.builds.cache import digest
 from winml.modelkit.builds.folder import BuildFolder
 from winml.modelkit.builds.identity import FileRecords, ModelIdentity
 from winml.modelkit.builds.in_memory_stages import handed_over_stages
@@ -37,7 +37,7 @@ from winml.modelkit.onnx.files.output_files import OutputFiles
 from winml.modelkit.onnx.files.placing import copy_data, link_or_copy
 from winml.modelkit.onnx.files.resumable_results import write_atomically
 from winml.modelkit.options import read_json_file
-from winml.modelkit.version import __version__
+from winml.modelkit.version import __version__, library_versions
 
 
 @dataclass(frozen=True)

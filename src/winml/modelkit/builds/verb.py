@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.layouts.layout import LAYOUTS
 from winml.modelkit.errors import UsageError, opt, spell
-from winml.modelkit.export.declared_options import ACCEPT_ASSUMPTIONS, EXPORTER, DynamicFields, ExporterChoice
+from winml.modelkit.export.declared_options import (
+    ACCEPT_ASSUMPTIONS,
+    EXPORTER,
+    DynamicFields,
+    ExporterChoice,
+    ProofFields,
+)
 from winml.modelkit.fields import DEVICE, OUTPUT, SIZES, VERIFICATION, declare
 from winml.modelkit.optimize.capabilities import LEVELS, OPERATOR_SETS
 from winml.modelkit.optimize.declared_options import OPERATORS
@@ -36,7 +42,7 @@ _PLACE = ("ep", "ep_options")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildRequest:
+class BuildRequest(ProofFields):
     """Options of ``winml build``."""
 
     model: ModelRequest
@@ -194,6 +200,8 @@ def build_model(
     if "with_companions" in options:
         options["tokenizer"] = options.pop("with_companions")
     stages = {name: options.pop(name) for name in stated_keywords(BuildRequest, options)}
+    if stages.get("proof_inputs") is not None:
+        stages["proof_inputs"] = Path(stages["proof_inputs"])
     quant = {name: options.pop(name) for name in stated_keywords(QuantizeFields, options)}
     if quant:
         base = {} if parsed.quant is None else parsed.quant.model_dump(mode="json", exclude_unset=True)
@@ -228,6 +236,7 @@ def _make_plan(request: BuildRequest) -> BuildPlan:
         verify=request.verify,
         with_companions=request.tokenizer,
         deploy_only=request.deploy_only,
+        proof=request.proof_request(request.model.seed),
     )
     refuse_missing_compiler(plan, [option for option in _PLACE if getattr(request, option)])
     if (export := plan.config.export) is not None:

@@ -30,7 +30,7 @@ _COMMANDS: Mapping[str, str] = {
     "predict infer inference classify embed execute": "run {}",
     "chat": "generate {} --chat",
     "complete text": "generate {}",
-    "validate test check verify": "compare REFERENCE {}; eval {} --dataset DATA",
+    "validate test check": "verify {}; compare REFERENCE {}; eval {} --dataset DATA",
     "evaluate score accuracy": "eval {}",
     "split cut slice subgraph": "extract {}",
     "autotune search": "tune {}",

@@ -27,6 +27,7 @@ COMMANDS = {
     "inspect": "Show the contents of an ONNX model, or the planned export of a checkpoint.",
     "perf": "Measure the latency and memory of a model, in total or by module.",
     "compare": "Run two models on the same inputs and find the first module whose outputs diverge.",
+    "verify": "Check a model on this machine against the recorded outputs of PyTorch, without PyTorch.",
     "diff": "Show the changes between two ONNX models by module, without running them.",
     "eval": "Evaluate a model on a dataset and compare it with its source model.",
     "extract": "Extract modules of a model as separate ONNX models.",
@@ -48,6 +49,7 @@ _ELSEWHERE = {
     "retag": "transform.retag_command",
     "run": "generate.run_command",
     "sys": "builds.sys_command",
+    "verify": "compare.verify_command",
 }
 MODULES = {name: _ELSEWHERE.get(name, f"{name}.command") for name in COMMANDS}
 """Verb → module of its ``command``."""

@@ -116,8 +116,8 @@ def compare_models(
             for model, is_as_written, runs_on in ((reference, True, None), (candidate, options.by_module, provider))
         )
         inverse = {name: original for original, name in options.names.items()}
-        left = left_file or stack.enter_context(_open_in_torch(reference, inputs, right_file, inverse))
-        right = right_file or stack.enter_context(_open_in_torch(candidate, inputs, left_file, options.names))
+        left = left_file or stack.enter_context(open_in_torch(reference, inputs, right_file, inverse))
+        right = right_file or stack.enter_context(open_in_torch(candidate, inputs, left_file, options.names))
         _refuse_unknown_names(left, right, options.names)
         matched = _match_before_running(left, right, options)
         folder = _find_processor_folder((candidate, reference), options.data_set)
@@ -154,7 +154,7 @@ def _append_reasons(notes: Sequence[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _open_in_torch(
+def open_in_torch(
     model: Comparable, inputs: ExampleInputs | None, file: OnnxSide | None, names: Mapping[str, str]
 ) -> Iterator[TorchSide]:
     """Yield a PyTorch model, ready to run; without KV cache if the file on the other side has none.
@@ -253,9 +253,9 @@ def _create_samples(
     if isinstance(right, OnnxSide):
         sizes, notes = _fixed_sizes(left, right, options.names, options.run) if isinstance(left, OnnxSide) else ({}, ())
         run = replace(options.run, sizes={**sizes, **options.run.sizes})
-        return _create_file_samples(right.session(), replace(options, run=run), folder, left), notes
+        return create_file_samples(right.session(), replace(options, run=run), folder, _path_of(left)), notes
     if isinstance(left, OnnxSide):
-        samples = _create_file_samples(left.session(), options, folder, left)
+        samples = create_file_samples(left.session(), options, folder, left.path)
         renamed = (
             replace(draw, feeds={options.names.get(name, name): array for name, array in draw.feeds.items()})
             for draw in samples.values
@@ -266,16 +266,27 @@ def _create_samples(
     return SampleValues(tuple(draws), source, options.run.seed), ()
 
 
-def _create_file_samples(
-    session: Session, options: CompareOptions, folder: Path | None, reference: Side
+def _path_of(side: Side) -> Path | None:
+    """Return the file of a side; `None` for a PyTorch model."""
+    return side.path if isinstance(side, OnnxSide) else None
+
+
+def create_file_samples(
+    session: Session, options: CompareOptions, folder: Path | None, model: Path | None
 ) -> SampleValues:
-    """Create the samples of a comparison with a file: values of the user, a dataset, or generated samples."""
+    """Create the samples of a comparison with a file: values of the user, a dataset, or generated samples.
+
+    Args:
+        session: The opened file.
+        options: The requested samples.
+        folder: Folder of tokenizer and processor; ``None`` without one.
+        model: File of the reference, whose size determines the number of samples; ``None`` for a PyTorch model.
+    """
     run = options.run
     count = options.draws
     if options.step is not None:
         run = replace(run, decoding=prompt_before(graph_inputs(session), run.sizes, options.step))
         count = count or 1
-    model = reference.path if isinstance(reference, OnnxSide) else None
     return quality_values(session, SampleRequest(run, folder, options.data_set, count, model=model))
 
 

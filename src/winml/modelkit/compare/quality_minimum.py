@@ -16,6 +16,10 @@ LEAST_AGREEMENT = 0.85
 """Minimum top-1 agreement. Chosen: two of 16 samples may differ. Measured: int8 of small decoders with random weights,
 whose scores are close to each other, reaches 0.92 and more."""
 
+FLOAT32_PROVIDER_DB = 40.0
+"""Minimum SQNR of a float32 file on a provider other than the CPU. Chosen: products of GPUs may have 10 bits of
+mantissa (TF32); a wrong graph is near 0 dB."""
+
 _AGREEING_DB = 20.0
 """SQNR that a search for modules in float has to reach where predictions decide. Chosen: an error of a tenth of the
 signal."""

@@ -9,14 +9,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from winml.modelkit.compare.fidelity import OutputFidelity, QualitySamples, judged_outputs, quality_record
+from winml.modelkit.compare.fidelity import (
+    FidelityInfo,
+    OutputFidelity,
+    QualitySamples,
+    judged_outputs,
+    quality_record,
+)
+from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.records import Record, entry, json_value, recorded
 from winml.modelkit.report.result import Result
 from winml.modelkit.tags import address
 from winml.modelkit.tags.address import ModuleIdentity
 from winml.modelkit.verdicts import Verdict
+from winml.modelkit.words import percent_words
 
 if TYPE_CHECKING:
+    from winml.modelkit.compare.proof.records import ProofPart
+    from winml.modelkit.compare.quality_minimum import QualityMinimum
     from winml.modelkit.ort.devices import ChosenProvider
 
 
@@ -214,6 +224,100 @@ class ModelComparison(Result, document="compare.table:comparison_document", rows
                 else {}
             ),
             "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class ProofReplay(ModelComparison, document="compare.table:comparison_document"):
+    """Result of the replay of a proof: a file compared with the recorded values of PyTorch."""
+
+    minimum: QualityMinimum | None = None
+    """Minimum quality of every output; ``None`` for several parts, each with its own."""
+    recorded: ProofPart | None = None
+    """Record of the part: its quality and time when the proof was made; ``None`` for several parts."""
+    run_ms: float | None = None
+    """Median time of a run on the first sample; ``None`` for several parts."""
+    is_recorded_file: bool = False
+    """True if the file is the one whose quality was recorded."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Library → its version when the proof was made."""
+
+    @property
+    def versions_words(self) -> str:
+        """Versions when the proof was made, for people."""
+        return ", ".join(f"{name} {version}" for name, version in self.versions.items())
+
+    @property
+    def fidelity(self) -> FidelityInfo:
+        """The outputs with their limit."""
+        assert self.minimum is not None  # only the replay of several parts has none
+        return FidelityInfo(
+            tuple(output.fidelity for output in self.outputs),
+            self.minimum.sqnr_db,
+            has_signal=True,
+            draws=self.samples.count,
+            least_agreement=self.minimum.agreement,
+            samples=self.samples,
+        )
+
+    @property
+    def limit_words(self) -> str:
+        """The limit of every output, for people."""
+        assert self.minimum is not None  # only the replay of several parts has none
+        agreement, has_scores = (
+            self.minimum.agreement,
+            any(output.fidelity.prediction_agreement is not None for output in self.outputs),
+        )
+        share = f", of scores {percent_words(agreement)} equal predictions" if agreement and has_scores else ""
+        return f"the minimum is {self.minimum.sqnr_db:.4g} dB{share}"
+
+    def is_output_within(self, output: ComparedOutput) -> bool:
+        """Return True if an output is within its limit, or has none, as a state of the KV cache."""
+        fidelity = output.fidelity
+        return replace(self.fidelity, outputs=(fidelity,)).is_verified or fidelity not in judged_outputs(
+            [other.fidelity for other in self.outputs]
+        )
+
+    @property
+    def is_within(self) -> bool:
+        """True if every output of every part is within its limit."""
+        if self.parts:
+            return all(part.is_within for part in self.parts.values())
+        return self.fidelity.is_verified
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict on the limits."""
+        parts = [part for part in self.parts.values() if isinstance(part, ProofReplay)] or [self]
+        worst = next((part for part in parts if not part.is_within), parts[0])
+        question = "every output is as near to PyTorch as the limit requires"
+        return Verdict.of(question, self.is_within, fidelity_words(worst.fidelity))
+
+    def as_record(self, *, depth: int | None = None) -> dict[str, Any]:
+        """Return a JSON-ready record, with quality and time when the proof was made.
+
+        Args:
+            depth: Levels of the module tree to list; ``None``: all.
+        """
+        record = super().as_record(depth=depth)
+        if self.recorded is None or self.minimum is None:
+            return record
+        errors = {(module.tag, module.call): module.relative_error for module in self.recorded.modules}
+        for module in record["modules"] or ():
+            module["recorded_error"] = errors.get((module["tag"], module["call"]))
+        return {
+            **record,
+            "limits": {"min_sqnr_db": self.minimum.sqnr_db, "min_agreement": self.minimum.agreement},
+            "run_ms": json_value(self.run_ms, 3),
+            "recorded": {
+                "file": self.recorded.file,
+                "sha256": self.recorded.sha256,
+                "is_same_file": self.is_recorded_file,
+                "provider": self.recorded.provider,
+                "versions": dict(self.versions),
+                "run_ms": self.recorded.run_ms,
+                "outputs": [output.model_dump(mode="json") for output in self.recorded.outputs],
+            },
         }
 
 

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winml.modelkit.compare import records
 from winml.modelkit.compare.fidelity import OutputFidelity
@@ -17,6 +18,9 @@ from winml.modelkit.report.module_tree import FEWEST_FOLDED
 from winml.modelkit.tags import address
 from winml.modelkit.version import __version__
 from winml.modelkit.words import MOST_DB, count_noun, percent_words, sqnr_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.compare.proof.records import ProofPart
 
 MAX_BARS = 10
 """Number of modules in the bar chart. Chosen: it fits on a screen below the figures."""
@@ -122,7 +126,10 @@ def _comparison_fields(result: records.ModelComparison) -> Iterator[doc.Field]:
         yield "worst", output_words(result.worst)
     for output in result.outputs if not result.parts else ():
         yield "output", output_words(output)
-    if (verdict := result.verdict) is not None:
+    if isinstance(result, records.ProofReplay):
+        if result.recorded is not None:
+            yield from _replay_fields(result, result.recorded)
+    elif (verdict := result.verdict) is not None:
         yield "threshold", f"{'met' if verdict.is_yes else 'exceeded'}: {verdict.reason}; {verdict.question}"
     if result.modules is not None or result.first_divergence is not None:
         yield "first", _first_words(result)
@@ -132,6 +139,17 @@ def _comparison_fields(result: records.ModelComparison) -> Iterator[doc.Field]:
             yield "not compared", f"{count_noun(reasons.count(reason), 'module')}: {reason}"
     yield "made by", f"winml {__version__}", doc.Detail.PAGE
     yield from doc.note_fields(result.notes)
+
+
+def _replay_fields(result: records.ProofReplay, recorded: ProofPart) -> Iterator[doc.Field]:
+    """Yield the limit, and quality and time when the proof was made."""
+    yield "limit", f"{'met' if result.is_within else 'not met'}: {result.limit_words}"
+    quality = {output.name: sqnr_words(output.sqnr_db) for output in recorded.outputs}
+    name, file = result.worst.fidelity.name, "this file" if result.is_recorded_file else recorded.file
+    where = f"{file} on {recorded.provider}"
+    yield "recorded", f"{quality.get(name, 'nothing')} for {name} of {where}, with {result.versions_words}"
+    if result.run_ms is not None and recorded.run_ms is not None:
+        yield "time", f"{result.run_ms:.3g} ms a run; {recorded.run_ms:.3g} ms when it was recorded"
 
 
 def output_words(output: records.ComparedOutput) -> str:

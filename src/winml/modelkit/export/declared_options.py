@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from winml.modelkit.errors import ConfigError, opt
+from winml.modelkit.errors import ConfigError, UsageError, opt
 from winml.modelkit.fields import ADVANCED, DEVICE, EXPORT, QUANTIZATION, SIZES, VERIFICATION, declare
 from winml.modelkit.tags.torch_modules import TorchModules, normalized_torch_modules
+
+if TYPE_CHECKING:
+    from winml.modelkit.compare.proof.records import ProofRequest
 
 ExporterChoice = Literal["auto", "torchscript", "dynamo"]
 Activations = Literal["float32", "int8"]
@@ -42,6 +46,38 @@ def _parse_classes(text: str) -> object:
     except ValueError as error:
         hint = "Use auto, none, all, or names of classes separated by commas."
         raise ConfigError(f"{opt.torch_module} {text}: {error}", hint=hint) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProofFields:
+    """Options of the proof, for commands that make a model from PyTorch."""
+
+    proof: bool = declare(False, VERIFICATION, is_common=True)
+    """Store a proof beside the model: inputs, and PyTorch's outputs and values of modules. winml verify compares the
+    model with it on any machine, without PyTorch."""
+    proof_inputs: Path | None = declare(None, VERIFICATION, metavar="FILE", default_words="generated samples")
+    """Inputs of the proof, which it then contains: an .npz file with one array per input, or a folder of such files."""
+
+    def proof_request(self, seed: int) -> ProofRequest | None:
+        """Return the request for a proof; ``None`` if none is requested.
+
+        Args:
+            seed: Seed of generated samples.
+
+        Raises:
+            UsageError: inputs without a proof, or no such inputs.
+        """
+        if self.proof_inputs is not None and not self.proof:
+            raise UsageError(f"{opt.proof_inputs} {self.proof_inputs} requires {opt.proof}", hint=f"Add {opt.proof}.")
+        if self.proof_inputs is not None and not self.proof_inputs.exists():
+            raise UsageError(
+                f"{opt.proof_inputs} {self.proof_inputs}: no such file", hint="Pass an .npz file, or a folder of them."
+            )
+        if not self.proof:
+            return None
+        from winml.modelkit.compare.proof.records import ProofRequest
+
+        return ProofRequest(self.proof_inputs, seed)
 
 
 @dataclass(kw_only=True)

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -28,13 +29,14 @@ from winml.modelkit.export.graph_making import ExportRun, ExportTarget, calls_of
 from winml.modelkit.export.loading import ModelCheck, closing_sizes, load_for_export
 from winml.modelkit.export.part_export import export_part
 from winml.modelkit.export.records import STEPS, ExportResult
+from winml.modelkit.file_names import proof_paths
 from winml.modelkit.models.caches.inputs import PAST_KEY
 from winml.modelkit.models.live_module import ExampleInputs, loaded_from_module, refuse_programs
 from winml.modelkit.models.parts import LoadedModel, ModelPart
-from winml.modelkit.models.request import CHECKPOINT_KINDS, ModelRequest
+from winml.modelkit.models.request import CHECKPOINT_KINDS, ModelRequest, processor_folder
 from winml.modelkit.models.state_restoration import restored_module_state, restored_process_state
 from winml.modelkit.onnx.files.named_paths import restored_working_directory
-from winml.modelkit.onnx.files.output_files import OutputFiles, recover
+from winml.modelkit.onnx.files.output_files import OutputFiles, recover, refuse_existing
 from winml.modelkit.ort.execution_providers import refuse_dynamic
 from winml.modelkit.ort.foreign_libraries import local_files_only
 from winml.modelkit.progress import StepClock, StepEvent
@@ -43,6 +45,10 @@ from winml.modelkit.transform.graph_file import GraphHandover
 from winml.modelkit.transform.module_functions import refuse_old_runtime, refuse_unregistered
 from winml.modelkit.version import __version__
 from winml.modelkit.words import count_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.compare.proof.recording import ProofMaker
+    from winml.modelkit.compare.proof.records import ProofRequest
 
 
 @python_function()
@@ -99,12 +105,14 @@ class HTPExporter:
         on_parts: Callable[[Sequence[str]], None] | None = None,
         handover: GraphHandover | None = None,
         check: ModelCheck | None = None,
+        proof: ProofRequest | None = None,
     ) -> None:
         """Set the options of every export made with this object; see :func:`export_pytorch`.
 
         ``on_parts`` is called with the names of the parts, once they are known and before any file is written.
         ``handover`` processes the graphs in memory, and no file holds the unprocessed export. ``check`` is called with
-        the model of a checkpoint before its weights are loaded, and may refuse it.
+        the model of a checkpoint before its weights are loaded, and may refuse it. ``proof`` requests a proof beside
+        the model.
         """
         self.config = config or WinMLExportConfig()
         self.seed = seed
@@ -112,6 +120,7 @@ class HTPExporter:
         self.on_parts = on_parts
         self.handover = handover
         self.check = check
+        self.proof = proof
 
     @python_function()
     def export(
@@ -209,6 +218,8 @@ class HTPExporter:
         started = datetime.now(timezone.utc)
         target.paths().refuse_existing(overwrite=target.overwrite)
         recover([target.paths().model])
+        if self.proof is not None:
+            refuse_existing(proof_paths(target.paths().model.parent), overwrite=target.overwrite)
         if target.functions is not None:
             refuse_old_runtime()
         clock = StepClock(STEPS, self.on_step)
@@ -238,11 +249,21 @@ class HTPExporter:
                     from winml.modelkit.export.coded_checkpoints import handover_of_codes
 
                     handover = handover_of_codes(request, self.config)
-                run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts, handover)
+                proof = self._make_proof(loaded, request)
+                run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts, handover, proof=proof)
                 for part in loaded.requested_parts:
                     result = export_part(run, result, part, exporter)
         result = replace(result, model_notes=(*result.model_notes, *module_state.notes))
         return result.in_folder(target.named_folder)
+
+    def _make_proof(self, loaded: LoadedModel, request: ModelRequest | None) -> ProofMaker | None:
+        """Return the maker of the requested proof; `None` without a request."""
+        if self.proof is None:
+            return None
+        from winml.modelkit.compare.proof.recording import ProofMaker
+
+        folder = None if request is None else processor_folder(request)
+        return ProofMaker(self.proof, loaded.info.class_name, len(loaded.requested_parts), folder)
 
     def _refuse_options(self, loaded: LoadedModel, target: ExportTarget) -> None:
         """Refuse options that do not fit the loaded model.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
@@ -76,6 +77,9 @@ from winml.modelkit.tags.tree import ModuleTree, build_tree
 from winml.modelkit.transform.graph_file import GraphHandover, HandedGraph
 from winml.modelkit.transform.module_functions import chosen_modules
 from winml.modelkit.version import __version__
+
+if TYPE_CHECKING:
+    from winml.modelkit.compare.proof.recording import ProofMaker
 
 _WEIGHTS_LOADED = "The weights were loaded: the export without weights failed."
 
@@ -273,6 +277,8 @@ class ExportRun:
 
     staged: dict[str, Path] = field(default_factory=dict)
     """Part → its model file under the temporary name; filled during the export."""
+    proof: ProofMaker | None = None
+    """Maker of the proof beside the model; None: none."""
 
     def inputs(self, part: ModelPart) -> InputDraws:
         """Return the cached input source of a part."""

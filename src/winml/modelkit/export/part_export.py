@@ -242,9 +242,10 @@ def _write_part(
             for file in files:
                 file.unlink(missing_ok=True)
             raise
+        proof_notes = _record_proof(run, prepared, staged)
         exported = _make_exported_part(run, part, paths, tagged_graph, comparison)
         step.summary = exported.comparison_words
-        notes = (*exported.notes, *function_notes, *adapter_notes)
+        notes = (*exported.notes, *function_notes, *adapter_notes, *proof_notes)
         if run.target.with_adapters:
             names = write_adapters(part.adapters, staged, lambda name: run.files.reserve(paths.model.with_name(name)))
             files += [paths.model.with_name(name) for name in names]
@@ -311,6 +312,28 @@ def _apply_handover(run: ExportRun, tagged_graph: TaggedGraph, path: Path) -> Ta
         notes=(*tagged_graph.notes, *handed_graph.notes),
         handed=handed_graph,
     )
+
+
+def _record_proof(run: ExportRun, prepared: PreparedPart, staged: Path) -> tuple[str, ...]:
+    """Add a part to the requested proof, and write the proof after the last part; return notes.
+
+    Raises:
+        UsageError: the user's inputs do not fit.
+        StageError: the file cannot be run.
+    """
+    if run.proof is None:
+        return ()
+    from winml.modelkit.compare.by_module.torch_side import TorchSide
+    from winml.modelkit.compare.verification.streamed_reference import with_streamed_values
+    from winml.modelkit.quantize.file_minimum import file_minimum
+
+    with with_streamed_values(prepared) as weighted:
+        reference = TorchSide(weighted, "the model in PyTorch")
+        run.proof.add(prepared.part.name, reference, staged, staged, file_minimum(staged))
+    if prepared.part is not run.loaded.requested_parts[-1]:
+        return ()
+    run.proof.write(run.target.paths().model.parent, run.files)
+    return (f"Proof: {run.proof.words}. winml verify compares a file with it, without PyTorch.",)
 
 
 def _verify_adapters(

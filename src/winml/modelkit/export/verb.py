@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from winml.modelkit.errors import UsageError, opt
-from winml.modelkit.export.declared_options import ExportFields
+from winml.modelkit.export.declared_options import ExportFields, ProofFields
 from winml.modelkit.fields import EXPORT, OUTPUT, declare
-from winml.modelkit.file_names import ADAPTER_SUFFIX, sidecar_path
+from winml.modelkit.file_names import ADAPTER_SUFFIX, proof_paths, sidecar_path
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_data, planned_file
 from winml.modelkit.verbs.file_to_file import FileRequest, orphaned_data
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportRequest:
+class ExportRequest(ProofFields):
     """Request of ``winml export`` for a PyTorch model."""
 
     section: ClassVar[str] = "export"
@@ -94,6 +94,8 @@ def plan_export(request: ExportRequest) -> ExportPlan:
     source = resolve_source(model)
     folder, notes = _checkpoint_folder(source, model)
     companions, orphans = _plan_companions(request, paths, folder)
+    proof = () if request.proof_request(model.seed) is None else proof_paths(paths.model.parent)
+    refuse_existing(proof, overwrite=request.overwrite)
     adapters = read_adapters(model.adapter)
     reads = (*(path for path in source.files if path.is_file()), *adapter_files(adapters).values())
     adapter_names = (adapter.name for adapter in adapters if adapter.name is not None)
@@ -106,7 +108,7 @@ def plan_export(request: ExportRequest) -> ExportPlan:
             planned_file(paths.model),
             planned_data(paths.model, only_if="the weights do not fit into the model"),
             *map(planned_file, filter(None, (paths.sidecar, paths.report))),
-            *map(planned_file, (*beside, *companions)),
+            *map(planned_file, (*beside, *proof, *companions)),
         ),
         steps=_plan_steps(request, model),
         notes=notes,
@@ -148,7 +150,8 @@ def run_export(plan: ExportPlan, on_step: Callable[[StepEvent], None] | None = N
 
     plan.recover()
     request = plan.request
-    exporter = HTPExporter(request.config, seed=plan.model.seed, on_step=on_step)
+    proof = request.proof_request(plan.model.seed)
+    exporter = HTPExporter(request.config, seed=plan.model.seed, on_step=on_step, proof=proof)
     return exporter.export_checkpoint(
         plan.model,
         request.output,
@@ -232,6 +235,8 @@ def export_model(
     overwrite: bool = False,
     with_report: bool = False,
     functions: str | None = None,
+    proof: bool = False,
+    proof_inputs: str | os.PathLike[str] | None = None,
     on_step: Callable[[StepEvent], None] | None = None,
     **options: Any,
 ) -> ExportResult:
@@ -245,6 +250,8 @@ def export_model(
         overwrite: Replace existing files.
         with_report: Also write the Markdown report.
         functions: Modules to write as ONNX functions: ``all``, ``classes`` or a selector.
+        proof: Store a proof beside the model, for :func:`~winml.modelkit.verify_model`.
+        proof_inputs: Inputs of the proof, which it then contains: an .npz file, or a folder of such files.
         on_step: Called when a step starts and when it ends.
         **options: Options of ``winml export``: ``opset_version``, ``exporter``, ``dynamic_batch``, ``ep`` and so on; of
             a checkpoint also ``task``, ``dtype``, ``sizes``, ``input_specs`` and the other options of loading.
@@ -259,23 +266,26 @@ def export_model(
         VerificationError: the outputs of ONNX Runtime and PyTorch differ; no file was written.
     """
     from winml.modelkit.export.config import WinMLExportConfig
-    from winml.modelkit.export.exporting import HTPExporter, export_pytorch
+    from winml.modelkit.export.exporting import HTPExporter
 
     base = {} if config is None else config.stated_options()
     stated = {name: options.pop(name) for name in [*options] if name in WinMLExportConfig.model_fields}
     merged = WinMLExportConfig(**{**base, **stated})
     files: dict[str, Any] = {"overwrite": overwrite, "with_report": with_report, "functions": functions}
+    proving = ProofFields(proof=proof, proof_inputs=None if proof_inputs is None else Path(proof_inputs))
     if not isinstance(model, (str, os.PathLike)):
         seed = options.pop("seed", 0)
         if options:
             raise UsageError(
                 f"{next(iter(options))} applies to a checkpoint, and the model is a module", hint="Omit it."
             )
-        return export_pytorch(model, output, inputs, config=merged, seed=seed, on_step=on_step, **files)
+        exporter = HTPExporter(merged, seed=seed, on_step=on_step, proof=proving.proof_request(seed))
+        return exporter.export(model, output, inputs, **files)
     if inputs is not None:
         raise UsageError("inputs are those of a module, and the model is a checkpoint", hint="Pass sizes instead.")
     request = model_request(keyword_options("export_model", model, options, dynamic_axes=()))
-    return HTPExporter(merged, seed=request.seed, on_step=on_step).export_checkpoint(request, output, **files)
+    exporter = HTPExporter(merged, seed=request.seed, on_step=on_step, proof=proving.proof_request(request.seed))
+    return exporter.export_checkpoint(request, output, **files)
 
 
 @dataclass(frozen=True, kw_only=True)

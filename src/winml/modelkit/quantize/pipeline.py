@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx_ir as ir
 
+from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.errors import InternalError, QuantizeError, opt
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.cutting import Cutter, GraphModules
@@ -34,6 +35,7 @@ from winml.modelkit.quantize.precisions import (
     FLOAT32,
     INTEGER_ACTIVATIONS,
     KIND_RULES,
+    LEAST_CACHE_SQNR_DB,
     MODES,
     PRECISIONS,
     SOLVED_MODES,
@@ -504,6 +506,23 @@ def read_request(path: Path) -> tuple[QuantizeOptions | None, frozenset[str]]:
     options = parse_options(QuantizeOptions, requested, str(path))
     tags = frozenset(module.tag for module in record.modules)
     return (options if options.bit_budget is None else None), tags
+
+
+def read_minimum(model: ir.Model) -> QualityMinimum | None:
+    """Return the quality limit of a file that winml quantized: as requested in dB, or that of its precisions.
+
+    `None` for a file that winml did not quantize.
+    """
+    record = _read_earlier_record(model)
+    if record is None:
+        return None
+    if (stated_db := record.requested.get("min_sqnr_db")) is not None:
+        return QualityMinimum(float(stated_db))
+    names = {str(record.requested.get("precision")), *(module.requested for module in record.modules)}
+    minimums = [precision.minimum for name, precision in PRECISIONS.items() if name in names]
+    if record.requested.get("kv_cache") is not None:
+        minimums.append(QualityMinimum(LEAST_CACHE_SQNR_DB))
+    return QualityMinimum.least_of(minimums) if minimums else None
 
 
 _NOT_RECORDED = {"precision", "calibration_data", "calibration_cache", "dataset"}

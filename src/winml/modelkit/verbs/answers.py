@@ -121,8 +121,12 @@ def _report_files(request: AnswerRequest, parts: Sequence[str]) -> Iterator[tupl
     for field in fields_of(request_type):
         path = getattr(request, field.name)
         if field.group == OUTPUT and isinstance(path, Path):
-            per_part = len(parts) > 1 and field.name != "output"
+            per_part = len(parts) > 1 and field.name not in _OF_ALL_PARTS
             yield field.name, tuple(part_path(path, part, of_several=True) for part in parts) if per_part else (path,)
+
+
+_OF_ALL_PARTS = ("output", "junit")
+"""Options whose file describes all parts."""
 
 
 def _refuse_shared_file(files: Mapping[str, tuple[Path, ...]]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.compare.by_module.module_comparison import TOLERANCE, compare_modules, unchanged_modules
+from winml.modelkit.compare.by_module.module_comparison import FINEST, TOLERANCE, compare_modules, unchanged_modules
 from winml.modelkit.compare.by_module.onnx_side import OnnxSide
 from winml.modelkit.compare.by_module.sides import GROUP_BYTES, SidePair
 from winml.modelkit.compare.by_module.value_matching import MatchedBoundary, match_files, match_with_torch
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 _MOST_SECONDS = 60.0
 """Chosen: a failure is reported at most a minute later."""
-_FINEST = 0.01
-"""Share of the tolerance. Chosen: if no module exceeds the tolerance, the search uses a hundredth of it."""
 
 
 def name_first_wrong_module(
@@ -137,5 +135,5 @@ def _find_divergence(
     outputs, _ = pair.compared_outputs()
     worst = min((output.fidelity for output in outputs), key=lambda fidelity: (not fidelity.problem, fidelity.sqnr_db))
     compared = compare_modules(pair, matched, worst, unchanged=unchanged, seconds=_MOST_SECONDS)
-    positions = (compared.divergence(tolerance) for tolerance in (TOLERANCE, TOLERANCE * _FINEST))
+    positions = (compared.divergence(tolerance) for tolerance in (TOLERANCE, TOLERANCE * FINEST))
     return next((compared.modules[position] for position in positions if position is not None), None)

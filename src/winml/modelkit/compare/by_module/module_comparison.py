@@ -12,14 +12,15 @@ import math
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import onnx
 
+from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.by_module.onnx_side import OnnxSide
-from winml.modelkit.compare.by_module.sides import GROUP_BYTES, NamesOfBoth, SidePair
+from winml.modelkit.compare.by_module.sides import GROUP_BYTES, NamesOfBoth, ValuePair
 from winml.modelkit.compare.by_module.value_matching import MatchedBoundary
 from winml.modelkit.compare.fidelity import FidelitySum, OutputFidelity
 from winml.modelkit.compare.records import ComparedModule
@@ -34,6 +35,8 @@ FIRST_GROUP = 16
 TOLERANCE = 1e-3
 """Default relative error of a module that counts as rounding. Chosen: ten times the tolerance of float32 outputs, since
 inner values may be small differences of large ones."""
+FINEST = 0.01
+"""Share of the tolerance. Chosen: if no module exceeds the tolerance, the search uses a hundredth of it."""
 
 
 _OUTSTANDING = 6.0
@@ -144,7 +147,7 @@ class ModuleComparison:
 
 
 def compare_modules(
-    pair: SidePair,
+    pair: ValuePair,
     matched: Sequence[MatchedBoundary],
     whole: OutputFidelity,
     *,
@@ -154,7 +157,7 @@ def compare_modules(
     """Compare modules.
 
     Args:
-        pair: The sides and their inputs.
+        pair: Values of both models.
         matched: Boundary values of each module, in the order they are computed.
         whole: The model output with the largest error.
         unchanged: Tags of the modules that are equal on both sides; ``None`` if unknown.
@@ -183,8 +186,7 @@ def compare_modules(
                 fused_with=call.fused_with,
             )
         )
-    is_rounded = pair.candidate.is_rounded or pair.reference.is_rounded
-    return ModuleComparison(tuple(modules), tuple(compared), is_rounded)
+    return ModuleComparison(tuple(modules), tuple(compared), pair.is_rounded)
 
 
 @dataclass(frozen=True)
@@ -263,7 +265,7 @@ def _value_error(fidelity: OutputFidelity) -> float:
     return math.inf if fidelity.problem else fidelity.relative_error
 
 
-def _measure_values(pair: SidePair, taps: Sequence[NamesOfBoth], seconds: float) -> dict[NamesOfBoth, OutputFidelity]:
+def _measure_values(pair: ValuePair, taps: Sequence[NamesOfBoth], seconds: float) -> dict[NamesOfBoth, OutputFidelity]:
     """Run both sides in groups of recorded values; return value → similarity.
 
     Values that the time does not suffice for, and values that are not floats, are left out.
@@ -274,6 +276,23 @@ def _measure_values(pair: SidePair, taps: Sequence[NamesOfBoth], seconds: float)
         seconds: Time after which no further group is run.
     """
     sums: dict[NamesOfBoth, FidelitySum] = {}
+    for group, ours, theirs in recorded_groups(pair, taps, seconds):
+        for names in group:
+            if names[0] in ours and all("float" in str(side.dtype) for side in (ours[names[0]], theirs[names[1]])):
+                sums.setdefault(names, FidelitySum(names[1])).add(ours[names[0]], theirs[names[1]])
+    return {names: total.of_value() for names, total in sums.items()}
+
+
+def recorded_groups(
+    pair: ValuePair, taps: Sequence[NamesOfBoth], seconds: float = math.inf
+) -> Iterator[tuple[Sequence[NamesOfBoth], Arrays, Arrays]]:
+    """Run both sides in groups of recorded values, and yield each group with its values on both sides, by sample.
+
+    Args:
+        pair: The two models.
+        taps: Names of the values on both sides.
+        seconds: Time after which no further group is run.
+    """
     waiting = list(dict.fromkeys(taps))
     sizes = dict(zip(waiting, pair.value_bytes(waiting), strict=True))
     count = FIRST_GROUP
@@ -284,14 +303,11 @@ def _measure_values(pair: SidePair, taps: Sequence[NamesOfBoth], seconds: float)
         recorded_bytes = 0
         for ours, theirs in pair.recorded(group):
             recorded_bytes = max(recorded_bytes, sum(array.nbytes for array in (*ours.values(), *theirs.values())))
-            for names in group:
-                if names[0] in ours and all("float" in str(side.dtype) for side in (ours[names[0]], theirs[names[1]])):
-                    sums.setdefault(names, FidelitySum(names[1])).add(ours[names[0]], theirs[names[1]])
+            yield group, ours, theirs
             del ours, theirs  # before the next sample is recorded
         count = max(1, int(len(group) * GROUP_BYTES / max(recorded_bytes, 1)))
         finished = len(sizes) - len(waiting)
         count_progress(finished, len(sizes), f"{finished} of {len(sizes)} values")
-    return {names: total.of_value() for names, total in sums.items()}
 
 
 def _group_length(sizes: Sequence[int | None], count: int) -> int:

@@ -93,6 +93,20 @@ class Side(Protocol):
         """Run the model, and return inner values by name."""
 
 
+class ValuePair(Protocol):
+    """Values of two models on the same inputs."""
+
+    @property
+    def is_rounded(self) -> bool:
+        """True if a model computes with fewer bits than float32."""
+
+    def value_bytes(self, taps: Sequence[NamesOfBoth]) -> Sequence[int | None]:
+        """Bytes of recording each value, in one sample; ``None`` if unknown."""
+
+    def recorded(self, group: Sequence[NamesOfBoth]) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
+        """Yield the inner values of a group, by their names on each side, for each sample."""
+
+
 @dataclass(frozen=True)
 class SidePair:
     """Two sides and their inputs."""
@@ -103,6 +117,11 @@ class SidePair:
     """Samples, named as in the candidate."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Name in the reference → name in the candidate, of inputs and outputs with different names."""
+
+    @property
+    def is_rounded(self) -> bool:
+        """True if a side computes with fewer bits than float32."""
+        return self.candidate.is_rounded or self.reference.is_rounded
 
     def compared_outputs(self) -> tuple[tuple[ComparedOutput, ...], tuple[Sequence[str], Sequence[str]]]:
         """Run both on all samples, and compare their outputs; also return the unmatched outputs of each side.
@@ -162,14 +181,14 @@ class SidePair:
     def reference_feeds(self, feeds: Arrays) -> dict[str, Array]:
         """Convert a sample to the names and types of the reference."""
         original = {target: name for name, target in self.names.items()}
-        return _cast_feeds({original.get(name, name): array for name, array in feeds.items()}, self.reference)
+        return cast_feeds({original.get(name, name): array for name, array in feeds.items()}, self.reference)
 
     def candidate_feeds(self, feeds: Arrays) -> dict[str, Array]:
         """Convert a sample to the types of the candidate."""
-        return _cast_feeds(feeds, self.candidate)
+        return cast_feeds(feeds, self.candidate)
 
 
-def _cast_feeds(feeds: Arrays, side: Side) -> dict[str, Array]:
+def cast_feeds(feeds: Arrays, side: Side) -> dict[str, Array]:
     """Cast floating-point values to the input types of a side, which may compute in another type."""
     dtypes = {spec.name: spec.dtype for spec in side.inputs}
 

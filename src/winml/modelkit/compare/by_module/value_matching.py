@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from winml.modelkit.compare.by_module.onnx_side import OnnxSide
 from winml.modelkit.compare.by_module.sides import WITHOUT_NODES, CallKey, ModuleBoundary, NamesOfBoth, Side, SidePair
@@ -47,13 +47,25 @@ class MatchedBoundary:
         return address.depth(self.identity.tag) == 1
 
 
+class BoundedSide(Protocol):
+    """A side whose boundary values have names: a file, or a proof made with a file."""
+
+    @property
+    def boundaries(self) -> Mapping[CallKey, ModuleBoundary]:
+        """(tag, call number) → boundary of the module call."""
+
+    @property
+    def value_names(self) -> frozenset[str]:
+        """Names of the values."""
+
+
 _NOT_THERE = ModuleBoundary(ModuleIdentity("", "", ""), reason="not in the candidate")
 
 
-def match_files(reference: OnnxSide, candidate: OnnxSide) -> list[MatchedBoundary]:
+def match_files(reference: BoundedSide, candidate: BoundedSide) -> list[MatchedBoundary]:
     """Match the boundaries of two files, in the order the reference computes them, submodules first."""
     matched = []
-    for boundary in _sort_boundaries(reference.boundaries):
+    for boundary in sort_boundaries(reference.boundaries):
         twin = candidate.boundaries.get(boundary.key, _NOT_THERE)
         inputs, outputs = (
             tuple((name, name) for name in names if name in candidate.value_names and name in reference.value_names)
@@ -96,7 +108,7 @@ def _record_calls(side: Side, feeds: Arrays) -> dict[CallKey, ModuleBoundary]:
     return cast("TorchSide", side).calls(feeds)
 
 
-def _sort_boundaries(boundaries: Mapping[CallKey, ModuleBoundary]) -> list[ModuleBoundary]:
+def sort_boundaries(boundaries: Mapping[CallKey, ModuleBoundary]) -> list[ModuleBoundary]:
     """Sort boundaries by the order of computation, submodules first."""
     return sorted(boundaries.values(), key=lambda call: (call.position, -address.depth(call.identity.tag)))
 
@@ -117,7 +129,7 @@ def _match_in_file(
         is_candidate: True if the file is the candidate, so that its names come second in a pair.
     """
     matched = []
-    for boundary in _sort_boundaries(boundaries):
+    for boundary in sort_boundaries(boundaries):
         call = calls.get((boundary.identity.module, boundary.identity.call), ModuleBoundary(boundary.identity))
         end = _find_last_fused(boundary, boundaries, calls) if boundary.ends_in else call
         outputs: tuple[NamesOfBoth, ...] = ()

@@ -1,0 +1,227 @@
+"""Proofs of builds and exports: made from PyTorch when a folder is written, replayed where the folder is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml.modelkit.builds.compared_models import resolve_pairs
+from winml.modelkit.compare.proof.records import Proof, ProofPart, read_proof
+from winml.modelkit.compare.proof.replay import RECORDED, replay_part
+from winml.modelkit.compare.quality_minimum import QualityMinimum
+from winml.modelkit.compare.records import ProofReplay
+from winml.modelkit.errors import ModelPathError, StageError, UsageError, VerificationError, opt
+from winml.modelkit.file_names import ONLY_PART, PROOF_RECORD_NAME, files_folder
+from winml.modelkit.onnx.bundle import read_part_description
+from winml.modelkit.onnx.files.content_digest import hash_file
+from winml.modelkit.quantize.file_minimum import file_minimum
+from winml.modelkit.words import sqnr_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.plan import BuildPlan
+    from winml.modelkit.compare.proof.recording import ProofMaker
+    from winml.modelkit.compare.proof.records import ProofRequest
+    from winml.modelkit.ort.devices import ChosenProvider
+
+
+def record_build(
+    plan: BuildPlan, deployed: Mapping[str, Path], exported: Mapping[str, Path], request: ProofRequest
+) -> ProofMaker:
+    """Run the PyTorch model of a finished build on samples, and record its values and the quality of the files.
+
+    The modules are those of the exported file if the folder has it: its values have the most names.
+
+    Args:
+        plan: The build.
+        deployed: Part → the finished file.
+        exported: Part → the exported file.
+        request: Samples of the proof.
+
+    Raises:
+        UsageError: the user's values do not fit the inputs.
+        InputError: a file is damaged.
+        StageError: a file cannot be run.
+    """
+    from winml.modelkit.compare.by_module.onnx_side import OnnxSide
+    from winml.modelkit.compare.comparing import open_in_torch
+    from winml.modelkit.compare.proof.recording import ProofMaker
+    from winml.modelkit.export.config import configured_request
+    from winml.modelkit.models.request import processor_folder
+
+    model = plan.request if plan.config.export is None else configured_request(plan.request, plan.config.export)
+    maker = ProofMaker(request, "", len(deployed), processor_folder(plan.request))
+    for name, path in deployed.items():
+        tagged = exported.get(name, path)
+        with open_in_torch(model, None, OnnxSide(tagged, by_module=False), {}) as reference:
+            maker.model_class = type(reference.part.module).__name__
+            provider = _built_provider(plan)
+            try:
+                maker.add(name, reference, tagged, path, file_minimum(path, provider), provider)
+            except StageError:
+                if provider is None and path == tagged:
+                    raise
+                # The provider of a compiled file may be missing here.
+                maker.add(name, reference, tagged, tagged, file_minimum(tagged))
+        if plan.verify:
+            _refuse_other_model(plan.request.model, maker.parts[-1])
+    return maker
+
+
+_OTHER_MODEL_DB = 3.0
+"""Chosen: independent outputs have an SQNR of -3 to 0 dB; no verified file is below."""
+
+
+def _refuse_other_model(name: str, part: ProofPart) -> None:
+    """Refuse a model that was loaded again with other weights, such as that of a factory without a seed.
+
+    Raises:
+        VerificationError: the outputs have nothing in common with those of the verified file.
+    """
+    worst = min(part.outputs, key=lambda output: output.sqnr_db)
+    if worst.sqnr_db < _OTHER_MODEL_DB:
+        raise VerificationError(
+            f"no proof was made: {name}, loaded again, returns other outputs than {part.file}, which was verified "
+            f"({worst.name}: {sqnr_words(worst.sqnr_db)})",
+            hint="If a factory makes the model, let it create the same weights in every call: torch.manual_seed(0).",
+        )
+
+
+def _built_provider(plan: BuildPlan) -> ChosenProvider | None:
+    """Return the provider that a build compiled for; `None` for the CPU, or if it is missing on this machine."""
+    from winml.modelkit.ort.devices import choose_provider
+
+    section = plan.config.compile
+    if section is None or section.ep is None:
+        return None
+    try:
+        return choose_provider(section.ep, section.device, section.ep_options or {})
+    except (UsageError, StageError):
+        return None
+
+
+def has_proof(model: str) -> bool:
+    """Return True if a proof is in a folder, or beside a file."""
+    return any((folder / PROOF_RECORD_NAME).is_file() for folder in _proof_folders(model))
+
+
+def proof_folder(model: str) -> Path:
+    """Return the folder with ``proof/`` of a model: the folder itself, or that of a file.
+
+    Raises:
+        UsageError: there is no proof, or no such file.
+    """
+    folders = _proof_folders(model)
+    if not Path(model).exists():
+        raise ModelPathError(f"{model}: no such file or folder", hint="Pass a build folder or an ONNX file.")
+    for folder in folders:
+        if (folder / PROOF_RECORD_NAME).is_file():
+            return folder
+    raise UsageError(
+        f"{folders[0]}: has no proof ({PROOF_RECORD_NAME})",
+        hint=f"winml build and winml export write one with {opt.proof}. To compare with PyTorch itself: winml compare "
+        "CHECKPOINT FILE.onnx",
+    )
+
+
+def _proof_folders(model: str) -> list[Path]:
+    """Return the folders that may contain the proof of a model."""
+    path = Path(model)
+    return [path] if path.is_dir() else [path.parent, files_folder(path)]
+
+
+def resolve_verified(model: str, against: str | None, submodel: Sequence[str] = ()) -> Mapping[str, Path]:
+    """Return part → file that is compared with the proof of a model.
+
+    Args:
+        model: Build folder or ONNX file with the proof.
+        against: Folder or file that is compared in its place; ``None``: the model itself.
+        submodel: Names of the parts; empty: all.
+
+    Raises:
+        UsageError: a name is no ONNX model, or the part of a file is unknown.
+        InputError: a file is damaged.
+    """
+    pairs = resolve_pairs(model, against or model, submodel)
+    parts = {}
+    for part, (_, file) in pairs.parts.items():
+        if not isinstance(file, Path):
+            raise UsageError(f"{against or model}: is no ONNX model", hint="Pass a build folder or an ONNX file.")
+        description = read_part_description(file) if part == ONLY_PART else None
+        is_one = description is not None and description.is_one_of_several
+        parts[description.name if is_one and description is not None else part] = file
+    return parts
+
+
+def replay_model(
+    model: str,
+    parts: Mapping[str, Path],
+    *,
+    by_module: bool = False,
+    provider: ChosenProvider | None = None,
+    min_sqnr_db: float | None = None,
+) -> ProofReplay:
+    """Run files on the inputs of a proof, and compare them with the recorded values of PyTorch.
+
+    Args:
+        model: Build folder or ONNX file with the proof.
+        parts: Part → file, as :func:`resolve_verified` returns.
+        by_module: Compare all modules, also of files within their limits.
+        provider: Execution provider; ``None``: the CPU provider.
+        min_sqnr_db: Minimum SQNR of every output, in dB; ``None``: the recorded limits, or those of the precisions of
+            another file.
+
+    Raises:
+        UsageError: there is no proof, or a file has other inputs, outputs or parts.
+        InputError: a file is damaged.
+        StageError: a file cannot be run.
+    """
+    proof = read_proof(proof_folder(model))
+    replays = {name: _replay_file(proof, name, path, by_module, provider, min_sqnr_db) for name, path in parts.items()}
+    if len(replays) == 1:
+        return next(iter(replays.values()))
+    whole = ProofReplay.of_parts(RECORDED, model, replays)
+    assert isinstance(whole, ProofReplay)
+    return replace(whole, versions=proof.record.versions)
+
+
+def _replay_file(
+    proof: Proof,
+    name: str,
+    path: Path,
+    by_module: bool,
+    provider: ChosenProvider | None,
+    min_sqnr_db: float | None,
+) -> ProofReplay:
+    part = proof.part(name)
+    is_recorded = part.sha256 == hash_file(path)
+    minimum = file_minimum(path, provider) if min_sqnr_db is None else QualityMinimum(min_sqnr_db)
+    if is_recorded and min_sqnr_db is None:
+        agreements = [value for value in (minimum.agreement, part.min_agreement) if value is not None]
+        lowest = min(agreements) if len(agreements) > 1 else minimum.agreement
+        minimum = QualityMinimum(min(minimum.sqnr_db, part.min_sqnr_db), lowest)
+    result = replay_part(part, proof.arrays, path, minimum, by_module=by_module, provider=provider)
+    notes = (*result.notes, *(_loss_notes(part, result) if is_recorded else ()))
+    return replace(result, is_recorded_file=is_recorded, versions=proof.record.versions, notes=notes)
+
+
+_NOTED_LOSS_DB = 6.0
+"""Chosen: the error has doubled."""
+
+
+def _loss_notes(part: ProofPart, result: ProofReplay) -> tuple[str, ...]:
+    """Note outputs of the recorded file that are worse than when the proof was made, although within the limit."""
+    recorded = {output.name: output.sqnr_db for output in part.outputs}
+    losses = [
+        f"{name} from {sqnr_words(recorded[name])} to {sqnr_words(output.fidelity.sqnr_db)}"
+        for output in result.outputs
+        if (name := output.fidelity.name) in recorded
+        and output.fidelity.sqnr_db < recorded[name] - _NOTED_LOSS_DB
+        and output.fidelity.sqnr_db < _ROUNDING_DB
+    ]
+    return (f"The same file is worse than when the proof was made: {', '.join(losses)}.",) if losses else ()
+
+
+_ROUNDING_DB = 100.0
+"""SQNR of rounding. Chosen: float32 sums in another order have 110 dB and more."""

@@ -1,0 +1,239 @@
+"""Replay of a proof: an ONNX file runs on the recorded inputs, and is compared with the recorded values of PyTorch.
+
+Imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.compare.by_module.module_comparison import FINEST, compare_modules
+from winml.modelkit.compare.by_module.onnx_side import OnnxSide
+from winml.modelkit.compare.by_module.sides import CallKey, ModuleBoundary, NamesOfBoth, cast_feeds
+from winml.modelkit.compare.by_module.value_matching import match_files
+from winml.modelkit.compare.fidelity import FidelitySum
+from winml.modelkit.compare.proof.excerpts import take_excerpt
+from winml.modelkit.compare.proof.records import ProofPart
+from winml.modelkit.compare.quality_minimum import QualityMinimum
+from winml.modelkit.compare.records import ComparedOutput, ProofReplay
+from winml.modelkit.errors import StageError, UsageError
+from winml.modelkit.ort.devices import ChosenProvider
+from winml.modelkit.progress import counted
+from winml.modelkit.tags.address import ModuleIdentity
+
+RECORDED = "PyTorch, as recorded"
+"""Name of the reference in messages."""
+_TIMED_RUNS = 5
+"""Chosen: the median of five runs is a note, no measurement."""
+
+
+@dataclass(frozen=True)
+class _RecordedModel:
+    """Part of a proof, as the reference of a comparison."""
+
+    part: ProofPart
+    arrays: Arrays
+    """Key → stored numbers."""
+
+    @property
+    def samples(self) -> list[dict[str, Array]]:
+        """Inputs of each sample."""
+        return [
+            {spec.name: self.arrays[self.part.key("inputs", spec.name, number)] for spec in self.part.inputs}
+            for number in range(self.part.samples.count)
+        ]
+
+    @property
+    def boundaries(self) -> dict[CallKey, ModuleBoundary]:
+        """(tag, call number) → boundary of the module call, in the file that the proof was made with."""
+        calls = [
+            ModuleBoundary(
+                ModuleIdentity(module.module, module.tag, module.class_name, module.call, module.calls),
+                module.inputs,
+                module.outputs,
+                module.position,
+                module.reason,
+                module.ends_in,
+                module.fused_with,
+            )
+            for module in self.part.modules
+        ]
+        return {call.key: call for call in calls}
+
+    @property
+    def value_names(self) -> frozenset[str]:
+        """Names of the recorded inner values."""
+        start = self.part.key("values", "")
+        return frozenset(key.removeprefix(start) for key in self.part.tensors if key.startswith(start))
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the recorded outputs."""
+        start = self.part.key("outputs", "", 0)
+        return [key.removeprefix(start) for key in self.part.tensors if key.startswith(start)]
+
+    def paired(self, key: str, value: Array) -> tuple[Array, Array]:
+        """Return the recorded excerpt of a value and that of a value of the file.
+
+        Zeros of the recorded shape, and the whole value, if the shapes differ.
+        """
+        tensor, stored = self.part.tensors[key], self.arrays[key]
+        if value.shape != tensor.shape:
+            return np.broadcast_to(np.zeros((), stored.dtype), tensor.shape), value
+        return stored, take_excerpt(value, tensor.kept, stored)
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """A recorded model and a file, on the recorded samples."""
+
+    model: _RecordedModel
+    file: OnnxSide
+
+    @property
+    def is_rounded(self) -> bool:
+        """True if PyTorch or the file computes with fewer bits than float32."""
+        return self.model.part.is_rounded or self.file.is_rounded
+
+    def feeds(self, sample: Arrays) -> dict[str, Array]:
+        """Return a sample in the types of the file."""
+        return cast_feeds(sample, self.file)
+
+    def outputs(self) -> tuple[ComparedOutput, ...]:
+        """Run the file on all samples, and compare its outputs."""
+        part, totals = self.model.part, {name: FidelitySum(name) for name in self.model.output_names}
+        for number, sample in enumerate(counted(self.model.samples, "sample")):
+            outputs = self.file.outputs(self.feeds(sample))
+            for name, total in totals.items():
+                total.add(*self.model.paired(part.key("outputs", name, number), outputs[name]))
+        return tuple(ComparedOutput(total.of_output()) for total in totals.values())
+
+    def median_run_ms(self) -> float:
+        """Median time of a run on the first sample; the file has run before."""
+        feeds, times = self.feeds(self.model.samples[0]), []
+        for _ in range(_TIMED_RUNS):
+            started = time.perf_counter()
+            self.file.outputs(feeds)
+            times.append(1000 * (time.perf_counter() - started))
+        return statistics.median(times)
+
+    def value_bytes(self, taps: Sequence[NamesOfBoth]) -> Sequence[int | None]:
+        """Bytes of recording each value of the file; ``None`` if unknown."""
+        return self.file.value_bytes([name for _, name in taps], self.feeds(self.model.samples[0]))
+
+    def recorded(self, group: Sequence[NamesOfBoth]) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
+        """Run the file on the first sample, and yield the excerpts of both."""
+        names = list(dict.fromkeys(name for _, name in group))
+        values = self.file.values(self.feeds(self.model.samples[0]), names)
+        ours, theirs = dict[str, Array](), dict[str, Array]()
+        for source, name in group:
+            if source in self.model.value_names:
+                ours[source], theirs[name] = self.model.paired(self.model.part.key("values", source), values[name])
+        yield ours, theirs
+
+
+def replay_part(
+    part: ProofPart,
+    arrays: Arrays,
+    path: Path,
+    minimum: QualityMinimum,
+    *,
+    by_module: bool = False,
+    provider: ChosenProvider | None = None,
+    shown: str = "",
+) -> ProofReplay:
+    """Run a file on the inputs of a proof, and compare its outputs and modules with those of PyTorch.
+
+    Modules are compared if requested, or if an output is beyond its limit.
+
+    Args:
+        part: The record of the part.
+        arrays: Key → stored numbers.
+        path: The ONNX file.
+        minimum: Minimum quality of every output.
+        by_module: Compare all modules in any case.
+        provider: Execution provider; ``None``: the CPU provider.
+        shown: Name of the file in messages; default: the path.
+
+    Raises:
+        UsageError: the file has other inputs or outputs.
+        InputError: the file is damaged.
+        StageError: the file cannot be run.
+    """
+    recorded = _RecordedModel(part, arrays)
+    file = OnnxSide(path, by_module=False, shown=shown, as_written=False, provider=provider)
+    _refuse_other_interface(recorded, file)
+    replay = _Replay(recorded, file)
+    outputs = replay.outputs()
+    result = ProofReplay(
+        reference=RECORDED,
+        candidate=file.shown,
+        samples=part.samples.about,
+        outputs=outputs,
+        threshold=None,
+        tolerance=part.tolerance,
+        provider=provider,
+        minimum=minimum,
+        recorded=part,
+        run_ms=replay.median_run_ms(),
+    )
+    if result.is_within and not by_module:
+        return result
+    return _with_modules(result, recorded, path, is_requested=by_module, shown=shown)
+
+
+def _refuse_other_interface(model: _RecordedModel, file: OnnxSide) -> None:
+    """Refuse a file without the recorded inputs and outputs.
+
+    Raises:
+        UsageError: names them.
+    """
+    inputs = [spec.name for spec in model.part.inputs]
+    missing = [name for name in model.output_names if name not in file.output_names]
+    if set(inputs) != set(file.input_names) or missing:
+        raise UsageError(
+            f"{file.shown} takes {', '.join(file.input_names)} and returns {', '.join(file.output_names)}; the proof "
+            f"is of a model that takes {', '.join(inputs)} and returns {', '.join(model.output_names)}",
+            hint="Pass a file that was made from this model, or make a proof of this one.",
+        )
+
+
+def _with_modules(
+    result: ProofReplay, model: _RecordedModel, path: Path, *, is_requested: bool, shown: str
+) -> ProofReplay:
+    """Add the comparison of all modules, or a note why they cannot be compared if they were not requested.
+
+    Raises:
+        UsageError: modules were requested, and the file has none.
+        StageError: modules were requested, and the file does not run with their values as outputs.
+    """
+    try:
+        file = OnnxSide(path, by_module=True, shown=shown, provider=result.provider)
+        if not file.boundaries or not model.value_names:
+            raise UsageError(
+                f"{file.shown} has no module information for its nodes",
+                hint="Transfer the tags of its source file with winml retag.",
+            )
+        matched = match_files(model, file)
+        file.session([name for call in matched for _, name in call.taps])
+        compared = compare_modules(_Replay(model, file), matched, result.worst.fidelity, unchanged=None)
+    except (UsageError, StageError) as error:
+        if is_requested:
+            raise
+        return replace(result, notes=(*result.notes, f"Modules were not compared: {error.message}. {error.hint}"))
+    tolerances = [result.tolerance] if result.is_within else [result.tolerance, result.tolerance * FINEST]
+    divergences = (compared.divergence(tolerance) for tolerance in tolerances)
+    return replace(
+        result,
+        modules=compared.modules,
+        divergence=next((position for position in divergences if position is not None), None),
+        graph_name=file.structure.graph.name,
+        node_tags=file.node_tags(),
+    )

@@ -1,0 +1,72 @@
+"""``winml verify``: check of a model against the recorded outputs of PyTorch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
+from winml.modelkit.cli._folders import end_dry_run
+from winml.modelkit.cli._options import request_options, result_options
+from winml.modelkit.cli._progress import show_wait
+from winml.modelkit.cli._requests import stated_fields
+from winml.modelkit.cli._streams import library_output_to_stderr, own_stderr, page_text, show_answer
+from winml.modelkit.compare.verify_verb import VerifyRequest, plan_verification, run_verification
+from winml.modelkit.file_names import ONLY_PART
+
+if TYPE_CHECKING:
+    from winml.modelkit.compare.records import ModelComparison
+
+
+@click.command(name="verify", cls=WinMLCommand)
+@request_options(VerifyRequest)
+@result_options(quiet="", verbose="Show more detail: every module.")
+def command(**options: Any) -> None:
+    """Check a model on this machine against the recorded outputs of PyTorch, without PyTorch.
+
+    MODEL is a folder of winml build, or an ONNX file, with a proof beside it (winml build --proof). The model runs on
+    the recorded inputs. Every output is compared with its limit. If one is beyond it, all modules are compared, and the
+    first one that diverges is named. In GitHub Actions, failures are also annotations of the run.
+
+    Exit codes: 0 success, 1 failure, 2 usage error, 3 an output is beyond its limit.
+
+    Examples:
+      winml verify built
+      winml verify built --ep openvino
+      winml verify built --against slim.onnx --by-module
+      winml verify built --junit verify.xml -o verify.json
+    """
+    from winml.modelkit.compare.proof.machine_reports import annotation_lines, junit_text
+    from winml.modelkit.compare.table import comparison_document
+    from winml.modelkit.profile.node_data import comparison_node_data
+
+    request = VerifyRequest(**stated_fields(VerifyRequest, options))
+    plan = plan_verification(request)
+    end_dry_run(plan, options)
+    with library_output_to_stderr(), show_wait("verifying"):
+        result = run_verification(plan, request)
+    parts: list[ModelComparison] = list((result.parts or {ONLY_PART: result}).values())
+    depth = request.depth
+
+    def page(path: Path) -> str:
+        number = plan.files["report"].index(path)
+        beside = {option: paths[number : number + 1] or paths for option, paths in plan.files.items()}
+        return page_text(comparison_document(parts[number], depth=depth), path, beside)
+
+    show_answer(
+        result.as_record(depth=depth),
+        plan.files,
+        options,
+        lambda: comparison_document(result, depth=depth),
+        report=page,
+        node_data=lambda path: comparison_node_data(parts[plan.files["node_data"].index(path)]),
+        junit=lambda _path: junit_text(result),
+    )
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in annotation_lines(result):
+            own_stderr().write(f"{line}\n")
+    if not result.is_within:
+        click.get_current_context().exit(NEGATIVE_RESULT)

@@ -1,0 +1,305 @@
+"""Proof of a model: recorded with PyTorch, replayed on variants of the file, with errors planted by module."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from safetensors.numpy import load_file
+from torch import nn
+
+from e2e.in_process import run_here
+from winml.modelkit import build_model, export_model, optimize_model, quantize_model, verify_model
+from winml.modelkit.compare.proof.excerpts import choose_excerpt, take_excerpt
+from winml.modelkit.errors import InputError, UsageError, VerificationError
+from winml.modelkit.metadata_keys import MODULE_KEY
+
+LAYERS = 6
+WIDTH = 16
+
+
+class Mix(nn.Module):
+    """Mixes channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH**0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ self.weight)
+
+
+class Gate(nn.Module):
+    """Scales channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(1 + 0.1 * torch.randn(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale + x.mean(-1, keepdim=True)
+
+
+class Layer(nn.Module):
+    """Two modules, and a sum with weights of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.gate = Mix(), Gate()
+        self.share = nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.gate(self.mix(x)) * self.share
+
+
+class Net(nn.Module):
+    """A model of 20 modules with weights of their own, except the root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = Mix(), Mix()
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+PLACES = [
+    "embed", "head",
+    *(f"layers.{number}{inner}" for number in range(LAYERS) for inner in ("", ".mix", ".gate")),
+]  # fmt: skip
+
+
+def _net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+@pytest.fixture(scope="module")
+def proven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an export and its proof."""
+    folder: Path = tmp_path_factory.mktemp("proven")
+    export_model(_net(), folder / "net.onnx", torch.randn(2, 5, WIDTH), proof=True)
+    return folder
+
+
+def _planted(source: Path, target: Path, place: str) -> Path:
+    """Write a copy of a model with one wrong weight of a module."""
+    model = onnx.load(source)
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    nodes = [
+        node
+        for node in model.graph.node
+        if {entry.key: entry.value for entry in node.metadata_props}.get(MODULE_KEY) == place
+    ]
+    weight = next(weights[name] for node in nodes for name in node.input if name in weights)
+    values = numpy_helper.to_array(weight) * np.float32(1.3)
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    onnx.save(model, target)
+    return target
+
+
+def test_untouched_file_is_within_its_limits(proven: Path) -> None:
+    result = verify_model(proven, by_module=True)
+    assert result.is_within
+    assert result.first_divergence is None
+    assert result.worst.fidelity.sqnr_db > 100
+    assert {*PLACES} <= {module.identity.module for module in result.modules or () if module.fidelity is not None}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_planted_error_is_named_by_module(proven: Path, tmp_path: Path, place: str) -> None:
+    result = verify_model(proven, against=_planted(proven / "net.onnx", tmp_path / "wrong.onnx", place))
+    assert not result.is_within
+    assert result.first_divergence is not None
+    assert place == result.first_divergence.identity.module
+
+
+def _optimize(source: Path, target: Path) -> None:
+    optimize_model(source, target, level="full")
+
+
+def _quantize(source: Path, target: Path) -> None:
+    quantize_model(source, target, precision="int8", verify=False)
+
+
+def _slim(source: Path, target: Path) -> None:
+    import onnxslim
+
+    onnxslim.slim(str(source), str(target))
+
+
+def _simplify(source: Path, target: Path) -> None:
+    import onnxsim
+
+    onnx.save(onnxsim.simplify(onnx.load(source))[0], target)
+
+
+@pytest.mark.parametrize("transform", [_optimize, _quantize, _slim, _simplify])
+def test_transformed_file_is_within_its_limits_and_a_planted_error_is_named(
+    proven: Path, tmp_path: Path, transform: Callable[[Path, Path], None]
+) -> None:
+    place = "layers.3.mix"
+    transform(proven / "net.onnx", tmp_path / "right.onnx")
+    assert verify_model(proven, against=tmp_path / "right.onnx").is_within
+    transform(_planted(proven / "net.onnx", tmp_path / "wrong.onnx", place), tmp_path / "result.onnx")
+    result = verify_model(proven, against=tmp_path / "result.onnx", min_sqnr_db=30)
+    assert not result.is_within
+    assert result.first_divergence is not None
+    assert place == result.first_divergence.identity.module
+
+
+def test_proof_is_deterministic_apart_from_the_time_and_names_no_path(proven: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    inputs = torch.randn(2, 5, WIDTH)
+    records = []
+    for name in ("first", "second"):
+        export_model(_net(), tmp_path / name / "net.onnx", inputs, proof=True)
+        records.append(json.loads((tmp_path / name / "proof/proof.json").read_text(encoding="utf-8")))
+    for record in records:
+        assert record["parts"][0].pop("run_ms") > 0
+    assert records[0] == records[1]
+    first, second = ((tmp_path / name / "proof/proof.safetensors").read_bytes() for name in ("first", "second"))
+    assert first == second
+    assert str(tmp_path) not in json.dumps(records[0])
+    assert not records[0]["user_data"]
+
+
+def test_inputs_of_the_user_are_stored_only_if_named(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).standard_normal((2, 5, WIDTH)).astype(np.float32)
+    np.savez(tmp_path / "mine.npz", x=array)
+    export_model(
+        _net(), tmp_path / "net.onnx", torch.randn(2, 5, WIDTH), proof=True, proof_inputs=tmp_path / "mine.npz"
+    )
+    record = json.loads((tmp_path / "proof/proof.json").read_text(encoding="utf-8"))
+    assert record["user_data"]
+    assert "mine.npz" == record["parts"][0]["samples"]["data"]
+    assert np.array_equal(array, load_file(tmp_path / "proof/proof.safetensors")["model/inputs/0/x"])
+
+
+def test_proof_inputs_without_a_proof_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.npz").touch()
+    with pytest.raises(UsageError):
+        export_model(_net(), tmp_path / "net.onnx", torch.randn(2, 5, WIDTH), proof_inputs=tmp_path / "mine.npz")
+
+
+def test_command_ends_with_3_for_a_wrong_file_and_reports_it_to_ci(
+    proven: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    wrong = _planted(proven / "net.onnx", tmp_path / "wrong.onnx", "layers.2.gate")
+    done = run_here("verify", proven, "--against", wrong, "--junit", tmp_path / "verify.xml", "-f", "json")
+    assert 3 == done.code
+    record = json.loads(done.out)
+    assert not record["is_within"]
+    assert "layers.2.gate" == record["first_divergence"]["module"]
+    assert not record["recorded"]["is_same_file"]
+    suite = ET.parse(tmp_path / "verify.xml").getroot()
+    failed = {case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None}
+    assert {record["outputs"][0]["name"], "layers.2.gate"} == failed
+    assert str(len(failed)) == suite.get("failures")
+    (annotation,) = [line for line in done.err.splitlines() if line.startswith("::error ")]
+    assert "layers.2.gate" in annotation
+
+
+def test_command_ends_with_0_for_the_recorded_file(proven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    done = run_here("verify", proven / "net.onnx", "-f", "json")
+    assert 0 == done.code
+    assert json.loads(done.out)["recorded"]["is_same_file"]
+    assert "::error" not in done.err
+
+
+def test_folder_without_a_proof_is_a_usage_error(proven: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes((proven / "net.onnx").read_bytes())
+    assert 2 == run_here("verify", tmp_path).code
+    assert 2 == run_here("verify", tmp_path / "missing").code
+
+
+def test_damaged_proof_is_an_input_error(proven: Path, tmp_path: Path) -> None:
+    (tmp_path / "proof").mkdir()
+    for name in ("net.onnx", "proof/proof.json", "proof/proof.safetensors"):
+        (tmp_path / name).write_bytes((proven / name).read_bytes())
+    tensors = tmp_path / "proof/proof.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-10])
+    with pytest.raises(InputError):
+        verify_model(tmp_path)
+
+
+def test_model_with_other_inputs_is_refused(proven: Path, tmp_path: Path) -> None:
+    class Other(nn.Module):
+        def forward(self, other: torch.Tensor) -> torch.Tensor:
+            return other + 1
+
+    export_model(Other(), tmp_path / "other.onnx", torch.randn(2, 5, WIDTH))
+    with pytest.raises(UsageError):
+        verify_model(proven, against=tmp_path / "other.onnx")
+
+
+FACTORY = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+"""
+
+
+def test_build_lists_its_proof_and_records_the_deployed_file(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(FACTORY, encoding="utf-8")
+    result = build_model(
+        f"{tmp_path / 'net.py'}:make",
+        tmp_path / "built",
+        precision="int8",
+        proof=True,
+        input_specs={"input": {"shape": [2, 8], "dtype": "float32"}},
+    )
+    proof = result.manifest.proof
+    assert proof is not None
+    assert {file.name for file in proof.files} <= {file.name for file in result.manifest.deploy}
+    assert sum(file.size_bytes for file in proof.files if file.name.endswith("safetensors")) <= proof.limit_bytes
+    record = json.loads((tmp_path / "built/proof/proof.json").read_text(encoding="utf-8"))
+    assert result.manifest.model[0].sha256 == record["parts"][0]["sha256"]
+    replay = verify_model(tmp_path / "built")
+    assert replay.is_within
+    assert replay.as_record()["recorded"]["is_same_file"]
+    assert verify_model(tmp_path / "built", against=tmp_path / "built/export.onnx").worst.fidelity.sqnr_db > 80
+
+
+def test_factory_of_other_weights_in_every_call_gives_no_proof(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(FACTORY.replace("torch.manual_seed(0)", "torch.seed()"), encoding="utf-8")
+    specs = {"input": {"shape": [2, 8], "dtype": "float32"}}
+    with pytest.raises(VerificationError):
+        build_model(f"{tmp_path / 'net.py'}:make", tmp_path / "built", proof=True, input_specs=specs)
+    assert not (tmp_path / "built/proof").exists()
+    assert (tmp_path / "built/model.onnx").is_file()
+
+
+@pytest.mark.parametrize("error", [1e-5, 1e-2, 0.5])
+def test_sketch_estimates_the_relative_error_of_the_whole_value(error: float) -> None:
+    generator = np.random.default_rng(0)
+    value = generator.standard_normal((64, 1024)).astype(np.float32)
+    other = value + np.float32(error) * generator.standard_normal(value.shape).astype(np.float32)
+    kept, stored = choose_excerpt(value, 1024, by_rows=False)
+    assert ("sketch", (1024,)) == (kept, stored.shape)
+    difference = take_excerpt(other, kept, stored) - stored
+    assert np.linalg.norm(difference) / np.linalg.norm(stored) == pytest.approx(error, rel=0.15)
+
+
+def test_rows_of_a_large_output_include_the_first_and_the_last() -> None:
+    value = np.arange(40, dtype=np.float32).reshape(10, 4)
+    kept, stored = choose_excerpt(value, 13, by_rows=True)
+    assert "rows" == kept
+    assert [0, 16, 36] == stored[:, 0].tolist()
+    assert np.array_equal(stored, take_excerpt(value, kept, stored))
