@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _ARRAYS_SUFFIX = ".npz"
 _SHORT_S = 2.0
 """Chosen: a build takes longer, and finding one in the cache does not."""
+_KIND_WORDS = {"text": "a text", "image": "an image", "audio": "a recording"}
 _BY_OPTION = frozenset({"text", "image", "audio", "label"})
 """Inputs of tasks with an option of their own."""
 
@@ -225,9 +227,11 @@ def _collect_values(request: RunRequest) -> dict[str, tuple[str, ...]]:
     for pair in request.inputs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
+            kind, _ = _positional_input(request.name, pair)
             raise UsageError(
                 f"{opt.input} {pair}: expected NAME=VALUE or NAME=@FILE",
-                hint=f"Such as {opt.input} context=@article.txt, or {opt.input} input_ids=[[2,5,3]].",
+                hint=f"For {_KIND_WORDS[kind]}, use {spell(kind)} {shlex.quote(pair)}; for others, "
+                f"{opt.input} context=@article.txt or {opt.input} input_ids=[[2,5,3]].",
             )
         add(name.strip(), value)
     return {**texts, **dict.fromkeys(request.arrays, ("an array",))}
