@@ -493,8 +493,17 @@ def _convert_validation_error(
     value = repr(problem["input"])
     value_words = "" if problem["type"] == "missing" or f"got {value}" in reason else f" (got {value})"
     fields = [position for position, element in enumerate(problem["loc"]) if isinstance(element, str)]
-    hints = (_key_hint(_record_type(options, problem["loc"][:index]), problem["loc"][index]) for index in fields)
+    hints = [_key_hint(_record_type(options, problem["loc"][:index]), problem["loc"][index]) for index in fields]
+    if fields:
+        declared = _declared_field(_record_type(options, problem["loc"][: fields[0]]), str(problem["loc"][fields[0]]))
+        hints.append("" if declared is None else declared.expectation(problem["input"]))
     return ConfigError(f"{label}: {location or 'value'}: {reason}{value_words}", hint=next(filter(None, hints), ""))
+
+
+def _declared_field(record: type[pydantic.BaseModel], name: str) -> Field | None:
+    """Return the declaration of a field of a record; `None` if no option declares the field."""
+    declared = (field for kind in record.__mro__ for field in vars(kind).get("declared", ()))
+    return next((field for field in declared if field.name == name), None)
 
 
 def _key_hint(record: type[pydantic.BaseModel], key: str | int) -> str:

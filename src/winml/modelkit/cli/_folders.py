@@ -89,6 +89,7 @@ def run_verb(
     options: Mapping[str, Any],
     describe: Callable[[RecordT], Document],
     write: Callable[[RecordT], list[Path]] = lambda _record: [],
+    next_command: Callable[[Path, Path, RecordT], str] | None = None,
 ) -> None:
     """Plan a request; print the plan for ``--dry-run``, else run the plan and print the record.
 
@@ -98,6 +99,8 @@ def run_verb(
         describe: Describes the record of one file for people.
         write: Writes the requested files beside the result; takes the record of the file, or of the first part of a
             folder, and returns the paths.
+        next_command: Returns the command that acts on the result. Takes the source, the file or folder of the result,
+            and the same record. `None`: the command that measures both.
 
     Raises:
         WinMLError: the request is refused, or the work failed.
@@ -112,6 +115,11 @@ def run_verb(
         record = next(iter(result.parts.values())) if isinstance(result, TransformedFolder) else result
         files = write(record)
     if isinstance(result, TransformedFolder):
-        show_result(result.as_record(), options, lambda: _folder_document(result, describe).with_files(files))
+        made, document = result.folder, lambda: _folder_document(result, describe)
     else:
-        show_result(result.as_record(), options, lambda: describe(result).with_files(files))
+        made, document = result.model_path, lambda: describe(result)
+    from winml.modelkit.verbs.next_commands import timing_command
+
+    following = next_command(result.source, made, record) if next_command else timing_command(result.source, made)
+    shown = {**result.as_record(), "next": following or None}
+    show_result(shown, options, lambda: document().with_files(files).with_next(following))
