@@ -61,8 +61,7 @@ _PROBABILITY_UNITS = 8
 Measured: ONNX Runtime's Sigmoid is off by up to 1.1e-7, whatever its value."""
 
 _CHANNEL_DTYPES = ("float32", "float64")
-"""Dtypes whose rounding is far below their threshold; in half precision channels cannot be distinguished from
-rounding."""
+"""Dtypes whose rounding is far below their threshold; in 16 bits, see :func:`find_channel_beyond_rounding`."""
 
 TEXT_KINDS = "USO"
 """Kinds of non-numeric arrays."""

@@ -80,7 +80,7 @@ def _winner_table(result: TuneResult, metrics: Sequence[str]) -> doc.Table:
         rows.append([name, *map(doc.Column(name, kind).words, values), f"{after / before:.2f} ×" if before else ""])
 
     ratio = result.winner.ratio_to_plain
-    if ratio is None or not ratio.is_disturbed:
+    if ratio is None or not ratio.is_slowed:
         add("latency, p50 ms", "latency", [None if side.latency is None else side.latency.p50_ms for side in sides])
     add("size", "bytes", [fact.size_bytes for fact in facts])
     add("memory", "bytes", [fact.memory_bytes for fact in facts])
@@ -104,12 +104,11 @@ def _list_figures(result: TuneResult) -> Iterator[doc.Figure]:
         yield doc.Figure("verdict", "undecided", result.verdict.words.removeprefix("undecided: "))
     else:
         yield doc.Figure("winner", winner.name, tuned.candidate.words)
-    is_doubtful = winner.ratio_to_plain is not None and winner.ratio_to_plain.is_disturbed
-    if tuned.latency is not None and not is_doubtful:
+    if tuned.latency is not None and not (winner.ratio_to_plain and winner.ratio_to_plain.is_slowed):
         ends = _interval_text(tuned.latency.p50_ms, tuned.latency.low_ms, tuned.latency.high_ms).partition(" ")[2]
         interval = f"median, 95 % interval {ends}" if ends else "median"
         yield doc.Figure("latency", f"{tuned.latency.p50_ms:.2f} ms", interval)
-    if winner.ratio_to_plain is not None and not is_doubtful:
+    if winner.ratio_to_plain is not None and not winner.ratio_to_plain.is_disturbed:
         ratio = winner.ratio_to_plain.value
         meaning = f"{ratio:.2f} of the latency of the plain file"
         yield doc.Figure("speedup", f"{1 / ratio:.2f} ×" if ratio > 0 else "–", meaning)
