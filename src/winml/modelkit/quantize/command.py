@@ -67,23 +67,12 @@ def command(**options: Any) -> None:
     run_verb(request, options, _describe_result, lambda result: _write_page(result, options), following)
 
 
-_CLOSE_AGREEMENT = 0.95
-"""Chosen: with this share of equal predictions and more, the time of a quantized model is the next question."""
-_CLOSE_DB = 20.0
-"""Chosen: the same for outputs that are no scores."""
-
-
 def _command_after(request: verb.QuantizeRequest, source: Path, made: Path, result: QuantizedFile) -> str:
     """Return the command that acts on a quantization: the search for the module with the error, or a measurement."""
     from winml.modelkit.builds.found_models import part_files
 
     worst = result.fidelity.worst if result.fidelity is not None and result.fidelity.outputs else None
-    is_close = worst is None or (
-        worst.prediction_agreement >= _CLOSE_AGREEMENT
-        if worst.prediction_agreement is not None
-        else worst.sqnr_db >= _CLOSE_DB
-    )
-    if is_close or part_files(str(made)):
+    if worst is None or worst.is_close or part_files(str(made)):
         return timing_command(source, made)
     data = {name: getattr(request.options, name) for name in ("dataset", "split", "columns")}
     return diverging_command(source, made, DataSetFields(**data) if data["dataset"] else DataSetFields())

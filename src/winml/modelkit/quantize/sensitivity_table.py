@@ -11,7 +11,7 @@ from winml.modelkit.errors import opt
 from winml.modelkit.quantize import sensitivity_records
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
-from winml.modelkit.words import size_words, sqnr_words
+from winml.modelkit.words import percent_words, size_words, sqnr_words
 
 MAX_BARS = 10
 """Number of modules in the bar chart. Chosen: it fits on a screen below the figures."""
@@ -70,6 +70,7 @@ def sensitivity_document(result: sensitivity_records.QuantizationSensitivity) ->
             ),
             *(_exclude_list_blocks(result.exclude_list) if result.exclude_list is not None else ()),
         ],
+        doc.Fields([("conclusion", conclusion)] if (conclusion := _conclusion_words(result)) else []),
         title=Path(result.model).name,
         subject="sensitivity to quantization",
         answer=_answer_words(result),
@@ -90,6 +91,35 @@ def _answer_words(result: sensitivity_records.QuantizationSensitivity) -> str:
     ends = "" if lower == sqnr else f" ({lower} at the lower end of its interval)"
     side = "above" if whole.lower_db >= limit else "below"
     return f"With all modules in {result.precision}, the SQNR is {sqnr}{ends}, {side} the limit of {limit:.4g} dB."
+
+
+_SHARE = 0.8
+"""Chosen: modules with this share of the error power explain it."""
+_MOST_CAUSES = 3
+"""Chosen: more modules than these are no cause, but the whole model."""
+
+
+def _conclusion_words(result: sensitivity_records.QuantizationSensitivity) -> str:
+    """Describe the modules with most of the error power, each quantized alone; empty without an error."""
+    errors = [
+        (module, module.form.measures().get("relative_error")) for module in _innermost(result.modules) if module.form
+    ]
+    powers = {module: error**2 for module, error in errors if error is not None and math.isfinite(error)}
+    total, parameters = sum(powers.values()), sum(module.parameters for module in powers)
+    if not total or len(powers) < 2:
+        return ""
+    ranked = sorted(powers, key=lambda module: -powers[module])
+    count = next(
+        count for count in range(1, len(ranked) + 1) if sum(powers[m] for m in ranked[:count]) >= _SHARE * total
+    )
+    causes = ranked[:count] if count <= _MOST_CAUSES else ranked[:1]
+    names = " and ".join(module.path or module.tag for module in causes)
+    share = percent_words(sum(powers[module] for module in causes) / total)
+    weights = percent_words(sum(module.parameters for module in causes) / parameters) if parameters else "no"
+    part = f"{share} of the error of the innermost modules, with {weights} of their parameters"
+    if count <= _MOST_CAUSES:
+        return f"{names} cause{'s' if len(causes) == 1 else ''} {part}"
+    return f"no single module causes the error: {names}, the most sensitive, has {part}"
 
 
 def _sensitivity_figures(result: sensitivity_records.QuantizationSensitivity) -> Iterator[doc.Figure]:
