@@ -190,6 +190,7 @@ def test_target_of_the_task_is_searched_on_a_dataset(exported: Path, tmp_path: P
     assert ("dataset", 8, "reviews.csv") == (result.input_source, result.samples, result.data)
     assert result.exclude_list is not None
     assert "yes" == result.exclude_list.verdict.answer
+    assert " --" not in result.text()  # options are spelled as keywords
 
 
 def test_run_returns_the_answer(exported: Path, tmp_path: Path) -> None:

@@ -495,15 +495,20 @@ def _convert_validation_error(
     fields = [position for position, element in enumerate(problem["loc"]) if isinstance(element, str)]
     hints = [_key_hint(_record_type(options, problem["loc"][:index]), problem["loc"][index]) for index in fields]
     if fields:
-        declared = _declared_field(_record_type(options, problem["loc"][: fields[0]]), str(problem["loc"][fields[0]]))
-        hints.append("" if declared is None else declared.expectation(problem["input"]))
+        record = _record_type(options, problem["loc"][: fields[0]])
+        hints.append(_expectation(record, str(problem["loc"][fields[0]]), problem["input"]))
     return ConfigError(f"{label}: {location or 'value'}: {reason}{value_words}", hint=next(filter(None, hints), ""))
 
 
-def _declared_field(record: type[pydantic.BaseModel], name: str) -> Field | None:
-    """Return the declaration of a field of a record; `None` if no option declares the field."""
-    declared = (field for kind in record.__mro__ for field in vars(kind).get("declared", ()))
-    return next((field for field in declared if field.name == name), None)
+def _expectation(record: type[pydantic.BaseModel], name: str, value: object) -> str:
+    """Return the hint for a value of another type, by the declaration or the docstring of a field; empty without one."""
+    for kind in record.__mro__:
+        for field in vars(kind).get("declared", ()):
+            if field.name == name:
+                return str(field.expectation(value))
+        if text := field_docstrings(kind).get(name):
+            return f"Expected: {' '.join(text.split()).partition('. ')[0].removesuffix('.')}."
+    return ""
 
 
 def _key_hint(record: type[pydantic.BaseModel], key: str | int) -> str:

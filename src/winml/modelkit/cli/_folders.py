@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -108,18 +109,20 @@ def run_verb(
     with library_output_to_stderr():
         plan = request.plan()
     end_dry_run(plan, options, lambda plan: plan.refuse_unrun())
-    from winml.modelkit.transform.records import TransformedFolder
+    from winml.modelkit.transform.records import TransformedFile, TransformedFolder
 
     with library_output_to_stderr():
         result = plan.run(None if options["quiet"] else show_step)
         record = next(iter(result.parts.values())) if isinstance(result, TransformedFolder) else result
         files = write(record)
+    describe_result: Callable[[], Document]
     if isinstance(result, TransformedFolder):
-        made, document = result.folder, lambda: _folder_document(result, describe)
+        source, made, describe_result = result.source, result.folder, partial(_folder_document, result, describe)
     else:
-        made, document = result.model_path, lambda: describe(result)
+        assert isinstance(record, TransformedFile)
+        source, made, describe_result = record.source, record.model_path, partial(describe, record)
     from winml.modelkit.verbs.next_commands import timing_command
 
-    following = next_command(result.source, made, record) if next_command else timing_command(result.source, made)
+    following = timing_command(source, made) if next_command is None else next_command(source, made, record)
     shown = {**result.as_record(), "next": following or None}
-    show_result(shown, options, lambda: document().with_files(files).with_next(following))
+    show_result(shown, options, lambda: describe_result().with_files(files).with_next(following))

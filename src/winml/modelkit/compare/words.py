@@ -77,8 +77,10 @@ def _together_words(fidelity: FidelityInfo) -> str:
 def nearness_words(output: OutputFidelity, samples: int = 0) -> str:
     """Describe the similarity of one output to the reference; with the number of samples, the interval of agreement."""
     share = "" if output.equal_share is None else f"{100 * output.equal_share:.1f} % of its values equal, "
-    top1 = "" if output.top1_agreement is None else f", top-1 agreement {100 * output.top1_agreement:.1f} %"
-    top1 += f" ({share_interval_words(output.top1_agreement, samples)})" if top1 and samples else ""
+    top1 = ""
+    if output.top1_agreement is not None:
+        interval = f" ({share_interval_words(output.top1_agreement, samples)})" if samples else ""
+        top1 = f", top-1 agreement {100 * output.top1_agreement:.1f} %{interval}"
     ratio = f"SQNR {output.sqnr_db:.1f} dB{interval_words(output)}, cosine {output.cosine:.4f}"
     return output.problem or f"{share}{'equal' if output.sqnr_db >= MOST_DB else ratio}{top1}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -102,22 +103,22 @@ _MOST_CAUSES = 3
 def _conclusion_words(result: sensitivity_records.QuantizationSensitivity) -> str:
     """Describe the modules with most of the error power, each quantized alone; empty without an error."""
     errors = [
-        (module, module.form.measures().get("relative_error")) for module in _innermost(result.modules) if module.form
+        (module.form.measures().get("relative_error"), module) for module in _innermost(result.modules) if module.form
     ]
-    powers = {module: error**2 for module, error in errors if error is not None and math.isfinite(error)}
-    total, parameters = sum(powers.values()), sum(module.parameters for module in powers)
+    powers = [(error**2, module) for error, module in errors if error is not None and math.isfinite(error)]
+    total, parameters = sum(power for power, _ in powers), sum(module.parameters for _, module in powers)
     if not total or len(powers) < 2:
         return ""
-    ranked = sorted(powers, key=lambda module: -powers[module])
-    count = next(
-        count for count in range(1, len(ranked) + 1) if sum(powers[m] for m in ranked[:count]) >= _SHARE * total
-    )
-    causes = ranked[:count] if count <= _MOST_CAUSES else ranked[:1]
+    ranked = sorted(powers, key=lambda entry: -entry[0])
+    shares = list(itertools.accumulate(power / total for power, _ in ranked))
+    count = next((number for number, share in enumerate(shares, 1) if share >= _SHARE), len(ranked))
+    is_found = count <= _MOST_CAUSES
+    causes = [module for _, module in ranked[: count if is_found else 1]]
     names = " and ".join(module.path or module.tag for module in causes)
-    share = percent_words(sum(powers[module] for module in causes) / total)
     weights = percent_words(sum(module.parameters for module in causes) / parameters) if parameters else "no"
+    share = percent_words(shares[len(causes) - 1])
     part = f"{share} of the error of the innermost modules, with {weights} of their parameters"
-    if count <= _MOST_CAUSES:
+    if is_found:
         return f"{names} cause{'s' if len(causes) == 1 else ''} {part}"
     return f"no single module causes the error: {names}, the most sensitive, has {part}"
 

@@ -287,8 +287,8 @@ def _converted(field: Field, value: Any) -> Any:
         value = Path(value) if Path in parts else os.fspath(value)
     elif isinstance(value, (list, tuple)):
         value = tuple(os.fspath(item) if isinstance(item, os.PathLike) else item for item in value)
-    elif isinstance(value, numbers.Number) and not isinstance(value, bool):  # of numpy
-        value = int(value) if isinstance(value, numbers.Integral) else float(value)  # type: ignore[arg-type]
+    elif type(value).__module__ == "numpy" and isinstance(value, numbers.Real):
+        value = int(value) if isinstance(value, numbers.Integral) else float(value)
     import pydantic
 
     try:
