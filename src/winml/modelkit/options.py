@@ -501,7 +501,7 @@ def _convert_validation_error(
 
 
 def _expectation(record: type[pydantic.BaseModel], name: str, value: object) -> str:
-    """Return the hint for a value of another type, by the declaration or the docstring of a field; empty without one."""
+    """Return the hint for a value of another type by the declaration or docstring of its field; empty without one."""
     for kind in record.__mro__:
         for field in vars(kind).get("declared", ()):
             if field.name == name:
