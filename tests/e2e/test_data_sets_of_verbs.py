@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -314,6 +315,15 @@ def test_named_dataset_calibrates_on_other_samples_than_it_judges_on(tmp_path: P
     record = _answer(run_here("quantize", "vit/model.onnx", "-o", tmp_path / "train.onnx", *asked))
     assert ("train", 18) == (record["calibration"]["split"], record["calibration"]["samples"])
     assert 6 == record["verification"]["quality"]["samples"]["count"]
+
+
+def test_equal_splits_are_noted(tmp_path: Path) -> None:
+    """A copied split calibrates on the samples that judge."""
+    _save_splits(tmp_path / "copied", {"train": 18})
+    shutil.copytree(tmp_path / "copied" / "train", tmp_path / "copied" / "validation")
+    asked = ("--mode", "qdq", "--dataset", tmp_path / "copied", "--format", "json")
+    record = _answer(run_here("quantize", "vit/model.onnx", "-o", tmp_path / "int8.onnx", *asked))
+    assert any("splits train and validation have equal samples" in note for note in record["notes"])
 
 
 def test_few_samples_of_a_dataset_calibrate_and_judge_with_a_note(tmp_path: Path) -> None:

@@ -118,6 +118,24 @@ def test_confusion_and_changed_samples_are_recorded(folder: Path) -> None:
     assert all(sample["model"] != sample["baseline"] and sample["text"] for sample in changed)
 
 
+def test_evaluation_leads_to_modules_or_latency(folder: Path) -> None:
+    """A missed limit leads to the comparison by module on the same data; the printed command runs."""
+    other = folder / "flipped.onnx"
+    model = onnx.load(folder / MODEL)
+    (logits,) = model.graph.output
+    node = next(node for node in model.graph.node if logits.name in node.output)
+    node.output[:] = ["flipped"]
+    model.graph.node.append(onnx.helper.make_node("Neg", ["flipped"], [logits.name]))
+    onnx.save(model, other)
+    asked = ("--dataset", "texts.csv", "--baseline", MODEL, "--samples", "8", "--format", "json")
+    met, missed = (run_here("eval", name, *asked, "--min", "accuracy=0.9") for name in (MODEL, other.name))
+    assert (0, 3) == (met.code, missed.code), missed.err
+    assert f"winml perf {MODEL} {MODEL}" == json.loads(met.out)["next"]
+    following = json.loads(missed.out)["next"]
+    assert f"winml compare {MODEL} flipped.onnx --by-module --dataset texts.csv" == following
+    assert 0 == run_here(*following.split()[1:]).code
+
+
 @pytest.mark.parametrize(("milliseconds", "is_busy"), [([1, 3, 3, 3], True), ([2], False)])
 def test_times_of_a_busy_machine_are_marked_as_disturbed(
     monkeypatch: pytest.MonkeyPatch, milliseconds: Sequence[int], is_busy: bool

@@ -73,6 +73,20 @@ def test_threshold_has_a_verdict() -> None:
     ]
 
 
+def test_files_lead_from_an_export_to_the_module_with_the_error(tmp_path: Path) -> None:
+    """An export is optimized, an optimized or closely quantized file is measured, another one compared by module."""
+    checkpoint = save_checkpoint("bert", tmp_path / "checkpoint", num_hidden_layers=1)
+    optimizing = printed_next(run_here("export", "-m", checkpoint, "-o", "model.onnx", "--no-verify"))
+    measuring = printed_next(run_printed(optimizing))
+    assert f"winml perf model.onnx {Path(shlex.split(optimizing)[4]).name}" == measuring
+    run_printed(measuring, "--iterations", "2")
+    close = run_here("quantize", "model.onnx", "-o", "int8.onnx", "--overwrite")
+    assert "winml perf model.onnx int8.onnx" == printed_next(close)
+    far = printed_next(run_here("quantize", "chain.onnx", "-o", "far.onnx", "--per-tensor", "--min-sqnr", "1"))
+    assert "winml compare chain.onnx far.onnx --by-module" == far
+    assert "winml quantize chain.onnx" in printed_next(run_printed(far))
+
+
 def test_measurement_of_a_plain_export_leads_to_its_fusions(tmp_path: Path) -> None:
     """An optimized file ends with no command."""
     checkpoint = save_checkpoint("bert", tmp_path / "checkpoint", num_hidden_layers=1)

@@ -37,6 +37,8 @@ def test_ranking_is_printed_and_nothing_is_written(workplace: Workplace, model: 
     assert rows.index("a.0 (own nodes)") < rows.index("a.0.b")
     assert "nothing to quantize" in done.out
     assert [model.name] == [path.name for path in workplace.folder.iterdir()]
+    conclusion = next(line for line in done.out.splitlines() if line.startswith("conclusion "))
+    assert "a.0 (own nodes)" in conclusion or "a.0 causes" in conclusion
     command = next(line.split(maxsplit=1)[1] for line in done.out.splitlines() if line.startswith("next "))
     assert "-o chain_int8.onnx" in command  # all modules in int8 meet the default limit
     following = workplace.winml(*shlex.split(command)[1:])

@@ -75,7 +75,16 @@ def test_result_has_every_candidate_with_its_cost(tuned: Tuned) -> None:
         assert row["latency_ms"]["low"] <= row["latency_ms"]["p50"] <= row["latency_ms"]["high"]
         assert min(row["session_creation_ms"], row["memory"]["peak_bytes"]) > 0
     assert ("not needed", None) == (mixed["status"], mixed["latency_ms"])
-    assert tuned.kept == record
+    assert {**tuned.kept, "next": "winml run tuned --schema"} == record
+
+
+def test_folder_of_a_tuning_runs_its_winner(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that take a build folder take that of the tuning; the file is that of the winner."""
+    monkeypatch.chdir(tuned.folder)
+    done = run_here(*tuned.record["next"].split()[1:])
+    assert 0 == done.code, done.err
+    for verb in ("inspect", "perf"):
+        assert 0 == run_here(verb, "tuned", *(("--iterations", "2") if verb == "perf" else ())).code
 
 
 def test_smallest_sufficient_file_wins_and_is_a_build(tuned: Tuned) -> None:

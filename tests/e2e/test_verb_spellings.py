@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import click
@@ -191,13 +193,60 @@ def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, smal
         ("generate built Hello --max_tokens=4", "Hello --max-new-tokens 4"),
         ("eval model.onnx reviews.csv", "eval model.onnx --dataset reviews.csv"),
         ("extract model.onnx Layer -o parts", "-o parts --module Layer"),
+        ("quantize m.onnx --type int8", "quantize m.onnx -p int8 -o quantized.onnx"),
+        ("tune ckpt --time 2m", "tune ckpt --budget 2 -o tuned"),
+        ("tune ckpt -o tuned --budget 90s", "tune ckpt -o tuned --budget 1.5"),
+        ("quantize m.onnx --bits 4 --group-size 32", "quantize m.onnx -p int4 --block-size 32"),
+        ("quantize m.onnx --bits 4 --sparsity 0.5", "-p int4 -o quantized.onnx (without --sparsity)"),
+        ("build ckpt --output-dir built --dtype int8", "build ckpt -o built -p int8"),
+        ("perf m.onnx --device cuda", "perf m.onnx --ep cuda"),
+        ("export onnx --model ckpt --task fill-mask --opset 17 out.onnx", "--opset 17 -o out.onnx"),
+        ("export ckpt --fp16 --optimize O2 -o m.onnx", "export ckpt --dtype fp16 -o m.onnx (without --optimize)"),
+        ("onnxruntime quantize --onnx_model built --avx512 -o q", "quantize -m built --mode dynamic -o q"),
+        ("onnxruntime optimize --onnx_model m.onnx -O3 -o fast.onnx", "optimize -m m.onnx --level full -o fast.onnx"),
+        ("quantize m.onnx --per_channel --calibration_data=x.npz -o q.onnx", "--per-channel --calibration-data x.npz"),
+        ("quantize m.onnx q.onnx --weight-type int4 --groupsize 64", "-p int4 --block-size 64 -o q.onnx"),
+        ("quantize m.onnx --num_calib_samples 32 --static -o q.onnx", "--samples 32 --mode qdq -o q.onnx"),
+        ("auto-opt -m ckpt --precision int4 --device cpu", "--precision int4 -o built (without --device)"),
+        ("capture-onnx-graph -m ckpt -o m.onnx", "export -m ckpt -o m.onnx"),
+        ("session-params-tuning -m m.onnx", "tune -m m.onnx -o tuned"),
+        ("analyze --model m.onnx --ep qnn", "inspect --model m.onnx --ep qnn"),
+        ("inspect m.onnx -e qnn", "inspect m.onnx --ep qnn"),
+        ("simplify m.onnx small.onnx", "optimize m.onnx -o small.onnx"),
+        ("optimizer --input m.onnx --output fast.onnx --opt_level 2", "-m m.onnx --output fast.onnx --level extended"),
+        ("perf m.onnx -e cuda --repeat 100", "perf m.onnx --ep cuda --iterations 100"),
+        ("perf m.onnx --batch_size=4 --sequence_length=128", """--shape-config '{"sequence_length": 128}'"""),
+        ("perf m.onnx --duration 2min", "perf m.onnx --duration 120"),
+        ("perf m.onnx --intra_op_num_threads 4 --warmup-runs 3", "--threads 4 --warmup 3"),
+        ("eval m.onnx --dataset_name glue --limit 100", "eval m.onnx --dataset glue --samples 100"),
+        ("eval m.onnx data.csv --provider cpu", "eval m.onnx --ep cpu --dataset data.csv"),
+        ("compare a.onnx b.onnx --atol 0.01", "compare a.onnx b.onnx --threshold 0.01"),
+        ("compare a.onnx b.onnx --per-layer", "compare a.onnx b.onnx --by-module"),
+        ("run built --prompt hello", "run built --text hello"),
+        ("run built --question why --context because", "--input question=why --input context=because"),
+        ("run built --image-path cat.jpg --labels cat", "run built --image cat.jpg --label cat"),
+        ("generate built --prompt hi -n 32 --temp 0.5", "--max-new-tokens 32 --temperature 0.5"),
+        ("generate built hi --num-beams 4 --max_length 20", "--max-new-tokens 20"),
+        ("export ckpt --precision fp16 -o m.onnx", "export ckpt --dtype fp16 -o m.onnx"),
+        ("export ckpt --precision int8 -o m.onnx", "--precision is an option of winml build"),
+        ("export ckpt --height 64 --width 32 -o m.onnx", """--shape-config '{"height": 64, "width": 32}'"""),
+        ("build ckpt built --no-dynamic-axes", "build ckpt --fixed-sizes -o built"),
+        ("tune m.onnx --timeout 10 --n-trials 5", "tune m.onnx --budget 10 -o tuned (without --n-trials)"),
+        ("compile m.onnx --target cuda", "compile m.onnx --ep cuda -o compiled.onnx"),
+        ("retag m.onnx changed.onnx --save tagged.onnx", "retag m.onnx changed.onnx -o tagged.onnx"),
+        ("diff a.onnx b.onnx --json", "diff a.onnx b.onnx -f json"),
     ],
 )
 def test_words_of_other_tools_name_the_command_to_type(typed: str, meant: str) -> None:
-    """All of a wrong command line is corrected at once; nothing is run."""
+    """All of a wrong command line is corrected at once; nothing is run. Every suggested line is parsed."""
     refused = run_here(*typed.split())
     assert (2, "") == (refused.code, refused.out)
     assert meant in " ".join(refused.err.split())
+    lines = re.findall(r"(?:Type:|  or:) winml (.+?)(?=  or:| \(without|\n)", refused.err)
+    assert bool(lines) == ("Type:" in refused.err)
+    for verb, *words in map(shlex.split, lines):
+        if verb in VERBS and "--help" not in words:
+            VERBS[verb].make_context(verb, words)
 
 
 def test_third_model_of_a_comparison_is_no_output() -> None:

@@ -1062,3 +1062,20 @@ def test_hint_names_kernels_only_if_a_kernel_is_missing(tmp_path: Path) -> None:
         HTPExporter(config).export(RecurrentPieces().eval(), tmp_path / "model.onnx", {"x": torch.randn(2, 120, 4)})
     assert "kernel" not in str(raised.value)
     assert "recorded as a constant" in (raised.value.hint or "")
+
+
+class SmallMean(nn.Module):
+    """A mean that a trace freezes, beside channels 3,000 times as large."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Divide the second half of the channels by the number of tokens."""
+        return torch.cat([3000 * x[..., :2], x[..., 2:] / int(x.shape[1])], -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_frozen_size_of_small_channels_is_refused_in_each_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    """In float16, rounding of the large channels exceeds the values of the small ones."""
+    sample = torch.randn(1, 8, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    config = WinMLExportConfig(exporter="torchscript", dynamic_axes=TOKENS)
+    with pytest.raises(VerificationError, match="tokens"):
+        HTPExporter(config).export(SmallMean(), tmp_path / "mean.onnx", {"x": sample})

@@ -132,20 +132,26 @@ def test_argument_of_a_wrong_type_is_refused_with_the_expected_types(name: str) 
     ("function", "keywords"),
     [
         ("profile_model", {"iterations": "many"}),
+        ("profile_model", {"iterations": "20"}),
         ("profile_model", {"ep": 3}),
         ("build_model", {"output": "built", "level": 3}),
         ("build_model", {"output": "built", "exclude": "BertPooler"}),
         ("run_model", {"top": "all"}),
         ("quantize_model", {"output": "q.onnx", "exclude": "BertPooler"}),
+        ("quantize_model", {"output": "q.onnx", "precision": 8}),
+        ("export_model", {"output": "e.onnx", "opset_version": "17"}),
         ("evaluate_model", {"dataset": "reviews.csv", "samples": "all"}),
     ],
 )
 def test_keyword_of_a_wrong_type_is_refused_with_its_value(
     function: str, keywords: dict[str, Any], exported: Path
 ) -> None:
+    """The hint states what to pass instead."""
     name, value = list(keywords.items())[-1]
-    with pytest.raises(winml.ConfigError, match=rf"{name}: .*{value}"):
+    with pytest.raises(winml.ConfigError, match=rf"{name}: .*{value}") as refused:
         getattr(winml, function)(exported, **keywords)
+    expected = {"exclude": "Pass a list: ['BertPooler'].", "opset_version": "Pass a number: 17."}.get(name, "")
+    assert refused.value.hint.startswith(expected or ("Expected: ", "Pass a number: 20."))
 
 
 def test_hint_names_the_function_of_a_command(checkpoint: Path, tmp_path: Path) -> None:
@@ -184,12 +190,14 @@ def test_target_of_the_task_is_searched_on_a_dataset(exported: Path, tmp_path: P
     assert ("dataset", 8, "reviews.csv") == (result.input_source, result.samples, result.data)
     assert result.exclude_list is not None
     assert "yes" == result.exclude_list.verdict.answer
+    assert " --" not in result.text()  # options are spelled as keywords
 
 
 def test_run_returns_the_answer(exported: Path, tmp_path: Path) -> None:
     """Texts are positional or named, tensors by name; PyTorch is the reference on request."""
     answer = winml.run_model(exported, "A dog runs.", top=1, reference=True)
     assert answer.entries == winml.run_model(exported, text="A dog runs.", top=1).entries
+    assert answer.entries == winml.run_model(exported, ["A dog runs."], top=1).entries
     assert answer.reference is not None
     assert answer.reference.is_same
     for name in ("input_ids", "attention_mask", "token_type_ids"):

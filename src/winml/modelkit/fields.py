@@ -92,6 +92,16 @@ class Field:
             return self.text
         return " ".join(field_docstrings(self.declaring).get(self.name, "").split())
 
+    def expectation(self, value: object) -> str:
+        """Return the hint for a value of another type: the value as the option takes it, or the option's help."""
+        types = (self.annotation, *get_args(self.annotation))
+        if isinstance(value, str) and any(get_origin(part) is tuple for part in types):
+            return f"Pass a list: [{value!r}]."
+        if isinstance(value, str) and value.lstrip("-").isdecimal() and int in types:
+            return f"Pass a number: {value}."
+        text = re.sub(r"`(\w+)`", lambda match: spell(match[1]), self.help.partition(". ")[0].removesuffix("."))
+        return f"Expected: {text}." if text else ""
+
     @property
     def flag(self) -> str:
         """Main spelling on the command line: ``--trust-remote-code``."""

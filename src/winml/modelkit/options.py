@@ -493,8 +493,22 @@ def _convert_validation_error(
     value = repr(problem["input"])
     value_words = "" if problem["type"] == "missing" or f"got {value}" in reason else f" (got {value})"
     fields = [position for position, element in enumerate(problem["loc"]) if isinstance(element, str)]
-    hints = (_key_hint(_record_type(options, problem["loc"][:index]), problem["loc"][index]) for index in fields)
+    hints = [_key_hint(_record_type(options, problem["loc"][:index]), problem["loc"][index]) for index in fields]
+    if fields:
+        record = _record_type(options, problem["loc"][: fields[0]])
+        hints.append(_expectation(record, str(problem["loc"][fields[0]]), problem["input"]))
     return ConfigError(f"{label}: {location or 'value'}: {reason}{value_words}", hint=next(filter(None, hints), ""))
+
+
+def _expectation(record: type[pydantic.BaseModel], name: str, value: object) -> str:
+    """Return the hint for a value of another type by the declaration or docstring of its field; empty without one."""
+    for kind in record.__mro__:
+        for field in vars(kind).get("declared", ()):
+            if field.name == name:
+                return str(field.expectation(value))
+        if text := field_docstrings(kind).get(name):
+            return f"Expected: {' '.join(text.split()).partition('. ')[0].removesuffix('.')}."
+    return ""
 
 
 def _key_hint(record: type[pydantic.BaseModel], key: str | int) -> str:

@@ -61,7 +61,8 @@ def python_function(
 
 _FUNCTIONS = {
     "build": "build_model", "compare": "compare_models", "compile": "compile_model", "diff": "diff_models",
-    "eval": "evaluate_model", "export": "export_model", "extract": "extract_modules", "inspect": "inspect_model",
+    "eval": "evaluate_model", "export": "export_model", "extract": "extract_modules",
+    "inspect": "inspect_model",
     "optimize": "optimize_model", "perf": "profile_model", "quantize": "quantize_model", "retag": "retag_model",
     "run": "run_model", "tune": "tune_model",
 }  # fmt: skip
@@ -74,6 +75,8 @@ _WORD = (
 )
 """A word of a command in a sentence: an option, a path, or a placeholder in capitals."""
 _COMMAND = re.compile(rf"winml ({'|'.join(_FUNCTIONS)})\b((?: (?:{_WORD}))*)(?! (?:…|-|[\w.]+ -))")
+_GENERATE = re.compile(rf"winml generate ({_VALUE})(?: (?:{_WORD}|{_VALUE}))+")
+"""The command that generates text: Python has a class for it."""
 _ONLY_IN_COMMAND = re.compile(r"-{2}(list|schema|check|help)\b")
 
 
@@ -84,7 +87,10 @@ def _python_words(text: str) -> str:
     "Build it first: build_model('ckpt', 'built', level='full')"
     >>> _python_words("Export it with winml export, or see winml sys. winml compile --list lists them.")
     'Export it with export_model, or see winml sys. winml compile --list lists them.'
+    >>> _python_words('winml generate built -p "Once upon a time"')
+    "WinMLAutoModel.from_pretrained('built').generate(…)"
     """
+    text = _GENERATE.sub(lambda match: f"WinMLAutoModel.from_pretrained({match[1]!r}).generate(…)", text)
     return _COMMAND.sub(_python_call, text)
 
 

@@ -96,7 +96,7 @@ def test_alternation_under_other_load_is_undecided() -> None:
     """Half of the runs of one side take three times as long as its fastest."""
     durations = itertools.cycle([0.01, 0.03, 0.03])
     options = LatencyOptions(iterations=6, warmup=0)
-    result = measure_alternating(lambda: time.sleep(next(durations)), lambda: time.sleep(0.15), options)
+    result = measure_alternating(lambda: time.sleep(next(durations)), lambda: time.sleep(0.05), options)
     assert "undecided" == result.ratio.verdict
 
 

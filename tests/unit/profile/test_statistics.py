@@ -75,6 +75,14 @@ def test_verdict_is_a_difference_only_for_a_whole_interval(low: float | None, hi
     assert "undecided" == Ratio(1.0, low, high, 0.95, 30, slowdown=2.0).verdict
 
 
+@pytest.mark.parametrize(
+    ("ends", "verdict"), [((0.2, 0.4), "faster"), ((2.1, 3.0), "slower"), ((0.2, 0.6), "undecided")]
+)
+def test_interval_beyond_the_load_is_decided_on_a_busy_machine(ends: tuple[float, float], verdict: str) -> None:
+    """Load that doubled the time of one side alone would not explain the ratio."""
+    assert verdict == Ratio(1.0, *ends, 0.95, 30, slowdown=2.0).verdict
+
+
 def test_outlier_moves_neither_ratio_nor_interval() -> None:
     """Ranks exclude one block of a busy machine."""
     even = compare_pairs([2.0] * 30, [1.0] * 30)

@@ -7,9 +7,10 @@ import wave
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from winml.modelkit.samples.media import Recording, Unreadable, open_image, open_recording
+from winml.modelkit.samples.media import Recording, Unreadable, media_name, open_image, open_recording
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:
@@ -60,3 +61,12 @@ def test_recording_of_usual_rate_is_opened(tmp_path: Path) -> None:
     """A telephone's."""
     pytest.importorskip("soundfile")
     assert isinstance(open_recording(save_wav(tmp_path / "a.wav", 8000), None, "a.wav"), Recording)
+
+
+def test_opened_image_keeps_the_name_of_its_file(tmp_path: Path) -> None:
+    """A file in a dataset is named below its folder; an image without a file has no name."""
+    (tmp_path / "dark").mkdir()
+    path = save_png(tmp_path / "dark" / "a.png", 3, 2, bytes(2 * (1 + 9)))
+    assert "dark/a.png" == media_name(open_image({"bytes": None, "path": str(path)}, [tmp_path], "row 0"))
+    assert "" == media_name(open_image({"bytes": path.read_bytes(), "path": None}, [tmp_path], "row 0"))
+    assert "speech.wav" == media_name(Recording(np.zeros(4, np.float32), 16_000, "speech.wav"))

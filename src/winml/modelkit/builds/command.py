@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +14,7 @@ from winml.modelkit.cli._endings import Interrupted, resuming_words
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result, tell
-from winml.modelkit.errors import TaskError, UsageError
+from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import fields_of
 from winml.modelkit.file_names import DECODER, VAE_DECODER
 from winml.modelkit.quantize.declared_options import QuantizeFields
@@ -167,29 +164,16 @@ def _show_result(result: BuildResult, options: Mapping[str, object]) -> None:
 
 def _ways_to_run(result: BuildResult) -> tuple[str, Sequence[str]]:
     """Return a command that runs the built model or inspects the folder, and code that opens it in its runtime."""
-    import onnx
-
     from winml.modelkit.builds.layouts.layout import BuiltFolder, find_layout
-    from winml.modelkit.generate.run_verb import example_command
-    from winml.modelkit.generate.task_inputs import run_task
-    from winml.modelkit.onnx.bundle import described_model
     from winml.modelkit.onnx.files.reading import read_structure
+    from winml.modelkit.verbs.next_commands import running_command, task_command
 
-    folder, parts = shlex.quote(str(result.folder)), result.part_paths
+    folder, parts = result.folder, result.part_paths
+    following = running_command(folder, parts)
     if VAE_DECODER in parts:
-        call = f"load_pipeline({json.dumps(str(result.folder))})"
-        code = f'from winml.modelkit import load_pipeline; {call}("a cat").images[0].save("cat.png")'
-        return shlex.join(["python", "-c", code]), ()
+        return following, ()
+    task, command = task_command(folder, parts)
     path = parts.get(DECODER) or next(iter(parts.values()))
-    graph = read_structure(path).graph
-    inputs = tuple(value.name for value in graph.input)
-    command, task = None, ""
-    # A script's model has no task.
-    with contextlib.suppress(TaskError):
-        task, definition = run_task(described_model(path).get("task") or "", inputs)
-        command = example_command(folder, task, definition, parts)
-    layout = find_layout(result.manifest.layout)
-    usage = layout.usage(BuiltFolder(str(result.folder), task, inputs, path.stem, has_processors=command is not None))
-    if any(value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16 for value in (*graph.input, *graph.output)):
-        return f"winml inspect {folder}", usage  # the CPU, which the other commands use, cannot run it
-    return command or f"winml run {folder} --schema", usage
+    inputs = tuple(value.name for value in read_structure(path).graph.input)
+    opened = BuiltFolder(str(folder), task, inputs, path.stem, has_processors=command is not None)
+    return following, find_layout(result.manifest.layout).usage(opened)

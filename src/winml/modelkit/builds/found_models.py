@@ -128,6 +128,7 @@ def read_model_folder(path: Path, submodel: Sequence[str] = ()) -> ModelFolder:
         UsageError: a selected part does not exist.
         InputError: a file in the folder is damaged.
     """
+    path = _winner_folder(path)
     parts = part_files(str(path))
     if not parts:
         model = onnx_file(str(path))
@@ -191,7 +192,7 @@ def onnx_file(name: str) -> Path | None:
     """
     path = named_path(name.strip())
     if path.is_dir():
-        return _find_built_model(path)
+        return _find_built_model(_winner_folder(path))
     if path.suffix.lower() != file_names.MODEL_SUFFIX:
         return None
     local_path = readable_file(name.strip())
@@ -270,7 +271,14 @@ def _named_folder(name: str) -> Path | None:
         folder = named_path(name.strip())
     except ModelPathError:
         return None
-    return folder if folder.is_dir() else None
+    return _winner_folder(folder) if folder.is_dir() else None
+
+
+def _winner_folder(folder: Path) -> Path:
+    """Return the build of the winner for the folder of a tuning; any other folder is returned unchanged."""
+    winner = folder / file_names.TUNED_NAME
+    is_tuning = (folder / file_names.TUNE_RESULT_NAME).is_file() and winner.is_dir()
+    return winner if is_tuning else folder
 
 
 def part_files(name: str, *, beside_weights: bool = True) -> Mapping[str, Path]:

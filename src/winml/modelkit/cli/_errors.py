@@ -31,6 +31,8 @@ _LARGEST_INT = 2**63 - 1
 """Specified: maximum of integers in tensors and C libraries."""
 NEGATIVE_RESULT = 3
 """Specified: exit code of a valid negative result: a limit is not met, or two files differ."""
+IS_SUGGESTION = f"{__name__}.is_suggestion"
+"""Key of a context that parses a suggested command line: its errors lead to no other suggestion."""
 _named_paths: list[str] = []
 """Input paths of the command, for errors that name no file."""
 
@@ -84,14 +86,34 @@ class WinMLCommand(DocumentedCommand):
         self.params.insert(position + 1, option)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the command line.
-
-        An empty text, such as the value of an unset shell variable, is refused for every option: a value was intended.
-        """
+        """Parse the command line; an error about arguments of other tools states the command line to type instead."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, complete_arguments(self.params, args))
         args = self._without_model_flags(args)
-        remaining = self._parse(ctx, args)
+        try:
+            remaining = self._parse(ctx, args)
+        except (click.UsageError, UsageError) as error:
+            if IS_SUGGESTION in ctx.meta:
+                raise
+            from winml.modelkit.cli._synonyms import misunderstood_arguments
+
+            problem = error.format_message().rstrip(".") if isinstance(error, click.UsageError) else error.message
+            if isinstance(error, click.NoSuchOption):
+                typed = (arg for arg in args if arg.startswith(error.option_name))
+                problem = f"no such option {next(typed, error.option_name)}"
+            raise misunderstood_arguments(self, ctx.command_path, args, problem) or error from None
+        _named_paths[:] = self._existing_paths(ctx)
+        return remaining
+
+    def _parse(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments.
+
+        An empty text, such as the value of an unset shell variable, is refused for every option: a value was intended.
+        """
+        remaining = super().parse_args(ctx, [*args])
+        if remaining and self._refuses_extra:
+            words = f"argument{'s' if len(remaining) > 1 else ''} ({' '.join(remaining)})"
+            raise click.UsageError(f"Got unexpected extra {words}.", ctx)
         self._move_positional_model(ctx)
         self._apply_group_options(ctx)
         for param in self.params:
@@ -101,26 +123,6 @@ class WinMLCommand(DocumentedCommand):
                 if problem := _value_problem(text):
                     where = f"value {number} of {len(texts)}: " if len(texts) > 1 else ""
                     raise click.BadParameter(f"{where}{problem}", ctx, param)
-        _named_paths[:] = self._existing_paths(ctx)
-        return remaining
-
-    def _parse(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; an error about arguments of other tools states the command line to type instead."""
-        try:
-            remaining = super().parse_args(ctx, [*args])
-            if remaining and self._refuses_extra:
-                words = f"argument{'s' if len(remaining) > 1 else ''} ({' '.join(remaining)})"
-                raise click.UsageError(f"Got unexpected extra {words}.", ctx)
-        except click.UsageError as error:
-            if type(error) not in (click.UsageError, click.NoSuchOption, click.MissingParameter):
-                raise
-            problem = error.format_message().rstrip(".")
-            if isinstance(error, click.NoSuchOption):
-                typed = (arg for arg in args if arg.startswith(error.option_name))
-                problem = f"no such option {next(typed, error.option_name)}"
-            from winml.modelkit.cli._synonyms import misunderstood_arguments
-
-            raise misunderstood_arguments(self, ctx.command_path, args, problem) or error from None
         return remaining
 
     def _without_model_flags(self, args: list[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -89,6 +90,7 @@ def run_verb(
     options: Mapping[str, Any],
     describe: Callable[[RecordT], Document],
     write: Callable[[RecordT], list[Path]] = lambda _record: [],
+    next_command: Callable[[Path, Path, RecordT], str] | None = None,
 ) -> None:
     """Plan a request; print the plan for ``--dry-run``, else run the plan and print the record.
 
@@ -98,6 +100,8 @@ def run_verb(
         describe: Describes the record of one file for people.
         write: Writes the requested files beside the result; takes the record of the file, or of the first part of a
             folder, and returns the paths.
+        next_command: Returns the command that acts on the result. Takes the source, the file or folder of the result,
+            and the same record. `None`: the command that measures both.
 
     Raises:
         WinMLError: the request is refused, or the work failed.
@@ -105,13 +109,20 @@ def run_verb(
     with library_output_to_stderr():
         plan = request.plan()
     end_dry_run(plan, options, lambda plan: plan.refuse_unrun())
-    from winml.modelkit.transform.records import TransformedFolder
+    from winml.modelkit.transform.records import TransformedFile, TransformedFolder
 
     with library_output_to_stderr():
         result = plan.run(None if options["quiet"] else show_step)
         record = next(iter(result.parts.values())) if isinstance(result, TransformedFolder) else result
         files = write(record)
+    describe_result: Callable[[], Document]
     if isinstance(result, TransformedFolder):
-        show_result(result.as_record(), options, lambda: _folder_document(result, describe).with_files(files))
+        source, made, describe_result = result.source, result.folder, partial(_folder_document, result, describe)
     else:
-        show_result(result.as_record(), options, lambda: describe(result).with_files(files))
+        assert isinstance(record, TransformedFile)
+        source, made, describe_result = record.source, record.model_path, partial(describe, record)
+    from winml.modelkit.verbs.next_commands import timing_command
+
+    following = timing_command(source, made) if next_command is None else next_command(source, made, record)
+    shown = {**result.as_record(), "next": following or None}
+    show_result(shown, options, lambda: describe_result().with_files(files).with_next(following))

@@ -86,7 +86,8 @@ def _next_command(request: CompareRequest, result: ModelComparison) -> str:
     from winml.modelkit.quantize.pipeline import read_request
 
     requested, quantized = read_request(candidate)
-    if requested is None or not quantized or requested.split is not None or requested.columns:
+    is_on_unknown_data = requested is not None and (requested.split is not None or bool(requested.columns))
+    if requested is None or not quantized or (is_on_unknown_data and request.dataset is None):
         return ""
     cause = _find_cause(result)
     if cause not in quantized if cause is not None else fidelity.prediction_agreement == 1:

@@ -29,6 +29,12 @@ LOWER, UPPER = 5, 95
 """Percentiles over the samples that bound the interval of an SQNR."""
 _SCORE_RANKS = (2, 3)
 """Numbers of dimensions of scores: samples, positions if any, classes. Scores of pixels have their classes first."""
+_NORMAL_95 = 1.96
+"""Specified: quantile of the normal distribution for intervals of 95 %."""
+_CLOSE_AGREEMENT = 0.95
+"""Chosen: share of equal predictions from which the time of a quantized model is the next question."""
+_CLOSE_DB = 20.0
+"""Chosen: the same for outputs that are no scores."""
 _STATE_PREFIXES = ("present", "past_key_values")
 """Specified by transformers, optimum and onnxruntime-genai: prefixes of KV cache outputs."""
 
@@ -96,6 +102,13 @@ class OutputFidelity(Record):
     def prediction_agreement(self) -> float | None:
         """Share of equal predictions of classes or tokens, which limits may apply to; ``None`` for other outputs."""
         return self.top1_agreement if self.name == PREDICTIONS else None
+
+    @property
+    def is_close(self) -> bool:
+        """True if the output is so similar that the quality of a quantized model is no question any more."""
+        agreement = self.prediction_agreement
+        is_near = self.sqnr_db >= _CLOSE_DB if agreement is None else agreement >= _CLOSE_AGREEMENT
+        return is_near and not self.problem
 
     @property
     def is_state(self) -> bool:
@@ -466,3 +479,15 @@ def _to_decibels(relative: float) -> float:
     if not relative:
         return MOST_DB
     return max(-MOST_DB, min(MOST_DB, -20.0 * math.log10(relative))) if math.isfinite(relative) else -MOST_DB
+
+
+def share_interval(share: float, samples: int) -> tuple[float, float]:
+    """Return the interval that contains the true share with a probability of 95 % (Wilson).
+
+    >>> [round(end, 2) for end in share_interval(1.0, 16)]
+    [0.81, 1.0]
+    """
+    spread = _NORMAL_95**2 / samples
+    middle = (share + spread / 2) / (1 + spread)
+    reach = math.sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)
+    return max(middle - reach, 0.0), min(middle + reach, 1.0)

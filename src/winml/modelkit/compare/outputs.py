@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,8 +61,7 @@ _PROBABILITY_UNITS = 8
 Measured: ONNX Runtime's Sigmoid is off by up to 1.1e-7, whatever its value."""
 
 _CHANNEL_DTYPES = ("float32", "float64")
-"""Dtypes whose rounding is far below their threshold; in half precision channels cannot be distinguished from
-rounding."""
+"""Dtypes whose rounding is far below their threshold; in 16 bits, see :func:`find_channel_beyond_rounding`."""
 
 TEXT_KINDS = "USO"
 """Kinds of non-numeric arrays."""
@@ -364,6 +364,42 @@ def _find_wrong_channel(
             return (
                 f"index {worst} of {label} differs by {largest[worst]:.1e} where its values "
                 f"reach {scales[worst]:.1e}, and those of the output {float(values.max()):.1e}"
+            )
+    return ""
+
+
+HALF_UNITS: Mapping[str, float] = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""Dtype of a computation in 16 bits → its unit in the last place of 1.0."""
+_LEAST_VALUES = 8
+"""Chosen: the errors of fewer values of a channel may all be small by chance."""
+
+
+def find_channel_beyond_rounding(expected: Array, actual: Array, exact: Array, unit: float) -> str:
+    """Describe a channel of a computation in 16 bits whose error is not rounding; empty if there is none.
+
+    In 16 bits, rounding of the largest values exceeds the values of small channels. Each channel is therefore judged by
+    the error that the reference has there itself.
+
+    Args:
+        expected: The reference, computed in 16 bits.
+        actual: The compared output, of the same shape.
+        exact: The reference, computed in float32; ``expected`` itself for a bound that needs no such run.
+        unit: Unit in the last place of 1.0.
+    """
+    x, y, z = map(_as_float64, (expected, actual, exact))
+    if x.ndim < 2 or not x.shape == y.shape == z.shape or not all(np.isfinite(array).all() for array in (x, y, z)):
+        return ""
+    for axes, label in _channel_axes(x.shape):
+        if prod(x.shape[axis] for axis in axes) < _LEAST_VALUES:
+            continue
+        scales, own, distances = (np.abs(array).max(axis=axes) for array in (x, x - z, y - z))
+        bounds = _OUTLIER_FACTOR * np.maximum(own, unit * scales)
+        wrong = np.flatnonzero((distances > bounds) & (scales > MINIMUM_SCALE))
+        if wrong.size:
+            worst = int(wrong[(distances[wrong] / bounds[wrong]).argmax()])
+            return (
+                f"index {worst} of {label} differs by {distances[worst]:.1e} from float32, PyTorch in 16 bits by "
+                f"{own[worst]:.1e}"
             )
     return ""
 

@@ -45,7 +45,8 @@ def fidelity_words(fidelity: FidelityInfo) -> str:
     if fidelity.least_agreement is not None and fidelity.is_by_agreement(worst):
         limit = f"(minimum agreement {percent_words(fidelity.least_agreement)})"
     together = "" if fidelity.together is None else f"; {_together_words(fidelity)}"
-    return f"{nearness_words(worst)} {where}{streamed} {limit}{alone}{together}"
+    count = fidelity.draws if fidelity.samples is None else fidelity.samples.count
+    return f"{nearness_words(worst, count)} {where}{streamed} {limit}{alone}{together}"
 
 
 def _source_words(fidelity: FidelityInfo, output: OutputFidelity) -> str:
@@ -73,12 +74,27 @@ def _together_words(fidelity: FidelityInfo) -> str:
     return f"{which} {nearness_words(text)} for {text.name} (minimum {fidelity.least_together_db:.1f} dB)"
 
 
-def nearness_words(output: OutputFidelity) -> str:
-    """Describe the similarity of one output to the reference."""
+def nearness_words(output: OutputFidelity, samples: int = 0) -> str:
+    """Describe the similarity of one output to the reference; with the number of samples, the interval of agreement."""
     share = "" if output.equal_share is None else f"{100 * output.equal_share:.1f} % of its values equal, "
-    top1 = "" if output.top1_agreement is None else f", top-1 agreement {100 * output.top1_agreement:.1f} %"
+    top1 = ""
+    if output.top1_agreement is not None:
+        interval = f" ({share_interval_words(output.top1_agreement, samples)})" if samples else ""
+        top1 = f", top-1 agreement {100 * output.top1_agreement:.1f} %{interval}"
     ratio = f"SQNR {output.sqnr_db:.1f} dB{interval_words(output)}, cosine {output.cosine:.4f}"
     return output.problem or f"{share}{'equal' if output.sqnr_db >= MOST_DB else ratio}{top1}"
+
+
+def share_interval_words(share: float, samples: int) -> str:
+    """Format the interval of a share of samples.
+
+    >>> share_interval_words(1.0, 16)
+    '95 % interval 80.6 to 100.0 %'
+    """
+    from winml.modelkit.compare.fidelity import share_interval  # imports numpy
+
+    low, high = share_interval(share, samples)
+    return f"95 % interval {100 * low:.1f} to {100 * high:.1f} %"
 
 
 def interval_words(output: OutputFidelity) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,8 +14,13 @@ from winml.modelkit.cli._options import model_option, reading_options, request_o
 from winml.modelkit.cli._progress import live_progress, show_step
 from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import library_output_to_stderr, page_text, show_answer
+from winml.modelkit.evaluate.declared_options import DataSetFields
 from winml.modelkit.evaluate.verb import EvalRequest, plan_evaluation, run_evaluation
 from winml.modelkit.verbs.named_models import model_name, resolve_named_model
+from winml.modelkit.verbs.next_commands import diverging_command, measuring_command, timing_command
+
+if TYPE_CHECKING:
+    from winml.modelkit.evaluate.records import Evaluation
 
 
 @click.command(name="eval", cls=WinMLCommand)
@@ -43,16 +49,38 @@ def command(**options: Any) -> None:
         result = run_evaluation(plan, request, None if options["quiet"] else show_step, progress)
     from winml.modelkit.evaluate.table import evaluation_document
 
-    document = evaluation_document(result)
+    document, following = evaluation_document(result), _next_command(request, result)
     show_answer(
-        result.as_record(),
+        {**result.as_record(), "next": following},
         plan.files,
         options,
-        lambda: document,
+        lambda: document.with_next(following),
         report=lambda page: page_text(document, page, plan.files),
     )
     if not result.is_good_enough:
         click.get_current_context().exit(NEGATIVE_RESULT)
+
+
+def _next_command(request: EvalRequest, result: Evaluation) -> str:
+    """Return the command that acts on an evaluation.
+
+    A model that misses a limit is compared with its baseline by module; another one is measured; a checkpoint is built.
+    """
+    from winml.modelkit.builds.found_models import part_files
+
+    if result.model.kind == "pytorch":
+        return measuring_command("build", [result.model.name], ["-o", f"{Path(result.model.name).name}_built"])
+    baseline, model = result.baseline, Path(result.model.name)
+    if baseline is None or part_files(str(model)) or not model.exists():
+        return measuring_command("perf", [result.model.name], [])
+    if not result.is_good_enough:
+        data = DataSetFields(dataset=request.dataset, split=request.split, columns=request.columns)
+        return diverging_command(baseline.name, model, data)
+    return (
+        measuring_command("perf", [model], [])
+        if baseline.kind == "pytorch"
+        else timing_command(Path(baseline.name), model)
+    )
 
 
 def _read_request(options: Mapping[str, Any]) -> EvalRequest:

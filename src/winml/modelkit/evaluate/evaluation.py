@@ -43,7 +43,7 @@ from winml.modelkit.profile.statistics import are_disturbed, summarize
 from winml.modelkit.progress import StepClock, StepEvent, count_share
 from winml.modelkit.samples.columns import match_columns
 from winml.modelkit.samples.data_sets import DataSet, DataSetRequest, open_data_set
-from winml.modelkit.samples.media import Recording
+from winml.modelkit.samples.media import Recording, media_name
 from winml.modelkit.samples.preprocessing import Batch, Preprocessor, Row
 from winml.modelkit.version import __version__
 from winml.modelkit.words import count_noun
@@ -448,6 +448,7 @@ def _changed_sample(
         _shorten(model),
         effect,
         _shorten(text),
+        next(filter(None, map(media_name, sample.values())), ""),
     )
 
 

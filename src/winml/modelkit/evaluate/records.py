@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from winml.modelkit.compare.fidelity import share_interval
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.metrics import CONFIDENCE, RESAMPLES, Interval, least_difference, needed_samples
 from winml.modelkit.profile.statistics import DISTURBED, Summary
@@ -190,6 +191,8 @@ class ChangedSample(Record):
     """Effect on the metric; ``None`` if predictions of the task are not either right or wrong."""
     text: str = field(default="", metadata=entry(null_if_empty=True))
     """First characters of the text of the sample; empty for images and audio."""
+    file: str = field(default="", metadata=entry(null_if_empty=True))
+    """Name of the image or audio file; empty for samples without a file."""
 
 
 @dataclass(frozen=True)
@@ -338,6 +341,7 @@ class Evaluation(
             return None
         return {
             "share": self.agreement,
+            "interval": share_interval(self.agreement, self.data.samples),
             "means": self.agreement_words,
             "differing_samples": self.differing,
             "changed_samples": [sample.as_record() for sample in self.changed],

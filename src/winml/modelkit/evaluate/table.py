@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from winml.modelkit.compare.words import share_interval_words
 from winml.modelkit.errors import opt
 from winml.modelkit.evaluate.records import Confusion, EvaluatedSide, Evaluation, number_words
 from winml.modelkit.report import document as doc
@@ -174,10 +175,10 @@ def _count_cell(count: int, baseline: int, samples: int) -> doc.Number:
 
 def _changed_table(result: Evaluation) -> doc.Table:
     """List the samples with different predictions; columns without values are omitted."""
-    columns = doc.columns(("sample", "count"), "effect", "label", "baseline", "model", "text")
+    columns = doc.columns(("sample", "count"), "effect", "label", "baseline", "model", "text", "file")
     rows = [
-        [changed.sample, changed.effect or "", changed.label or "", changed.baseline, changed.model, changed.text]
-        for changed in result.changed
+        [entry.sample, entry.effect or "", entry.label or "", entry.baseline, entry.model, entry.text, entry.file]
+        for entry in result.changed
     ]
     used = [0, *(place for place in range(1, len(columns)) if any(row[place] for row in rows))]
     first = f", the first {len(rows)} of {len(result.differing)}" if len(rows) < len(result.differing) else ""
@@ -196,7 +197,8 @@ def _summary_fields(result: Evaluation) -> Iterator[doc.Field]:
     if result.agreement is not None:
         count = len(result.differing)
         differing = f"; {count} of {result.data.samples} samples differ{'s' if count == 1 else ''}" if count else ""
-        yield "agreement", f"{percent_words(result.agreement)} ({result.agreement_words}{differing})"
+        interval = share_interval_words(result.agreement, result.data.samples)
+        yield "agreement", f"{percent_words(result.agreement)}, {interval} ({result.agreement_words}{differing})"
     for limit in result.limits:
         yield "limit", limit.words
     yield from doc.note_fields(result.notes)

@@ -27,9 +27,11 @@ from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.export.declared_options import DynamicFields, ExportFields
 from winml.modelkit.export.verb import ExportRequest, PinRequest, plan_export, refuse_unloadable, run_export
 from winml.modelkit.fields import ADVANCED, fields_of
+from winml.modelkit.file_names import files_folder
 from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.onnx.files.named_paths import named_path
 from winml.modelkit.verbs.named_models import model_request, read_export_config, sizes_by_name
+from winml.modelkit.verbs.next_commands import measuring_command, running_command, transforming_command
 
 if TYPE_CHECKING:
     from winml.modelkit.export.records import ExportResult
@@ -109,7 +111,9 @@ def pin(options: Mapping[str, Any]) -> None:
     result: PinnedModel = plan.run_file()
     from winml.modelkit.transform.table import pinned_document
 
-    show_result(result.as_record(), options, lambda: pinned_document(result, options["model"]))
+    following = measuring_command("perf", [result.model_path], [])
+    record = {**result.as_record(), "next": following}
+    show_result(record, options, lambda: pinned_document(result, options["model"]).with_next(following))
 
 
 @click.command(name="export", cls=WinMLCommand)
@@ -197,4 +201,15 @@ def _show_result(result: ExportResult, options: Mapping[str, Any]) -> None:
 
     has_tree = options["verbose"] and any(part.coverage.tagged for part in result.parts)
     limits = TreeLimits(options["depth"], folds=options["verbose"] < 2) if has_tree else None
-    show_result(result.as_record(), options, lambda: export_document(result, limits))
+    following = _next_command(result)
+    record = {**result.as_record(), "next": following}
+    show_result(record, options, lambda: export_document(result, limits).with_next(following))
+
+
+def _next_command(result: ExportResult) -> str:
+    """Return the command that acts on an export: the optimization of one graph; several parts are run."""
+    if len(result.parts) == 1 and result.only_part.functions is None:
+        return transforming_command("optimize", result.only_part.model_path, ["--level", "full"], suffix="full")
+    return running_command(
+        files_folder(result.parts[0].model_path), {part.name: part.model_path for part in result.parts}
+    )

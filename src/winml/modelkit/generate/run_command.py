@@ -19,27 +19,9 @@ from winml.modelkit.cli._options import (
 from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import json_text, library_output_to_stderr, show_result
 from winml.modelkit.generate.run_verb import RunRequest, plan_run, run_inference, run_request, run_schema, write_files
-from winml.modelkit.generate.task_inputs import RUN_TASKS
 
 
-class _RunCommand(WinMLCommand):
-    """The command ``run``, whose error names ``--input`` if the input of a task is written as an option."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line; for a task input written as an option, the error names ``--input``."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            name = error.option_name.lstrip("-").replace("-", "_")
-            if any(task_input.name == name for task in RUN_TASKS.values() for task_input in task.inputs):
-                raise click.UsageError(
-                    f"No such option '{error.option_name}'. Inputs of a task are passed by name: --input {name}=VALUE.",
-                    ctx,
-                ) from None
-            raise
-
-
-@click.command(name="run", cls=_RunCommand)
+@click.command(name="run", cls=WinMLCommand)
 @model_option("ONNX file, build folder, Hub id or checkpoint folder.")
 @source_options
 @request_options(RunRequest)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _ARRAYS_SUFFIX = ".npz"
 _SHORT_S = 2.0
 """Chosen: a build takes longer, and finding one in the cache does not."""
+_KIND_WORDS = {"text": "a text", "image": "an image", "audio": "a recording"}
 _BY_OPTION = frozenset({"text", "image", "audio", "label"})
 """Inputs of tasks with an option of their own."""
 
@@ -225,9 +227,11 @@ def _collect_values(request: RunRequest) -> dict[str, tuple[str, ...]]:
     for pair in request.inputs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
+            kind, _ = _positional_input(request.name, pair)
             raise UsageError(
                 f"{opt.input} {pair}: expected NAME=VALUE or NAME=@FILE",
-                hint=f"Such as {opt.input} context=@article.txt, or {opt.input} input_ids=[[2,5,3]].",
+                hint=f"For {_KIND_WORDS[kind]}, use {spell(kind)} {shlex.quote(pair)}; for others, "
+                f"{opt.input} context=@article.txt or {opt.input} input_ids=[[2,5,3]].",
             )
         add(name.strip(), value)
     return {**texts, **dict.fromkeys(request.arrays, ("an array",))}
@@ -259,12 +263,12 @@ def _refuse_generating(request: RunRequest, task: str, definition: RunTask | Non
     """
     if PROMPT in request.files or VISION in request.files or task in ("text-generation", "image-text-to-text"):
         raise UsageError(
-            f"{request.name} is for {task}, which winml generate runs",
+            f"{request.name} is for {task}, whose result is generated token by token",
             hint=f'winml generate {_command_words(request)} -p "Once upon a time"',
         )
     if definition is None and {ENCODER, DECODER} <= request.files.keys():
         raise UsageError(
-            f"{request.name} is for {task}, which winml generate runs",
+            f"{request.name} is for {task}, whose result is generated token by token",
             hint=f"winml generate {_command_words(request)} --image photo.jpg",
         )
     if definition is None:
@@ -872,13 +876,15 @@ def write_files(writers: Mapping[Path, Callable[[Path], None]], *, overwrite: bo
 
 @python_function()
 def run_model(
-    model: str | os.PathLike[str], *values: str | os.PathLike[str] | Mapping[str, Any], **options: Any
+    model: str | os.PathLike[str],
+    *values: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, Any],
+    **options: Any,
 ) -> InferenceResult:
     """Run a model on text, an image, audio or tensors (``winml run``).
 
     Args:
         model: ONNX file, build folder, Hub id or checkpoint; a checkpoint is built in the cache first.
-        *values: Texts, image files or audio files, each an argument of its own; or input of the graph → array.
+        *values: Texts, image files or audio files, or a list of them; or input of the graph → array.
         **options: Options of ``winml run``: ``text``, ``image``, ``audio`` and ``label`` (a text, or a list of
             several), ``inputs`` (name → value or array), ``top``, ``threshold``, ``save``, ``reference``, ``ep`` and so
             on, and options of loading.
@@ -894,7 +900,9 @@ def run_model(
     if "output" in options or "schema" in options:
         raise ConfigError("run_model: output and schema are options of the command", hint="Use result.as_record().")
     given = [value for value in values if isinstance(value, Mapping)]
-    texts = {**options, "values": tuple(os.fspath(value) for value in values if not isinstance(value, Mapping))}
+    others = (value for value in values if not isinstance(value, Mapping))
+    lists = [[value] if isinstance(value, (str, os.PathLike)) else value for value in others]
+    texts = {**options, "values": tuple(os.fspath(value) for items in lists for value in items)}
     for name in ("text", "image", "audio", "label"):
         if isinstance(value := texts.get(name), (str, os.PathLike)):
             texts[name] = (os.fspath(value),)

@@ -87,9 +87,15 @@ class Ratio(Record):
     """Median run relative to the fastest, of the series in which it is larger."""
 
     @property
-    def is_disturbed(self) -> bool:
-        """True if other load slowed the runs of one of the two, so that the ratio is unreliable."""
+    def is_slowed(self) -> bool:
+        """True if other load slowed the runs of one of the two, so that their times are unreliable."""
         return self.slowdown > DISTURBED
+
+    @property
+    def is_disturbed(self) -> bool:
+        """True if other load makes the ratio unreliable: it may come from the load alone."""
+        is_beyond_load = (self.high is not None and self.high * self.slowdown < 1) or (self.low or 0) > self.slowdown
+        return self.is_slowed and not is_beyond_load
 
     @property
     @recorded()

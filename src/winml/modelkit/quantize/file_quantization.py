@@ -472,6 +472,11 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         fidelity = refuse_unfaithful(source, written, self.minimum, request.read, hint)
         if fidelity.samples is not None and fidelity.samples.note:
             self.outcome.notes.append(fidelity.samples.note)
+        is_generated = fidelity.samples is not None and fidelity.samples.source == "processor"
+        if is_generated and fidelity.outputs and not fidelity.worst.is_close:
+            self.outcome.notes.append(
+                f"Compared on generated inputs; the quality on real inputs may differ: {opt.dataset} uses a dataset."
+            )
         return fidelity
 
     def compare_parts(

@@ -56,7 +56,7 @@ from winml.modelkit.quantize.sensitivity_records import (
     TimedVariant,
     Trial,
 )
-from winml.modelkit.samples.data_sources import find_source, source_files
+from winml.modelkit.samples.data_sources import content_digests
 from winml.modelkit.transform.graph_file import read_plain
 from winml.modelkit.version import __version__
 
@@ -312,6 +312,11 @@ def _open_measurements(
     if sensitivity.measured is None:
         return MeasuredVariants(None, {}, overwrite=sensitivity.overwrite)
     data = sensitivity.input_data
+    data_set = options.dataset and {
+        "split": options.split,
+        "columns": dict(options.columns),
+        "content": [*content_digests(options.dataset).values()],
+    }
     request = {
         "model": model_digest(source),
         **options.model_dump(mode="json", exclude={"min_sqnr_db", *CALIBRATION_OPTIONS}),
@@ -323,20 +328,12 @@ def _open_measurements(
         **({"input_data": file_digest(data)} if data is not None else {"samples": sensitivity.samples}),
         "seed": sensitivity.seed,
         "sizes": dict(sensitivity.sizes),
-        **({"data_set": _data_record(options)} if options.dataset is not None else {}),
+        **({"data_set": data_set} if data_set is not None else {}),
         "winml": __version__,
         "onnxruntime": onnxruntime_version(),
         **({"judge": dict(evaluator.request)} if evaluator is not None else {}),
     }
     return MeasuredVariants(sensitivity.measured, request, overwrite=sensitivity.overwrite)
-
-
-def _data_record(options: QuantizeOptions) -> dict[str, object]:
-    """Return the content of the dataset, and how its samples are selected, JSON-ready."""
-    assert options.dataset is not None  # checked by the caller
-    data = find_source(options.dataset)
-    content = [file_digest(path) for path in source_files(data)]
-    return {"split": options.split, "columns": dict(options.columns), "content": content}
 
 
 _OTHER_SAMPLES = 500_009

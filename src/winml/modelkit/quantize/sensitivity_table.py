@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from winml.modelkit.errors import opt
 from winml.modelkit.quantize import sensitivity_records
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
-from winml.modelkit.words import size_words, sqnr_words
+from winml.modelkit.words import percent_words, size_words, sqnr_words
 
 MAX_BARS = 10
 """Number of modules in the bar chart. Chosen: it fits on a screen below the figures."""
@@ -70,6 +71,7 @@ def sensitivity_document(result: sensitivity_records.QuantizationSensitivity) ->
             ),
             *(_exclude_list_blocks(result.exclude_list) if result.exclude_list is not None else ()),
         ],
+        doc.Fields([("conclusion", conclusion)] if (conclusion := _conclusion_words(result)) else []),
         title=Path(result.model).name,
         subject="sensitivity to quantization",
         answer=_answer_words(result),
@@ -90,6 +92,35 @@ def _answer_words(result: sensitivity_records.QuantizationSensitivity) -> str:
     ends = "" if lower == sqnr else f" ({lower} at the lower end of its interval)"
     side = "above" if whole.lower_db >= limit else "below"
     return f"With all modules in {result.precision}, the SQNR is {sqnr}{ends}, {side} the limit of {limit:.4g} dB."
+
+
+_SHARE = 0.8
+"""Chosen: modules with this share of the error power explain it."""
+_MOST_CAUSES = 3
+"""Chosen: more modules than these are no cause, but the whole model."""
+
+
+def _conclusion_words(result: sensitivity_records.QuantizationSensitivity) -> str:
+    """Describe the modules with most of the error power, each quantized alone; empty without an error."""
+    errors = [
+        (module.form.measures().get("relative_error"), module) for module in _innermost(result.modules) if module.form
+    ]
+    powers = [(error**2, module) for error, module in errors if error is not None and math.isfinite(error)]
+    total, parameters = sum(power for power, _ in powers), sum(module.parameters for _, module in powers)
+    if not total or len(powers) < 2:
+        return ""
+    ranked = sorted(powers, key=lambda entry: -entry[0])
+    shares = list(itertools.accumulate(power / total for power, _ in ranked))
+    count = next((number for number, share in enumerate(shares, 1) if share >= _SHARE), len(ranked))
+    is_found = count <= _MOST_CAUSES
+    causes = [module for _, module in ranked[: count if is_found else 1]]
+    names = " and ".join(module.path or module.tag for module in causes)
+    weights = percent_words(sum(module.parameters for module in causes) / parameters) if parameters else "no"
+    share = percent_words(shares[len(causes) - 1])
+    part = f"{share} of the error of the innermost modules, with {weights} of their parameters"
+    if is_found:
+        return f"{names} cause{'s' if len(causes) == 1 else ''} {part}"
+    return f"no single module causes the error: {names}, the most sensitive, has {part}"
 
 
 def _sensitivity_figures(result: sensitivity_records.QuantizationSensitivity) -> Iterator[doc.Figure]:

@@ -13,12 +13,11 @@ from winml.modelkit.evaluate.metrics import least_difference
 from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.evaluate.sides import CachedBatches, onnx_side
 from winml.modelkit.evaluate.tasks.table import chosen_metrics, task_definition
-from winml.modelkit.onnx.files.placing import file_digest
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.quantized_variants import VariantEvaluator
 from winml.modelkit.quantize.sensitivity_records import MetricTarget
-from winml.modelkit.samples.data_sources import find_source, source_files
+from winml.modelkit.samples.data_sources import content_digests
 
 
 @contextmanager
@@ -49,9 +48,7 @@ def variant_evaluator(model: Path, options: EvaluationOptions, target: tuple[str
             scores = prepared.scores([onnx_side(session, session.name, "cpu")])
             return {metric.name: scores.measured(metric)[0].value for metric in metrics}
 
-        source = find_source(options.dataset)
-        root = source.folder or Path()
-        digests = {path.relative_to(root).as_posix(): file_digest(path) for path in source_files(source)}
-        request = {**metric_options.model_dump(mode="json"), "content": digests, "task": task}
+        content = content_digests(options.dataset)
+        request = {**metric_options.model_dump(mode="json"), "content": content, "task": task}
         least = least_difference(len(prepared.data_set)) if metrics[0].resolution == "each" else None
         yield VariantEvaluator(MetricTarget(name, value, metrics[0].is_higher_better, least), measure_scores, request)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import importlib
 import io
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, has_speller, spell_by, spell_keyword
 from winml.modelkit.version import install_command
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class Result:
     def document(self) -> Document:
         """Return the document of the result, as its command prints it."""
         module, _, name = self._document_function.partition(":")
-        document: Document = getattr(importlib.import_module(f"winml.modelkit.{module}"), name)(self)
+        with contextlib.nullcontext() if has_speller() else spell_by(spell_keyword):  # of a Python caller
+            document: Document = getattr(importlib.import_module(f"winml.modelkit.{module}"), name)(self)
         return document
 
     def text(self) -> str:

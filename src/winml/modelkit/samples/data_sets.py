@@ -103,6 +103,8 @@ class DataSetRequest:
         return self.samples or min(self.most or available, available)
 
 
+_COMPARED_ROWS = 32
+"""Chosen: splits whose first rows are equal in order are copies of each other."""
 _IMAGE_ROLES = frozenset({"image", "mask"})
 """Roles of columns with images."""
 
@@ -328,10 +330,34 @@ def open_data_set(request: DataSetRequest) -> DataSet:
     if request.besides is not None:
         also = f"its samples also judge the result, since fewer than {_FEWEST_REMAINING} others remain"
         split_notes = (f"calibrated on {data_set.name}: {also}",) if is_shared else ()
+        if split != chosen and _have_equal_rows(splits[split], splits[chosen]):
+            equal = f"splits {split} and {chosen} have equal samples"
+            split_notes = (f"{data_set.name}: {equal}, so that samples of the calibration also judge the result",)
     data_set.split = split
     data_set.words = f"{source.name}, split {split}" if len(splits) > 1 else source.name
     data_set.notes = (*split_notes, *notes)
     return data_set
+
+
+def _have_equal_rows(first: datasets.Dataset, second: datasets.Dataset) -> bool:
+    """Return True if two splits begin with equal rows and have equally many."""
+    if len(first) != len(second) or first.column_names != second.column_names:
+        return False
+    numbers = range(min(len(first), _COMPARED_ROWS))
+    starts = (_disable_decoding(table).select(numbers) for table in (first, second))
+    return all(_row_content(one) == _row_content(other) for one, other in zip(*starts, strict=True))
+
+
+def _row_content(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the cells of a row, with the content of a media file in place of its path."""
+    return {name: _cell_content(cell) for name, cell in row.items()}
+
+
+def _cell_content(cell: Any) -> Any:
+    if not isinstance(cell, dict) or cell.get("bytes") is not None or not cell.get("path"):
+        return cell["bytes"] if isinstance(cell, dict) and cell.get("bytes") is not None else cell
+    path = Path(cell["path"])
+    return path.read_bytes() if path.is_file() else cell
 
 
 def _read_splits(

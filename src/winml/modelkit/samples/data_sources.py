@@ -98,6 +98,15 @@ def source_files(source: DataSource) -> tuple[Path, ...]:
     return (source.path,) if source.path.is_file() else tuple(sorted(folder_files(source.path)[0]))
 
 
+def content_digests(name: str) -> dict[str, str]:
+    """Return path → digest of the local files of a dataset, relative to its folder."""
+    from winml.modelkit.onnx.files.placing import file_digest  # imports onnx
+
+    source = find_source(name)
+    root = source.folder or Path()
+    return {path.relative_to(root).as_posix(): file_digest(path) for path in source_files(source)}
+
+
 def _find_kind(path: Path, option: str) -> SourceKind:
     """Return the format of a file, or of the files in a folder.
 

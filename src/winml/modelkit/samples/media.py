@@ -40,6 +40,10 @@ _RATES_HZ = (1000, 1_000_000)
 multiply the number of samples."""
 
 
+_FILE_KEY = "winml.file"
+"""Entry of the ``info`` of an opened image: the name of its file."""
+
+
 @dataclass(frozen=True)
 class Recording:
     """Audio, mixed to one channel."""
@@ -106,7 +110,17 @@ def open_image(cell: object, folders: Sequence[Path] | None, label: str) -> Imag
                 image = PIL.ImageOps.exif_transpose(image)
     except InputError as error:
         return Unreadable(name, error.message)
+    if name != label:
+        image.info[_FILE_KEY] = name
     return image
+
+
+def media_name(value: object) -> str:
+    """Return the name of the file of an image or a recording; empty if it comes from another source."""
+    if isinstance(value, Recording):
+        return value.name
+    info = getattr(value, "info", None)
+    return str(info.get(_FILE_KEY, "")) if isinstance(info, dict) else ""
 
 
 def _size_problem(width: int, height: int) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from winml.modelkit.file_names import TUNE_RESULT_NAME
 from winml.modelkit.options import drop_words
 from winml.modelkit.report import document as doc
-from winml.modelkit.tune.records import CandidateStatus, TunedCandidate, TuneResult
-from winml.modelkit.words import count_noun, decibel_words, percent_words, size_words, sqnr_words
+from winml.modelkit.tune.records import CandidateStatus, MeasuredLatency, TunedCandidate, TuneResult
+from winml.modelkit.words import count_noun, decibel_words, percent_words, size_words, sqnr_words, time_words
 
 _STATUS_WORDS: Mapping[CandidateStatus, str] = {"right": "within the limit", "wrong": "outside the limit"}
 """Status → its text, if different."""
@@ -80,7 +80,7 @@ def _winner_table(result: TuneResult, metrics: Sequence[str]) -> doc.Table:
         rows.append([name, *map(doc.Column(name, kind).words, values), f"{after / before:.2f} ×" if before else ""])
 
     ratio = result.winner.ratio_to_plain
-    if ratio is None or not ratio.is_disturbed:
+    if ratio is None or not ratio.is_slowed:
         add("latency, p50 ms", "latency", [None if side.latency is None else side.latency.p50_ms for side in sides])
     add("size", "bytes", [fact.size_bytes for fact in facts])
     add("memory", "bytes", [fact.memory_bytes for fact in facts])
@@ -104,12 +104,11 @@ def _list_figures(result: TuneResult) -> Iterator[doc.Figure]:
         yield doc.Figure("verdict", "undecided", result.verdict.words.removeprefix("undecided: "))
     else:
         yield doc.Figure("winner", winner.name, tuned.candidate.words)
-    is_doubtful = winner.ratio_to_plain is not None and winner.ratio_to_plain.is_disturbed
-    if tuned.latency is not None and not is_doubtful:
-        ends = _interval_text(tuned.latency.p50_ms, tuned.latency.low_ms, tuned.latency.high_ms).partition(" ")[2]
+    if tuned.latency is not None and not (winner.ratio_to_plain and winner.ratio_to_plain.is_slowed):
+        ends = _time_text(tuned.latency).partition(" ")[2]
         interval = f"median, 95 % interval {ends}" if ends else "median"
-        yield doc.Figure("latency", f"{tuned.latency.p50_ms:.2f} ms", interval)
-    if winner.ratio_to_plain is not None and not is_doubtful:
+        yield doc.Figure("latency", f"{time_words(tuned.latency.p50_ms)} ms", interval)
+    if winner.ratio_to_plain is not None and not winner.ratio_to_plain.is_disturbed:
         ratio = winner.ratio_to_plain.value
         meaning = f"{ratio:.2f} of the latency of the plain file"
         yield doc.Figure("speedup", f"{1 / ratio:.2f} ×" if ratio > 0 else "–", meaning)
@@ -188,7 +187,7 @@ def _table_row(tuned: TunedCandidate, metrics: Sequence[str], result: TuneResult
             (None, None)
             if latency is None
             else (
-                doc.Number(latency.p50_ms, _interval_text(latency.p50_ms, latency.low_ms, latency.high_ms)),
+                doc.Number(latency.p50_ms, _time_text(latency)),
                 doc.Number(_latency_ratio(tuned), _ratio_words(tuned)),
             )
         ),
@@ -217,9 +216,16 @@ def _status_words(item: TunedCandidate, result: TuneResult) -> str:
     return _STATUS_WORDS.get(item.status, item.status)
 
 
-def _interval_text(value: float, low: float | None, high: float | None) -> str:
+def _time_text(latency: MeasuredLatency) -> str:
+    """Format a latency in milliseconds, and its interval in brackets if known."""
+    return _interval_text(latency.p50_ms, latency.low_ms, latency.high_ms, time_words)
+
+
+def _interval_text(
+    value: float, low: float | None, high: float | None, describe: Callable[[float], str] = "{:.2f}".format
+) -> str:
     """Format a value, and its interval in brackets if known."""
-    return f"{value:.2f}" if low is None or high is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
+    return describe(value) if low is None or high is None else f"{describe(value)} [{describe(low)}, {describe(high)}]"
 
 
 def _latency_ratio(tuned: TunedCandidate) -> float:
@@ -237,7 +243,7 @@ def _chart_dot(tuned: TunedCandidate) -> doc.Dot:
     latency, facts = tuned.latency, tuned.facts
     assert latency is not None  # only timed candidates are drawn
     assert facts is not None
-    milliseconds = _interval_text(latency.p50_ms, latency.low_ms, latency.high_ms)
+    milliseconds = _time_text(latency)
     return doc.Dot(
         tuned.candidate.name,
         _GRADES.get(tuned.status, "bad"),

@@ -256,10 +256,14 @@ class Answer:
 
     def _list_notes(self) -> Iterator[str]:
         """Yield notes on unreliable times, random inputs and a reached time limit."""
+        latencies = {variant.name: self._find_latency(variant) for variant in self.candidates}
+        ratios = {name: latency.ratio for name, latency in latencies.items() if latency is not None and latency.ratio}
+        decided = {name for name, ratio in ratios.items() if not ratio.is_disturbed}
         names = [
-            variant.name
-            for variant in self.candidates
-            if (race := self._last_race(variant.name)) and summarize(self.state.turns(race)[variant.name]).is_disturbed
+            name
+            for name in latencies
+            if name not in decided and not (name == PLAIN and decided)
+            if (race := self._last_race(name)) and summarize(self.state.turns(race)[name]).is_disturbed
         ]
         is_out_of_time = any(skip.status == "not tried" and opt.budget in skip.reason for skip in self.skipped.values())
         if names:

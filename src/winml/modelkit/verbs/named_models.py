@@ -6,6 +6,7 @@ Names and paths are checked here, before any heavy import.
 from __future__ import annotations
 
 import json
+import numbers
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -276,20 +277,23 @@ def _converted(field: Field, value: Any) -> Any:
     """Return the value of a keyword in the type of its field; values of compound types are returned unchanged.
 
     Raises:
-        ConfigError: the value is of another type.
+        ConfigError: the value is of another type; a text is no number.
     """
     parts = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else (field.annotation,)
     is_simple = all(part in _SIMPLE_TYPES or get_origin(part) is Literal for part in parts)
     if not is_simple and tuple[str, ...] not in parts:
         return value
-    if isinstance(value, os.PathLike) and Path not in parts:
-        value = os.fspath(value)
+    if isinstance(value, (str, os.PathLike)):
+        value = Path(value) if Path in parts else os.fspath(value)
+    elif isinstance(value, (list, tuple)):
+        value = tuple(os.fspath(item) if isinstance(item, os.PathLike) else item for item in value)
+    elif type(value).__module__ == "numpy" and isinstance(value, numbers.Real):
+        value = int(value) if isinstance(value, numbers.Integral) else float(value)
     import pydantic
 
     try:
-        return pydantic.TypeAdapter(field.annotation).validate_python(value)
+        return pydantic.TypeAdapter(field.annotation).validate_python(value, strict=True)
     except pydantic.ValidationError as error:
         name = "sizes" if field.name == "shape_config" else field.name
         reason = "expected a dict" if name in ("sizes", "input_specs") else error.errors(include_url=False)[0]["msg"]
-        hint = f"Expected: {field.help.partition('. ')[0]}"
-        raise ConfigError(f"{name}: {reason} (got {value!r})", hint=hint) from None
+        raise ConfigError(f"{name}: {reason} (got {value!r})", hint=field.expectation(value)) from None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from winml.modelkit.errors import spell_flag
-from winml.modelkit.file_names import BUILD_MANIFEST_NAME, files_folder
+from winml.modelkit.errors import TaskError, spell_flag
+from winml.modelkit.evaluate.declared_options import DataSetFields
+from winml.modelkit.fields import command_words
+from winml.modelkit.file_names import BUILD_MANIFEST_NAME, DECODER, VAE_DECODER, files_folder
 from winml.modelkit.ort.execution_providers import library_words
 
 
@@ -44,6 +47,86 @@ def _with_library(words: Sequence[str]) -> list[str]:
     """Return the words of a command with the user-specified library of its execution provider, if any."""
     ep = spell_flag("ep")
     return [*words, *(library_words(words[words.index(ep) + 1]) if ep in words else [])]
+
+
+def timing_command(source: Path, result: Path) -> str:
+    """Return the command that measures a model in alternation with its source.
+
+    A compiled file, a model of several parts and a model of bfloat16 are measured or described alone.
+    """
+    from winml.modelkit.builds.found_models import part_files
+    from winml.modelkit.ort.execution_providers import provider_options_of
+
+    files = _model_files(result)
+    if _has_bfloat16(*files):  # the CPU cannot run it
+        return measuring_command("inspect", [result], [])
+    if provider_words := shlex.split(provider_options_of(files[0])):
+        return measuring_command("perf", [result], provider_words)
+    return measuring_command("perf", [result] if part_files(str(result)) else [source, result], [])
+
+
+def diverging_command(reference: str | Path, candidate: str | Path, data: DataSetFields) -> str:
+    """Return the command that finds the module whose outputs diverge, on the samples of a dataset if one is named."""
+    words = [spell_flag("by_module"), *command_words(data, DataSetFields)]
+    return measuring_command("compare", [reference, candidate], words)
+
+
+def running_command(folder: Path, parts: Mapping[str, Path]) -> str:
+    """Return a command that runs the model in a folder on an input of its task, or else shows its inputs.
+
+    Args:
+        folder: The folder of a build or an export.
+        parts: Part → ONNX file.
+    """
+    if VAE_DECODER in parts:
+        call = f"load_pipeline({json.dumps(str(folder))})"
+        code = f'from winml.modelkit import load_pipeline; {call}("a cat").images[0].save("cat.png")'
+        return shlex.join(["python", "-c", code])
+    if _has_bfloat16(_main_part(parts)):  # the CPU, which the other commands use, cannot run it
+        return measuring_command("inspect", [folder], [])
+    return task_command(folder, parts)[1] or measuring_command("run", [folder], ["--schema"])
+
+
+def task_command(folder: Path, parts: Mapping[str, Path]) -> tuple[str, str | None]:
+    """Return the task of a model, and a command that runs it on inputs of the task.
+
+    The task of a script's model is ``""``; the command is ``None`` if only tensors can be passed.
+    """
+    from winml.modelkit.generate.run_verb import example_command
+    from winml.modelkit.generate.task_inputs import run_task
+    from winml.modelkit.onnx.bundle import described_model
+    from winml.modelkit.onnx.files.reading import read_structure
+
+    path = _main_part(parts)
+    try:
+        inputs = tuple(value.name for value in read_structure(path).graph.input)
+        task, definition = run_task(described_model(path).get("task") or "", inputs)
+    except TaskError:
+        return "", None
+    return task, example_command(shlex.quote(str(folder)), task, definition, parts)
+
+
+def _main_part(parts: Mapping[str, Path]) -> Path:
+    """Return the file whose inputs and metadata describe the model."""
+    return parts.get(DECODER) or next(iter(parts.values()))
+
+
+def _model_files(model: Path) -> list[Path]:
+    """Return the ONNX files of a model: a file, or a folder with parts."""
+    from winml.modelkit.builds.found_models import read_model_folder
+
+    return [*read_model_folder(model).parts.values()] if model.is_dir() else [model]
+
+
+def _has_bfloat16(*paths: Path) -> bool:
+    """Return True if an input or output of a file is bfloat16, which no kernel of the CPU supports."""
+    import onnx
+
+    from winml.modelkit.onnx.files.reading import read_structure
+
+    graphs = (read_structure(path).graph for path in paths)
+    values = (value for graph in graphs for value in (*graph.input, *graph.output))
+    return any(value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16 for value in values)
 
 
 def _find_build(model: Path, submodel: Sequence[str]) -> tuple[Path, Sequence[str]]:

@@ -12,6 +12,7 @@ import pytest
 
 import graphs
 from winml.modelkit.tags.carry.carrying import carry_tags
+from winml.modelkit.tags.carry.original_graph import MOST_POSITIONS
 from winml.modelkit.tags.tagging import NodeTag, all_nodes, clear_tag, measure_coverage, read_tag, write_tag
 
 WEIGHTS = (
@@ -183,6 +184,23 @@ def test_carry_weight_identifies_the_replaced_node() -> None:
     )
     tags = carried(after)
     assert {"p": "/M/Fc1", "q": "/M/Fc1", "t": "/M/Fc2", "z": "/M"} == {name: tags[name][0] for name in "pqtz"}
+
+
+def test_carry_weight_identifies_its_module_in_a_graph_without_equal_values() -> None:
+    """Also behind more modules than a node lists: a tool renamed every value of a deep network."""
+    layers = MOST_POSITIONS + 6
+    weights = ", ".join(f"float[2, 2] w{number} = {{0,0,0,0}}" for number in range(layers))
+
+    def network(operator: str, value: str) -> str:
+        names = ["x", *(f"{value}{number}" for number in range(layers - 1)), "z"]
+        body = "\n".join(f"{names[n + 1]} = {operator}({names[n]}, w{n})" for n in range(layers))
+        return f"agraph (float[2, 2] x) => (float[2, 2] z) <{weights}> {{\n{body}\n}}"
+
+    before = graphs.parse(network("MatMul", "v"))
+    for number, node in enumerate(all_nodes(before)):
+        write_tag(node, NodeTag(f"/M/Layer.{number}", f"layer.{number}", "direct"))
+    after = rebuilt(network("com.microsoft.FusedMatMul", "u"), {})
+    assert [f"/M/Layer.{number}" for number in range(layers)] == [tag for tag, _ in carried(after, before).values()]
 
 
 def test_carry_new_node_inherits_from_its_readers() -> None:

@@ -21,7 +21,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.outputs import OutputComparison, Rounding, VerificationInfo, compare_outputs
+from winml.modelkit.compare.outputs import (
+    HALF_UNITS,
+    OutputComparison,
+    Rounding,
+    VerificationInfo,
+    compare_outputs,
+    find_channel_beyond_rounding,
+)
 from winml.modelkit.compare.verification.reference_run import PreparedPart, run_reference, with_values
 from winml.modelkit.compare.verification.sizes import Draw, run_draw
 from winml.modelkit.compare.words import verification_words
@@ -203,10 +210,10 @@ def is_decided_by_rounding(prepared: PreparedPart, draw: Draw, outputs: Collecti
 def accept_half_precision(
     prepared: PreparedPart, draw: Draw, outputs: Arrays, comparisons: Sequence[OutputComparison]
 ) -> tuple[OutputComparison, ...]:
-    """Accept differences of a computation in 16 bits that are rounding: PyTorch runs in float32, too.
+    """Judge differences of a computation in 16 bits by the rounding error of PyTorch, which runs in float32, too.
 
     An output is accepted if it is at most :data:`_UNITS_OF_HALF` times as far from PyTorch in float32 as PyTorch in 16
-    bits is. A wrong graph, such as one with a frozen size, is far from both.
+    bits is, and each of its channels is as near. A wrong graph, such as one with a frozen size, is far from both.
 
     Args:
         prepared: The part, with parameters in 16 bits.
@@ -225,6 +232,12 @@ def accept_half_precision(
         name = entry.name
         spread = _largest_distance(draw.reference[name], exact[name])
         distance = _largest_distance(outputs[name], exact[name])
+        unit = HALF_UNITS.get(entry.computed_in or entry.dtype)
+        arrays = (draw.reference[name], outputs[name], exact[name])
+        problem = "" if unit is None or entry.problem else find_channel_beyond_rounding(*arrays, unit)
+        if problem:
+            accepted.append(replace(entry, is_equal=False, problem=problem))
+            continue
         is_rounding = not entry.is_equal and not entry.problem and distance <= _UNITS_OF_HALF * spread < math.inf
         limit = (1 + _UNITS_OF_HALF) * spread / entry.scale if is_rounding else entry.threshold
         accepted.append(replace(entry, is_equal=True, threshold=limit) if is_rounding else entry)

@@ -673,8 +673,15 @@ def _find_weight_readers(original: OriginalModel, node: ir.Node, region: Replace
         if value is not None and value.name and value.is_initializer():
             readers |= dict.fromkeys(original.readers_of_weight(value.name))
     if region.positions:
-        return [reader for reader in readers if original.position_of.get(reader) in region.positions]
+        inside = [reader for reader in readers if original.position_of.get(reader) in region.positions]
+        # The positions of a large region are one ancestor of them.
+        return inside or [reader for reader in readers if _is_inside(original.position_of.get(reader), region)]
     return list(readers) if len(tags_of(original.positions_among(readers))) == 1 else []
+
+
+def _is_inside(position: Position | None, region: Replaced) -> bool:
+    """Return True if a position is below a position of a region."""
+    return position is not None and any(_is_above(outer, position) for outer in region.positions)
 
 
 def _find_needed_region(matching: _Matching, node: ir.Node) -> Replaced:
