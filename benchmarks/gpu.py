@@ -4,6 +4,7 @@ Method. Checkpoints of small decoders (two layers, seeded random weights) are wr
 and precision these build the same checkpoint:
 
 * ``python -m winml.modelkit build -m CHECKPOINT -o FOLDER --ep webgpu``, with ``--precision int4 --symmetric`` for int4
+* the same with ``--layout genai``, whose programs pad texts on the right, as those of genai's builder do
 * ``GENAI_PYTHON -m onnxruntime_genai.models.builder -i CHECKPOINT -o FOLDER -p PRECISION -e webgpu``, with 32-bit
   inputs and outputs
 
@@ -39,14 +40,16 @@ from typing import Any  # noqa: E402
 
 from results import add_save_option, markdown_table, publish  # noqa: E402
 
-OURS, THEIRS = "winml", "genai"
+OURS, OURS_FOR_GENAI, THEIRS = "winml", "winml --layout genai", "genai"
 PROVIDER = "WebGpuExecutionProvider"
 VOCABULARY, PROMPT_TOKENS = 512, 8
 SIZES = {
     "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
     "intermediate_size": 256, "vocab_size": VOCABULARY, "max_position_embeddings": 256,
 }  # fmt: skip
-MODELS = {"llama": "Llama", "qwen3": "Qwen3", "phi3": "Phi3", "mistral": "Mistral"}
+MODELS = {
+    "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "mistral": "Mistral", "gemma3": "Gemma3",
+}  # fmt: skip
 """Name of a model → start of its classes in transformers."""
 
 
@@ -58,7 +61,8 @@ def save_checkpoint(name: str, folder: Path) -> None:
 
     torch.manual_seed(0)
     ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
-    config = getattr(transformers, f"{MODELS[name]}Config")(**SIZES, **ends)
+    kind = f"{MODELS[name]}TextConfig" if name == "gemma3" else f"{MODELS[name]}Config"
+    config = getattr(transformers, kind)(**SIZES, **ends)
     getattr(transformers, f"{MODELS[name]}ForCausalLM")(config).save_pretrained(folder)
     words = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"w{number}": number for number in range(3, VOCABULARY)}}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))  # noqa: S106 - a token of a text
@@ -79,6 +83,7 @@ def build(who: str, checkpoint: Path, output: Path, precision: str, options: arg
         command += ["-o", str(output), "-p", precision, "-e", "webgpu", "--extra_options", "use_webgpu_fp32=true"]
     else:
         command = [sys.executable, "-m", "winml.modelkit", "build", "-m", str(checkpoint), "-o", str(output), "-q"]
+        command += ["--layout", "genai"] if who == OURS_FOR_GENAI else []
         command += ["--ep", "webgpu", *(["--ep-library", options.ep_library] if options.ep_library else [])]
         command += ["--no-verify", *(["--precision", precision, "--symmetric"] if precision == "int4" else [])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -183,8 +188,8 @@ def measure(name: str, precision: str, options: argparse.Namespace, folder: Path
     if not checkpoint.exists():
         save_checkpoint(name, checkpoint)
     rows = []
-    for who in (OURS, THEIRS):
-        output = folder / f"{name}-{precision}-{who}"
+    for who in (OURS, OURS_FOR_GENAI, THEIRS):
+        output = folder / f"{name}-{precision}-{who.split()[-1] + '-layout' * (who == OURS_FOR_GENAI)}"
         problem = "" if (output / "model.onnx").is_file() else build(who, checkpoint, output, precision, options)
         report = {"problem": problem} if problem else count_in_process(output / "model.onnx", options)
         rows.append({"model": name, "precision": precision, "builder": who, **report})
@@ -229,7 +234,7 @@ def main() -> None:
         for name in options.models.split(","):
             for precision in options.precisions.split(","):
                 rows += measure(name, precision, options, folder)
-                print(rows[-2:], file=sys.stderr, flush=True)
+                print(rows[-3:], file=sys.stderr, flush=True)
     columns = {key: "" for row in map(_table_row, rows) for key in row}
     table = markdown_table([{**columns, **_table_row(row)} for row in rows])
     print("\n".join(table), flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,18 @@ from winml.modelkit import HTPExporter, optimize_onnx
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.metadata_keys import INPUTS_KEY
 from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.optimize.capabilities import ATTENTION_VARIANT
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
 from winml.modelkit.ort.sessions import Session
-from winml.modelkit.tags.tagging import measure_coverage, read_tag
+from winml.modelkit.tags.tagging import listed_modules, measure_coverage, read_tag, write_tag
 
 HEAD_SIZE, WINDOW = 16, 4
 SIZES = ((2, 5, 0), (2, 12, 0), (2, 1, 7), (1, 4, 6))
 """Rows, tokens and cached tokens: a prompt, one longer than two windows, a step, and several tokens after a cache."""
 FUSED = OptimizeOptions().with_decoder_fusions()
+VARIANT = ("rotary_attention_fusion", "packed_projection_fusion")
+_KINDS = {"qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3"}
 TOLERANCE = 2e-5
 """Share of the largest value. Chosen ten times above the rounding of float32 in another order."""
 
@@ -53,11 +57,18 @@ def _build(kind: str) -> Any:
         "num_attention_heads": 2, "max_position_embeddings": 64,
     }  # fmt: skip
     torch.manual_seed(0)
+    grouped = {**sizes, "num_key_value_heads": 1, "head_dim": HEAD_SIZE}
     if kind == "phi":
         config: Any = transformers.PhiConfig(**sizes, partial_rotary_factor=0.5)
         model: Any = transformers.PhiForCausalLM(config)
+    elif kind == "gemma3":
+        config = transformers.Gemma3TextConfig(**grouped, sliding_window=WINDOW, layer_types=["sliding_attention"])
+        model = transformers.Gemma3ForCausalLM(config)
+    elif kind in _KINDS:
+        config = getattr(transformers, f"{_KINDS[kind]}Config")(**grouped, pad_token_id=0)
+        model = getattr(transformers, f"{_KINDS[kind]}ForCausalLM")(config)
     else:
-        config = transformers.MistralConfig(**sizes, num_key_value_heads=1, head_dim=HEAD_SIZE, sliding_window=WINDOW)
+        config = transformers.MistralConfig(**grouped, sliding_window=WINDOW)
         model = transformers.MistralForCausalLM(config)
     make_distinct(model)
     return model.eval()
@@ -115,6 +126,76 @@ def test_attention_over_a_cache_becomes_one_operator_with_the_same_numbers(llama
     assert (counts["GroupQueryAttention"], counts["RotaryEmbedding"], counts["Softmax"], counts["Cos"]) == (1, 2, 0, 0)
     assert result.fired["group_query_attention_fusion"] == 1
     _assert_same_answers(llama, result.model)
+
+
+def _run_text(path: Path | ir.Model, *, is_padded: bool) -> Any:
+    """Return the logits of the last token of a prompt and of two steps, for two rows."""
+    session = Session(path if isinstance(path, Path) else ir.to_proto(path).SerializeToString())
+    generator = np.random.default_rng(1)
+    tokens, mask = generator.integers(3, 100, (2, 6)), np.ones((2, 6), np.int64)
+    mask[0, : 3 if is_padded else 0] = 0
+    shapes = {name: shape for name, shape in session.input_shapes.items() if "past" in name}
+    past = {name: np.zeros((2, shape[1], 0, shape[3]), np.float32) for name, shape in shapes.items()}  # type: ignore[arg-type]
+    logits = []
+    for _ in range(3):
+        positions = (mask.cumsum(-1) - 1).clip(0)[:, -tokens.shape[1] :]
+        feeds = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
+        outputs = session.run({**{name: feeds[name] for name in feeds if name in session.input_shapes}, **past})
+        past = {name: outputs[name.replace("past_key_values", "present")] for name in past}
+        logits.append(outputs["logits"][:, -1])
+        tokens, mask = generator.integers(3, 100, (2, 1)), np.concatenate([mask, np.ones((2, 1), np.int64)], axis=1)
+    return np.stack(logits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes"),
+    [
+        ("llama", {"MatMul": 6, "RotaryEmbedding": 0, "Split": 0, "Transpose": 0}),
+        ("qwen3", {"MatMul": 6, "RotaryEmbedding": 0, "Split": 1, "SimplifiedLayerNormalization": 3}),
+        ("phi3", {"MatMul": 5, "RotaryEmbedding": 0, "Slice": 2}),
+        ("qwen2", {"MatMul": 6, "Add": 1, "RotaryEmbedding": 0}),
+        ("gemma3", {"MatMul": 6, "Transpose": 1, "Split": 1}),
+        ("mistral", {"MatMul": 6, "RotaryEmbedding": 0}),
+    ],
+)
+def test_attention_rotates_and_reads_packed_projections(tmp_path: Path, kind: str, nodes: dict[str, int]) -> None:
+    """Padding comes before the tokens, or after them if lengths hide it. Normalizations of heads stay outside."""
+    path = _export(tmp_path, _build(kind))
+    for variant in (VARIANT, ATTENTION_VARIANT):
+        model = optimize(ir.load(path), OptimizeOptions().with_decoder_fusions(variant)).model
+        counts = _count(model)
+        assert nodes == {name: counts[name] for name in nodes}
+        assert measure_coverage(model).is_complete
+        (attention,) = (node for node in model.graph if node.op_type == "GroupQueryAttention")
+        assert 1 == attention.attributes.get_int("do_rotary", 0)
+        assert (variant is ATTENTION_VARIANT) == (len(attention.inputs) == 9)
+        for is_padded in (False, variant is VARIANT):
+            expected, found = (_run_text(file, is_padded=is_padded) for file in (path, model))
+            np.testing.assert_allclose(found, expected, atol=TOLERANCE * np.abs(expected).max(), rtol=0)
+
+
+def test_packed_projection_names_the_modules_of_its_weights(llama: Path) -> None:
+    """Its columns are those of queries, keys and values; a weight that another node reads is not merged."""
+    model = ir.load(llama)
+    products = {role: _product_of(model, role) for role in ("q_proj", "k_proj", "v_proj")}
+    for role, node in products.items():
+        tag = read_tag(node)
+        assert tag is not None
+        write_tag(node, replace(tag, module=f"{tag.module}.{role}"))
+    weights = [node.inputs[1].const_value.numpy() for node in products.values()]  # type: ignore[union-attr]
+    result = optimize(model, OptimizeOptions().with_decoder_fusions(VARIANT))
+    assert 1 == result.fired["packed_projection_fusion"]
+    (packed,) = (node for node in result.model.graph if "packed_qkv" in (node.name or ""))
+    assert listed_modules(packed) == [f"model.layers.0.self_attn.{name}" for name in ("k_proj", "q_proj", "v_proj")]
+    assert "model.layers.0.self_attn" == read_tag(packed).module  # type: ignore[union-attr]
+    np.testing.assert_array_equal(packed.inputs[1].const_value.numpy(), np.concatenate(weights, axis=1))  # type: ignore[union-attr]
+    shared = ir.load(llama)
+    _product_of(shared, "k_proj").replace_input_with(1, _product_of(shared, "v_proj").inputs[1])
+    assert 0 == optimize(shared, OptimizeOptions().with_decoder_fusions(VARIANT)).fired["packed_projection_fusion"]
+
+
+def _product_of(model: ir.Model, role: str) -> ir.Node:
+    return next(node for node in model.graph if node.op_type == "MatMul" and role in (node.name or ""))
 
 
 @OPSET_24
@@ -185,7 +266,7 @@ def test_decoders_of_other_families_are_fused(tmp_path: Path, kind: str, rotatio
 def test_window_of_tokens_allows_no_padding_inside(tmp_path: Path, *, counts_tokens: bool) -> None:
     """A row with padding between its tokens needs ``token_windows``; a row with padding before its tokens does not."""
     path = _export(tmp_path, _build("mistral"))
-    options = FUSED.with_token_windows() if counts_tokens else FUSED
+    options = FUSED.model_copy(update={"token_windows": True}) if counts_tokens else FUSED
     result = optimize(ir.load(path), options)
     assert result.fired.get("token_windows") == (1 if counts_tokens else None)
     assert _count(result.model)["GroupQueryAttention"] == 1
@@ -251,8 +332,9 @@ def test_requested_level_decides_alone() -> None:
     """A requested level decides alone, and a provider without the operators gets no fusion."""
     assert OptimizeOptions(level="none").with_decoder_fusions().is_empty
     assert OptimizeOptions(ep="qnn").with_decoder_fusions().is_empty
-    assert OptimizeOptions(ep="qnn").with_token_windows().is_empty
-    assert FUSED.model_copy(update={"token_windows": False}).with_token_windows().token_windows is False
+    assert OptimizeOptions(ep="qnn").with_decoder_fusions(ATTENTION_VARIANT).is_empty
+    assert OptimizeOptions(level="none").with_attention_variant(ATTENTION_VARIANT).is_empty
+    assert FUSED.model_copy(update={"right_padding": False}).with_attention_variant(VARIANT).right_padding is False
     assert [entry.name for entry in FUSED.enabled()] == [
         "simplified_layer_norm_fusion", "skip_simplified_layer_norm_fusion", "group_query_attention_fusion",
     ]  # fmt: skip

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from winml.modelkit.builds.plan import BuildPlan, is_for_onnxruntime
+from winml.modelkit.builds.dtypes import requested_quantizations
+from winml.modelkit.builds.plan import PACKING, BuildPlan, attention_variant, is_for_onnxruntime
 from winml.modelkit.errors import opt
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.coded_weights import CodedTensor
@@ -29,10 +30,14 @@ def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) 
         model: The exported graph.
         plan: The build.
     """
-    if not (is_for_onnxruntime(plan) or _has_coded_weights(model)) or DecoderInterface.of(model) is None:
+    if DecoderInterface.of(model) is None:
         return section
-    options = section.with_decoder_fusions()
-    return options.with_token_windows() if plan.layout.pads_right else options
+    variant = attention_variant(plan)
+    if "MatMul" in {name for options in requested_quantizations(plan.config) for name in options.quantized_operators()}:
+        variant -= {PACKING}  # after the weights are quantized module by module
+    if is_for_onnxruntime(plan) or _has_coded_weights(model):
+        return section.with_decoder_fusions(variant)
+    return section.with_attention_variant(variant)
 
 
 def is_fused(model: Path, plan: BuildPlan) -> bool:

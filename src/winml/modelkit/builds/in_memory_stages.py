@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from winml.modelkit.builds.config import quantize_options
 from winml.modelkit.builds.dtypes import planned_optimization
-from winml.modelkit.builds.plan import BuildPlan, stage_in_memory
+from winml.modelkit.builds.plan import BuildPlan, packs_projections, stage_in_memory
 from winml.modelkit.builds.stages import Stage, StageOutcome, StageTask, external_from_bytes, run_export
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _handover_to_quantize(
         other_parts = [work for name, work in quantizations.items() if name != path.name]
         # Parts already within the limit may stay float, except the last one if all others did.
         all_stay = len(other_parts) + 1 == len(names) and all(work.outcome.stays_float for work in other_parts)
-        work = Quantization(path, options, {}, may_stay_float=not all_stay)
+        work = Quantization(path, options, {}, may_stay_float=not all_stay, packs_projections=packs_projections(plan))
         quantizations[path.name] = stack.enter_context(work.equipped(samples, path, goes_outside))
         return [*_optimization_work(plan, model), quantizations[path.name]]
 

@@ -39,6 +39,7 @@ from winml.modelkit.models.checkpoints.quantized.formats import folder_format
 from winml.modelkit.models.load_options import declared_options, is_not_default
 from winml.modelkit.models.request import ModelRequest, cached_checkpoint, resolve_source
 from winml.modelkit.onnx.files.named_paths import named_path
+from winml.modelkit.optimize.capabilities import ATTENTION_VARIANT, CAPABILITIES
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.ort.execution_providers import find_execution_provider, refuse_dynamic
 from winml.modelkit.quantize.calibration.calibration_files import refuse_missing_files
@@ -91,6 +92,8 @@ class BuildPlan:
         return find_layout(self.config.layout)
 
 
+PACKING = "packed_projection_fusion"
+"""Capability that merges the projections of an attention."""
 _RUNTIME_MODE = "weight-only"
 """Quantization mode that makes operators of ONNX Runtime."""
 
@@ -98,6 +101,25 @@ _RUNTIME_MODE = "weight-only"
 def is_for_onnxruntime(plan: BuildPlan) -> bool:
     """Return True if only ONNX Runtime can run the result of a build, independent of the optimizer."""
     return plan.layout.for_onnxruntime or any(map(_is_of_runtime, requested_quantizations(plan.config)))
+
+
+def attention_variant(plan: BuildPlan) -> frozenset[str]:
+    """Return the names of the capabilities that choose the variant of a decoder's attention over a cache.
+
+    Programs of the layout decide where padding is. On WebGPU, nodes are fewer if the attention itself rotates queries
+    and keys.
+    """
+    if plan.layout.pads_right:
+        return frozenset(ATTENTION_VARIANT)
+    is_for_webgpu = requested_provider(plan.config) == "webgpu"
+    return frozenset(ATTENTION_VARIANT) - {"right_padding"} if is_for_webgpu else frozenset()
+
+
+def packs_projections(plan: BuildPlan) -> bool:
+    """Return True if a build merges the projections of an attention after it has quantized their weights."""
+    provider = requested_provider(plan.config)
+    is_supported = provider is None or provider in CAPABILITIES[PACKING].providers
+    return is_supported and PACKING in attention_variant(plan)
 
 
 def _is_of_runtime(options: QuantizeOptions) -> bool:

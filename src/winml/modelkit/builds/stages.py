@@ -34,8 +34,10 @@ from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
 from winml.modelkit.builds.manifest_records import FileRecord, StageName, StageRecord
 from winml.modelkit.builds.plan import (
     BuildPlan,
+    attention_variant,
     idle_compilation,
     is_for_onnxruntime,
+    packs_projections,
     request_record,
     without_compilation,
 )
@@ -327,6 +329,8 @@ def _optimize_options(plan: BuildPlan) -> dict[str, object]:
     plug_in_record = {"plug_ins": plug_ins} if (plug_ins := options.plug_ins()) else {}
     fuses_decoders = plan.layout.for_onnxruntime or (plan.config.dtypes and is_for_onnxruntime(plan))
     fusion_record: dict[str, object] = {"fuses_decoders": True} if fuses_decoders else {}
+    if variant := attention_variant(plan):
+        fusion_record["attention"] = sorted(variant)
     if unfused:
         fusion_record["unfused_for_quantization"] = unfused
     record = {"optim": flags, "skip_pre_normalization": plan.skip_pre_normalization, "verify": plan.verify}
@@ -432,7 +436,8 @@ def _quantize_options(plan: BuildPlan) -> dict[str, object]:
     is_drawn = may_draw and (data is None or calibration_kind(data) == "data set")
     seed = {"seed": plan.request.seed} if is_drawn else {}  # determines the samples of the calibration
     dtypes = {"dtypes": list(plan.config.dtypes)} if plan.config.dtypes else {}
-    return {"quant": _quantization_record(plan, options), **dtypes, "verify": plan.verify, **seed}
+    packing = {"packs_projections": True} if packs_projections(plan) else {}
+    return {"quant": _quantization_record(plan, options), **dtypes, **packing, "verify": plan.verify, **seed}
 
 
 def _run_dtypes(task: StageTask) -> tuple[StageOutcome, ...]:
@@ -472,7 +477,14 @@ def _run_dtype(task: StageTask, dtype: str) -> StageOutcome:
         copy = make_file(replace(file_task, shares_files=is_ours), optimization(OptimizeOptions(), {}))
         return StageOutcome((task.output,), copy.normalizations, "not quantized")
     is_half = bool(options.base.float_type)
-    work = Quantization(file_task.source, options, {}, may_stay_float=task.of_several, has_half_caches=is_half)
+    work = Quantization(
+        file_task.source,
+        options,
+        {},
+        may_stay_float=task.of_several,
+        has_half_caches=is_half,
+        packs_projections=packs_projections(task.plan),
+    )
     try:
         result = make_file(file_task, work)
     except WinMLError as error:
@@ -496,7 +508,13 @@ def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
 
     section, file_task = task.plan.config.quant, _file_task(task, "quantize")
     assert section is not None  # skipped otherwise
-    work = Quantization(file_task.source, quantize_options(section), {}, may_stay_float=file_task.of_several)
+    work = Quantization(
+        file_task.source,
+        quantize_options(section),
+        {},
+        may_stay_float=file_task.of_several,
+        packs_projections=packs_projections(task.plan),
+    )
     result = make_file(file_task, work)
     budget_notes = [] if result.budget is None else [result.budget.note]
     note = auto_words(section)

@@ -20,12 +20,14 @@ from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
 from winml.modelkit.compare.outputs import ROUNDING_FACTOR, TEXT_KINDS, Rounding, VerificationInfo, compare_outputs
 from winml.modelkit.compare.quality_minimum import QualityMinimum
+from winml.modelkit.compare.verification.single_rows import reads_consecutive_tokens, with_consecutive_tokens
 from winml.modelkit.compare.words import difference_words, fidelity_words, samples_words
 from winml.modelkit.errors import StageError, UsageError, VerificationError, opt
 from winml.modelkit.onnx.contexts import proto_nodes
 from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.specs import InputTensorSpec, current_name
 from winml.modelkit.onnx.weights import ROUNDING_OPERATORS
+from winml.modelkit.ort.decoding.inputs import MASK
 from winml.modelkit.ort.default_sizes import default_size
 from winml.modelkit.ort.graph_inputs import (
     bounds_by_name,
@@ -103,6 +105,9 @@ def refuse_different(
     else:
         with _runs_of_reference(reference):
             draws, expected = _draws_and_outputs(reference, seed, sizes or {})
+            if MASK in draws[0] and reads_consecutive_tokens(_read_graph(candidate)):
+                draws = list(map(with_consecutive_tokens, draws))
+                expected = outputs_of_file(reference, draws)
         outputs = _candidate_outputs(candidate, draws)
     if set(outputs[0]) != set(expected[0]):
         raise VerificationError(

@@ -85,6 +85,8 @@ class Capability:
     """For a capability without a separate pass: the capability whose pass it changes, and the keyword to set."""
     kernels: tuple[str, ...] = ()
     """Operators of ONNX Runtime that it creates, as named in the table of kernels (``ort/fused_operators``)."""
+    replaces_kernels: bool = False
+    """True if ``kernels`` replace those of the capability whose pass it changes."""
 
     def __post_init__(self) -> None:
         """Set the default of ``providers``."""
@@ -114,7 +116,9 @@ _PASSES = "winml.modelkit.optimize"
 _GELUS = ("Gelu", "com.microsoft:Gelu", "com.microsoft:BiasGelu")
 _LAYER_NORMS = ("LayerNormalization", "com.microsoft:SkipLayerNormalization")
 _SKIP_NORM = "SkipSimplifiedLayerNormalization"
-_BIASED_ATTENTION = "com.microsoft:GroupQueryAttention(attention_bias)"
+_ATTENTION = "com.microsoft:GroupQueryAttention"
+_BIASED_ATTENTION, _ROTARY_ATTENTION = f"{_ATTENTION}(attention_bias)", f"{_ATTENTION}(do_rotary)"
+_PACKED_ATTENTION = f"{_ATTENTION}(packed)"
 _RULES_FOR_NOTHING = (
     "EliminateIdentity", "EliminateSlice", "UnsqueezeElimination", "EliminateDropout", "ExpandElimination",
     "CastElimination", "PreShapeNodeElimination", "NoopElimination",
@@ -273,11 +277,30 @@ _ENTRIES = (
         implementation=f"{_PASSES}.attention_fusion:AttentionFusionPass",
         standard_opset=23, standard_implementation=f"{_PASSES}.standard_attention:StandardAttentionFusionPass",
     ),
-    # Only when enabled by name, and for onnxruntime-genai, which pads prompts on the right; PyTorch counts padding too.
+    # Only when enabled by name: PyTorch counts padding too.
     Capability(
         "token_windows", "count the sliding windows of GroupQueryAttention in tokens, without padding",
         None, "winml", kernels=(_BIASED_ATTENTION,), marks=("/mask/past_tokens",),
         sets=("group_query_attention_fusion", "counts_tokens"),
+    ),
+    # The next three only when enabled by name, and in builds for onnxruntime-genai and WebGPU: positions that skip
+    # numbers inside a row, and padding inside a row, would have other outputs.
+    Capability(
+        "rotary_attention_fusion", "rotate queries and keys inside GroupQueryAttention, by their place in the KV cache",
+        None, "winml", kernels=(_ROTARY_ATTENTION,), marks=("cos_by_position",),
+        sets=("group_query_attention_fusion", "rotates"),
+    ),
+    Capability(
+        "right_padding",
+        "hide padding by the number of visible tokens in a row instead of a mask: padding comes last, as in "
+        "onnxruntime-genai",
+        None, "winml", kernels=(_ATTENTION,), marks=("/mask/visible_count",),
+        sets=("group_query_attention_fusion", "pads_right"), replaces_kernels=True,
+    ),
+    Capability(
+        "packed_projection_fusion", "compute queries, keys and values of GroupQueryAttention by one product", None,
+        "winml", kernels=(_PACKED_ATTENTION,), marks=("/packed_qkv/MatMul",), layer="MatMul",
+        implementation=f"{_PASSES}.decoders.packed_projections:PackedProjectionPass",
     ),
     # Only if enabled by name. Products of three axes and additions become Gemm between two reshapes, and the graph is
     # longer; ONNX Runtime does that by itself when it opens a file. OpenVINO drops the activation of a FusedGemm.
@@ -320,7 +343,7 @@ RESERVED = frozenset(
         "declared", "enabled", "ep", "exclude", "folds_constants", "is_empty", "is_enabled", "is_limited", "level",
         "module", "named", "operators", "opset", "opset_after", "plug_ins", "refuse_older_opset",
         "refuse_whole_graph_options", "section", "spelled", "stated_options", "uses_contrib", "ways_out",
-        "with_decoder_fusions", "with_plain_layers", "with_token_windows",
+        "judging_capability", "with_attention_variant", "with_decoder_fusions", "with_plain_layers",
     }
 )  # fmt: skip
 """Reserved names: options that are no capabilities, and other attributes of ``OptimizeOptions``."""
@@ -349,7 +372,10 @@ DECODER_FUSIONS = (
 weights.
 """
 
-WHOLE_GRAPH = ("group_query_attention_fusion", "token_windows")
+ATTENTION_VARIANT = ("rotary_attention_fusion", "right_padding", "packed_projection_fusion")
+"""Capabilities for the attention of a decoder whose positions and padding are known: see the registry."""
+
+WHOLE_GRAPH = ("group_query_attention_fusion", "token_windows", "rotary_attention_fusion", "right_padding")
 """Capabilities that read inputs and outputs of the whole graph, so that they cannot be limited to modules."""
 
 UNUSED_TRANSFORMERS = (

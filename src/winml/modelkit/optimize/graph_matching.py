@@ -241,6 +241,12 @@ class NodeBuilder:
         self.nodes.append(node)
         return output
 
+    def tag(self, original: ir.Node) -> None:
+        """Copy the tag of a replaced node to the nodes without a tag."""
+        for node in self.nodes:
+            if read_tag(node) is None:
+                tag_like(node, original, "merged")
+
     def constant(self, array: Array, name: str) -> ir.Value:
         """Append a Constant, and return its output."""
         tensor = ir.tensor(array)

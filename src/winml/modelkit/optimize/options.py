@@ -10,6 +10,7 @@ import pydantic
 
 from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.optimize.capabilities import (
+    ATTENTION_VARIANT,
     CAPABILITIES,
     DECODER_FUSIONS,
     LEAST_STANDARD_OPSET,
@@ -22,6 +23,8 @@ from winml.modelkit.optimize.declared_options import OptimizeFields
 from winml.modelkit.options import Options
 from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
 from winml.modelkit.ort.opsets import refuse_unsupported_opset
+
+_ATTENTION_FUSION = CAPABILITIES["group_query_attention_fusion"]
 
 
 class OptimizeOptions(OptimizeFields, Options):
@@ -121,17 +124,37 @@ class OptimizeOptions(OptimizeFields, Options):
             f"{needed}, omit the option, or use a different provider.",
         )
 
-    def with_decoder_fusions(self) -> OptimizeOptions:
+    def with_decoder_fusions(self, variant: Collection[str] = ()) -> OptimizeOptions:
         """Return the options with the fusions of a decoder with a cache enabled.
 
-        Options with an explicit level are returned unchanged. Explicit flags stay, and fusions unsupported by the
+        With an explicit level, only the variant is enabled. Explicit flags stay, and fusions unsupported by the
         execution provider stay off.
+
+        Args:
+            variant: Names of :data:`ATTENTION_VARIANT`, for an attention over a cache that is fused.
         """
         if "level" in self.model_fields_set:
-            return self
-        entries = [CAPABILITIES[name] for name in DECODER_FUSIONS if not (self.is_limited and name in WHOLE_GRAPH)]
-        flags = {entry.name: True for entry in entries if self._flag_of(entry) is None and self._suits_target(entry)}
-        return self.model_copy(update=flags)
+            return self.with_attention_variant(variant)
+        fused = self._with_enabled(variant)._with_enabled(DECODER_FUSIONS)
+        return fused if fused.is_enabled(_ATTENTION_FUSION) else self._with_enabled(DECODER_FUSIONS)
+
+    def with_attention_variant(self, variant: Collection[str]) -> OptimizeOptions:
+        """Return the options with a variant of the attention over a cache, if such an attention is fused.
+
+        Args:
+            variant: Names of :data:`ATTENTION_VARIANT`. Explicit flags stay.
+        """
+        changed = self._with_enabled(variant)
+        return changed if changed.is_enabled(_ATTENTION_FUSION) else self
+
+    def _with_enabled(self, names: Collection[str]) -> OptimizeOptions:
+        """Return the options with capabilities enabled that have no flag and that the provider supports."""
+        entries = [CAPABILITIES[name] for name in names if not (self.is_limited and name in WHOLE_GRAPH)]
+        options = self
+        for entry in entries:
+            if options._flag_of(entry) is None and options._suits_target(entry):
+                options = options.model_copy(update={entry.name: True})
+        return options
 
     def with_plain_layers(self, operators: Collection[str]) -> OptimizeOptions:
         """Return the options without fusions that put one of these operators into an operator of ONNX Runtime.
@@ -140,16 +163,6 @@ class OptimizeOptions(OptimizeFields, Options):
         """
         entries = [entry for entry in CAPABILITIES.values() if entry.layer in operators and self._is_default(entry)]
         return self.model_copy(update={entry.name: False for entry in entries if self._flag_of(entry) is None})
-
-    def with_token_windows(self) -> OptimizeOptions:
-        """Return the options with sliding windows counted in tokens, if attention over a cache is fused.
-
-        An explicit flag stays.
-        """
-        windows = CAPABILITIES["token_windows"]
-        if not self.is_enabled(CAPABILITIES["group_query_attention_fusion"]) or self._flag_of(windows) is not None:
-            return self
-        return self.model_copy(update={windows.name: True})
 
     def enabled(self) -> Iterator[Capability]:
         """Yield the enabled capabilities, in the order of the registry.
@@ -161,7 +174,7 @@ class OptimizeOptions(OptimizeFields, Options):
 
     def named(self) -> Iterator[Capability]:
         """Yield the capabilities enabled by name, except the capabilities that builds enable for every decoder."""
-        by_builds = {*DECODER_FUSIONS, *WHOLE_GRAPH}
+        by_builds = {*DECODER_FUSIONS, *WHOLE_GRAPH, *ATTENTION_VARIANT}
         return (entry for entry in CAPABILITIES.values() if self._flag_of(entry) and entry.name not in by_builds)
 
     def is_enabled(self, capability: Capability) -> bool:
@@ -213,4 +226,14 @@ class OptimizeOptions(OptimizeFields, Options):
         """Return True if the operators that a capability creates are those requested, and the provider has them."""
         if self.operators == "standard" and capability.providers:
             return 0 < capability.standard_opset <= (self.opset_after(None) or 0)
-        return self.ep is None or not capability.providers or self.ep in capability.providers
+        providers = self.judging_capability(capability).providers
+        return self.ep is None or not providers or self.ep in providers
+
+    def judging_capability(self, capability: Capability) -> Capability:
+        """Return the capability whose kernels a capability needs: an enabled one that replaces them, or itself."""
+        changes = (
+            entry
+            for entry in CAPABILITIES.values()
+            if entry.replaces_kernels and entry.sets is not None and entry.sets[0] == capability.name
+        )
+        return next((entry for entry in changes if self._flag_of(entry)), capability)

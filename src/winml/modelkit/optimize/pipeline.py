@@ -37,6 +37,7 @@ _ORDER = (
     # First: position-dependent query rewriting reads their normalization as one operator.
     "simplified_layer_norm_fusion",
     "group_query_attention_fusion",
+    "packed_projection_fusion",
     # Last: sizes that two sides of a sum have in common are known again once attentions are fused.
     "skip_simplified_layer_norm_fusion",
 )
@@ -267,7 +268,7 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
     """
     requested, float_types = list(options.enabled()), _float_types(model)
     provider = None if options.operators == "standard" else options.ep
-    enabled = [entry for entry in requested if entry.has_kernels(provider, float_types)]
+    enabled = [entry for entry in requested if options.judging_capability(entry).has_kernels(provider, float_types)]
     idle_notes = _idle_notes([entry for entry in requested if entry not in enabled], options, float_types)
     opset = options.opset_after(model.opset_imports.get(""))
     if opset is not None:

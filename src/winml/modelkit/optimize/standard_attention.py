@@ -36,7 +36,6 @@ from winml.modelkit.optimize.graph_matching import (
     skip_full_slices,
     skip_nan_guard,
     split_scale,
-    tag_like,
     take_over,
     transpose_input,
 )
@@ -208,8 +207,7 @@ def _find_keys(value: ir.Value) -> tuple[ir.Value | None, float]:
     builder = NodeBuilder(f"{scope_of(maker)}/")
     shape = None if split.shape is None else ir.Shape([split.shape[axis] for axis in TO_HEADS])
     keys = builder.add("Transpose", [split], "keys", inner.dtype, shape, perm=TO_HEADS)
-    for node in builder.nodes:
-        tag_like(node, maker, "merged")
+    builder.tag(maker)
     maker.graph.insert_before(maker, builder.nodes)
     return keys, scale
 
@@ -292,8 +290,7 @@ def _replace_attention(
     result.type, result.shape = old.type, old.shape
     zeroed = match.join.zeroed if match.join is not None and is_joined else None
     result = zero_masked_rows(builder, result, zeroed, is_guarded=match.is_guarded)
-    for node in builder.nodes:
-        tag_like(node, last, "merged")
+    builder.tag(last)
     assert last.graph is not None
     last.graph.insert_after(last, builder.nodes)
     for update, present in zip(updates, attention.outputs[1:], strict=True):

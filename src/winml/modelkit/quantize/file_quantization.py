@@ -33,6 +33,7 @@ from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.files.writing import written_bytes
 from winml.modelkit.onnx.pinning import sizes_of_dimensions
 from winml.modelkit.onnx.weights import to_weightless, weight_bytes
+from winml.modelkit.optimize.decoders.packed_projections import PackedProjectionPass
 from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.host import available_bytes, has_integer_dot_products, is_x86
 from winml.modelkit.ort.opened_model import RunOptions
@@ -129,6 +130,8 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
     """Allow a part already within the limit to stay float (else raise)."""
     has_half_caches: bool = False
     """True if a KV cache read and written in float16 is an input and output in float16 too."""
+    packs_projections: bool = False
+    """True if the quantized projections of an attention over a cache are merged into one product."""
     tools: SampleTools | None = None
     """Samples and statistics; ``None`` before :func:`equipped`."""
     outcome: QuantizationOutcome = field(default_factory=QuantizationOutcome)
@@ -315,6 +318,8 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             outcome.notes += quantize_cache(result.model, self._cache_maxima)
         if self.has_half_caches:
             narrow_cache(result.model.graph)
+        if self.packs_projections:
+            PackedProjectionPass()(result.model)
         return result
 
     def _is_within_limit(self, model: ir.Model) -> bool:

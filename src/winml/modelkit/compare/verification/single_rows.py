@@ -1,6 +1,7 @@
-"""Row-by-row runs of a decoder whose operators support several tokens after a cache for one row only.
+"""Limits of decoders with ONNX Runtime's ``GroupQueryAttention``, and inputs within them.
 
-ONNX Runtime's ``GroupQueryAttention`` has this limit. Rows are independent, so the outputs are equal.
+The operator supports several tokens after a cache for one row only. Rows are independent, so row-by-row runs have equal
+outputs. It may count positions in the cache, or hide padding by lengths: tokens of a row are then consecutive.
 """
 
 from __future__ import annotations
@@ -14,13 +15,34 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.ort.decoding.inputs import MASK, POSITIONS, TOKEN_IDS, TOKEN_VECTORS
 from winml.modelkit.tags.tagging import all_nodes
 
-_OPERATOR = "GroupQueryAttention"
+_OPERATOR, _BIAS = "GroupQueryAttention", 10
+"""Specified by ONNX Runtime: the operator, and its input with a mask that is added to the scores."""
 _TOKENS = (TOKEN_IDS, TOKEN_VECTORS)
 
 
 def takes_single_rows(model: ir.Model) -> bool:
     """Return True if a graph supports several tokens after a cache for one row at a time only."""
     return any(node.op_type == _OPERATOR for node in all_nodes(model))
+
+
+def reads_consecutive_tokens(model: ir.Model) -> bool:
+    """Return True if a graph has the outputs of its source for rows of consecutive tokens only."""
+    attentions = [node for node in all_nodes(model) if node.op_type == _OPERATOR]
+    return any(
+        node.attributes.get_int("do_rotary", 0) or len(node.inputs) <= _BIAS or node.inputs[_BIAS] is None
+        for node in attentions
+    )
+
+
+def with_consecutive_tokens(feeds: Arrays) -> Arrays:
+    """Return the inputs of a decoder with a cache without padding, and with consecutive positions."""
+    total = feeds[MASK].shape[1]
+    changed = {MASK: np.ones_like(feeds[MASK])}
+    if POSITIONS in feeds:
+        positions = feeds[POSITIONS]
+        counted = np.arange(total - positions.shape[-1], total, dtype=positions.dtype)
+        changed[POSITIONS] = np.ascontiguousarray(np.broadcast_to(counted, positions.shape))
+    return {**feeds, **changed}
 
 
 def feeds_by_rows(feeds: Arrays) -> list[Arrays]:

@@ -179,27 +179,36 @@ class MaskWriter:
         """
         hidden = self._node_output("hidden", "Sub", [self.interface.mask, self._scalar_constant("one", 1, _INTEGER)])
         factor = self._scalar_constant("factor", -int(_LOWEST), _INTEGER)
-        numbers = self._node_output("numbers", "Mul", [hidden, factor])
-        row = self._node_output("row", "Cast", [numbers], to=ir.DataType.FLOAT)
+        row = self._node_output("numbers", "Mul", [hidden, factor])
         plane = self._node_output("plane", "Unsqueeze", [row, self._vector_constant("middle", [1, 2])])
+        name = "bias"
         if mask.window is not None:
+            name = f"bias_{mask.window}"
             plane = self._node_output(f"windowed_{mask.window}", "Add", [plane, self._window_bias(mask.window)])
-            # Two of the lowest would be infinite, and a row of them no number.
-            return self._node_output(f"bias_{mask.window}", "Max", [plane, self._lowest_bias()])
-        ones = [self._vector_constant("single", [1, 1]), self._token_count(), self._vector_constant("last", [1])]
-        shape = self._node_output("shape", "Concat", ones, axis=0)
-        return self._node_output("bias", "Expand", [plane, shape])
+            # The sum of two of the lowest is beyond float16.
+            whole = self._node_output(f"limited_{mask.window}", "Max", [plane, self._lowest_bias()])
+        else:
+            sizes = [self._vector_constant("single", [1, 1]), self._token_count(), self._vector_constant("last", [1])]
+            shape = self._node_output("shape", "Concat", sizes, axis=0)
+            whole = self._node_output("expanded", "Expand", [plane, shape])
+        return self._node_output(name, "Cast", [whole], to=ir.DataType.FLOAT)
 
     def lengths(self) -> tuple[ir.Value, ir.Value]:
         """Return, as int32, the position of the last token in every row, and the number of all tokens."""
         last = self._node_output("last_place", "Sub", [self._total_length(), self._scalar_constant("one", 1, _INTEGER)])
         rows = self._node_output("rows", "Shape", [self.interface.mask], start=0, end=1)
         spread = self._node_output("spread", "Expand", [last, rows])
-        total = self._node_output("total_number", "Squeeze", [self._total_length()])
-        return (
-            self._node_output("places", "Cast", [spread], to=ir.DataType.INT32),
-            self._node_output("count", "Cast", [total], to=ir.DataType.INT32),
-        )
+        return self._node_output("places", "Cast", [spread], to=ir.DataType.INT32), self._total_number()
+
+    def row_lengths(self) -> tuple[ir.Value, ir.Value]:
+        """Return, as int32, the position of the last visible token in every row, and the number of all tokens.
+
+        Tokens are counted without gaps: the position is that among the visible tokens.
+        """
+        axes = self._vector_constant("last", [1])
+        counted = self._node_output("visible_count", "ReduceSum", [self.interface.mask, axes], keepdims=0)
+        last = self._node_output("last_visible", "Sub", [counted, self._scalar_constant("one", 1, _INTEGER)])
+        return self._node_output("visible_places", "Cast", [last], to=ir.DataType.INT32), self._total_number()
 
     def sees_any(self, mask: CausalMask) -> ir.Value:
         """Return True for tokens with a visible token, inside the window if any: rows × tokens × 1."""
@@ -233,7 +242,8 @@ class MaskWriter:
     def _window_bias(self, window: int) -> ir.Value:
         """Return the bias of a window: lowest before the window, 0 elsewhere."""
         outside = self._outside_by_tokens(window) if self.counts_tokens else self._outside_by_positions(window)
-        return self._node_output(f"far_{window}", "Where", [outside, self._lowest_bias(), self.zero()])
+        visible = self._scalar_constant("first", 0, _INTEGER)
+        return self._node_output(f"far_{window}", "Where", [outside, self._lowest_bias(), visible])
 
     def _outside_by_tokens(self, window: int) -> ir.Value:
         """Return True before a window of visible tokens: rows × 1 × tokens × all tokens."""
@@ -281,8 +291,13 @@ class MaskWriter:
         return self._node_output("start", "Sub", [self._total_length(), self._token_count()])
 
     def _lowest_bias(self) -> ir.Value:
-        """Return the bias of a hidden token."""
-        return self._scalar_constant("lowest", _LOWEST, ir.DataType.FLOAT)
+        """Return the bias of a hidden token, as an integer."""
+        return self._scalar_constant("lowest", int(_LOWEST), _INTEGER)
+
+    def _total_number(self) -> ir.Value:
+        """Return the number of all tokens, as int32."""
+        total = self._node_output("total_number", "Squeeze", [self._total_length()])
+        return self._node_output("count", "Cast", [total], to=ir.DataType.INT32)
 
     def _total_length(self) -> ir.Value:
         """Return the number of all tokens, including cached tokens."""

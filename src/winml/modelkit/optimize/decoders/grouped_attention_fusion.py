@@ -215,9 +215,11 @@ def _broadcasts_along_last_axis(value: ir.Value, tensor: ir.Value) -> bool:
     return not sizes or sizes == [1] or sizes == [tensor.shape[-1]]
 
 
-_OPERATOR = "GroupQueryAttention"
+_OPERATOR, _NORM = "GroupQueryAttention", "SimplifiedLayerNormalization"
 _HEAD_MULTIPLE = 8
 """Specified by ONNX Runtime's kernel: head sizes it takes."""
+_ROTARY_MULTIPLE = 16
+"""Specified by ONNX Runtime's kernel: sizes of heads, and of their rotated elements, that it rotates itself."""
 _LEAST_OPSET = 15
 """Specified: the version from which ``Shape`` has a start and an end."""
 
@@ -253,21 +255,28 @@ class GroupQueryAttentionFusionPass(GraphPass):
     With ``counts_tokens``, a window counts the tokens visible in ``attention_mask`` instead of cache positions. Both
     are equal if padding precedes all tokens of a row. If padding is between tokens, as in the cache of a program that
     pads prompts on the right, each row then has the same outputs as alone.
+
+    With ``rotates``, the operator itself rotates queries and keys, and ``position_ids`` is not read. It counts
+    positions in the cache: scores depend on the distance of two tokens only, so outputs are equal for consecutive
+    tokens, with or without padding before them. Outputs of padding are unspecified, so no node sets them to zero.
+
+    With ``pads_right``, the number of tokens visible in ``attention_mask`` is the length of a row, as in
+    onnxruntime-genai: tokens of a row are consecutive in the cache, and padding comes after them. No mask is computed.
     """
 
     tags = "creates"
 
-    def __init__(self, *, counts_tokens: bool = False) -> None:
-        """Set whether a window counts visible tokens."""
+    def __init__(self, *, counts_tokens: bool = False, rotates: bool = False, pads_right: bool = False) -> None:
+        """Store the variant of the operator; see the class."""
         super().__init__()
-        self._counts_tokens = counts_tokens
+        self._variant = _Variant(counts_tokens, rotates, pads_right)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fuse every attention over a cache."""
         interface = DecoderInterface.of(model)
         if interface is None or model.opset_imports.get("", 0) < _LEAST_OPSET:
             return ir.passes.PassResult(model, modified=False)
-        fusion = _Fusion(model.graph, interface, self._counts_tokens)
+        fusion = _Fusion(model.graph, interface, self._variant)
         for node in [node for node in model.graph if is_operator(node, "Softmax")]:
             fusion.fuse(node)
         fusion.writer.insert()
@@ -277,13 +286,22 @@ class GroupQueryAttentionFusionPass(GraphPass):
         return ir.passes.PassResult(model, bool(fusion.count))
 
 
+@dataclass(frozen=True)
+class _Variant:
+    """Variant of the operator: see :class:`GroupQueryAttentionFusionPass`."""
+
+    counts_tokens: bool
+    rotates: bool
+    pads_right: bool
+
+
 @dataclass
 class _Fusion:
     """The attentions of one graph."""
 
     graph: ir.Graph
     interface: DecoderInterface
-    counts_tokens: bool = False
+    variant: _Variant
     count: int = 0
     _masks: dict[tuple[tuple[object, ...], int | None], CausalMask | None] = field(default_factory=dict)
     _blind: dict[tuple[ir.Value, CausalMask], bool] = field(default_factory=dict)
@@ -291,7 +309,7 @@ class _Fusion:
     def __post_init__(self) -> None:
         self._rotations = RotationFinder(self.interface.positions, self.interface.position_count)
         self._tables = RotationTables(self.graph)
-        self.writer = MaskWriter(self.graph, self.interface, "/attention", self.counts_tokens)
+        self.writer = MaskWriter(self.graph, self.interface, "/attention", self.variant.counts_tokens)
 
     def fuse(self, softmax: ir.Node) -> None:
         """Fuse the attention around a softmax, if it matches."""
@@ -333,17 +351,25 @@ class _Fusion:
             join_heads(builder, key, match.key.heads, match.key.size, "key"),
             join_heads(builder, match.value.new, match.value.heads, match.value.size, "value"),
         ]
-        if rotation is not None:
-            # Not by the operator itself, which counts the positions of a prompt from the first position of the first
-            # row.
-            tables = (self.interface.positions, *self._tables.of(rotation))
-            flat[0] = add_rotation(builder, flat[0], tables, rotation, match.heads, "query", CONTRIB_DOMAIN)
-            flat[1] = add_rotation(builder, flat[1], tables, rotation, match.key.heads, "key", CONTRIB_DOMAIN)
-        unused = [None] * 3  # tables and positions
+        attributes = {"num_heads": match.heads, "kv_num_heads": match.key.heads, "scale": match.scale}
+        tables: list[ir.Value | None] = [None, None]
+        rotates = self.variant.rotates and rotation is not None and _is_rotated_by_kernel(rotation)
+        if rotation is not None and rotates:
+            tables = [*self._tables.of(rotation)]
+            attributes |= {"do_rotary": 1, "rotary_interleaved": int(rotation.is_interleaved)}
+        elif rotation is not None:
+            # Not by the operator itself, which counts positions in the cache.
+            by_position = (self.interface.positions, *self._tables.of(rotation))
+            flat[0] = add_rotation(builder, flat[0], by_position, rotation, match.heads, "query", CONTRIB_DOMAIN)
+            flat[1] = add_rotation(builder, flat[1], by_position, rotation, match.key.heads, "key", CONTRIB_DOMAIN)
+        hiding = [*self.writer.lengths(), *tables, None, self.writer.bias(mask)]
+        if self.variant.pads_right:
+            hiding = [*self.writer.row_lengths(), *tables]
+            attributes |= {} if mask.window is None else {"local_window_size": mask.window}
         attention = ir.node(
             _OPERATOR,
-            [*flat, match.key.past, match.value.past, *self.writer.lengths(), *unused, self.writer.bias(mask)],
-            {"num_heads": match.heads, "kv_num_heads": match.key.heads, "scale": match.scale},
+            [*flat, match.key.past, match.value.past, *hiding],
+            attributes,
             domain=CONTRIB_DOMAIN,
             num_outputs=3,
             name=f"{scope_of(output)}/{_OPERATOR}",
@@ -356,16 +382,20 @@ class _Fusion:
         assert tokens is not None  # an input of two or three axes
         old.shape = ir.Shape([tokens[0], tokens[1], match.heads * match.value.size])
         result.type, result.shape = old.type, old.shape
-        if match.is_guarded:
+        if match.is_guarded and not (rotates or self.variant.pads_right):
             # Zero if a token attends to no other token.
             chosen = [self.writer.sees_any(mask), result, self.writer.zero()]
             result = builder.add("Where", chosen, "attended", result.dtype, result.shape)
-        for node in builder.nodes:
-            tag_like(node, output, "merged")
+        builder.tag(output)
         self.graph.insert_after(output, builder.nodes)
         take_over(match.key.present, present_key)
         take_over(match.value.present, present_value)
         take_over(old, result)
+
+
+def _is_rotated_by_kernel(rotation: Rotation) -> bool:
+    """Return True if the kernel of the attention supports the sizes of a rotation."""
+    return rotation.size % _ROTARY_MULTIPLE == 0 and rotation.turned % _ROTARY_MULTIPLE == 0
 
 
 def join_heads(builder: NodeBuilder, value: ir.Value, heads: int, size: int, role: str) -> ir.Value:
@@ -373,7 +403,7 @@ def join_heads(builder: NodeBuilder, value: ir.Value, heads: int, size: int, rol
 
     If ``value`` was split from such a tensor by these operators alone, that tensor is returned, without new nodes.
     """
-    split = transpose_input(value, TO_HEADS)
+    split = transpose_input(value, TO_HEADS) or _normalize_before_transpose(builder, value, role)
     if split is None:
         split = builder.add("Transpose", [value], f"{role}_tokens", value.dtype, perm=TO_HEADS)
     else:
@@ -384,6 +414,21 @@ def join_heads(builder: NodeBuilder, value: ir.Value, heads: int, size: int, rol
             return hidden
     sizes = builder.constant(np.array([0, 0, heads * size], np.int64), f"{role}_sizes")
     return builder.add("Reshape", [split, sizes], f"{role}_joined", value.dtype)
+
+
+def _normalize_before_transpose(builder: NodeBuilder, value: ir.Value, role: str) -> ir.Value | None:
+    """Add a normalization of the heads that ``value`` normalizes after a transposition; return its output.
+
+    The normalization is along the last axis, which the transposition does not move. `None` for other values.
+    """
+    norm = producer_of(value, _NORM)
+    split = transpose_input(norm.inputs[0], TO_HEADS) if norm is not None else None
+    if norm is None or split is None or norm.attributes.get_int("axis", -1) not in (-1, 3):
+        return None
+    attributes = {name: item.value for name, item in norm.attributes.items()}
+    output = builder.add(_NORM, [split, *norm.inputs[1:]], f"{role}_normalized", value.dtype, split.shape, **attributes)
+    tag_like(builder.nodes[-1], norm, "merged")
+    return output
 
 
 def add_rotation(

@@ -47,6 +47,8 @@ _ADDING = ("GroupQueryAttention", "com.microsoft")
 """Specified by ONNX Runtime: the operator that writes only the new entries if past and present share memory."""
 _PRESENT_PLACES = {3: 1, 4: 2}
 """Specified: input position of the past → output position of the present."""
+_BIAS_PLACE = 10
+"""Specified: input position of the mask that is added to the scores."""
 _TOKENS_AXIS = 2
 """Specified: its states are of shape [batch, heads, tokens, head size]."""
 _SPARE_TOKENS = 128
@@ -243,7 +245,10 @@ class DecoderGraph:
                 hint="Build the model with a dynamic past_sequence_length.",
             )
 
-        self.adds_in_place = self.held is None and _adds_in_place(session, self.states)
+        nodes = _read_nodes(session) if self.states else ()
+        takes_in_place = self.held is None and session.takes_states_in_place
+        self.adds_in_place = takes_in_place and _adds_in_place(nodes, self.states)
+        self._pads_right = any(map(_hides_padding_by_lengths, nodes))
         self._prompt = None if prompt is None else DecoderGraph(prompt)
         if self._prompt is not None and (self.held is None or self.held != self._prompt.held):
             raise InputError(
@@ -326,6 +331,8 @@ class DecoderGraph:
             feeds = self._build_feeds(values, mask, positions, None)
             return self._session.run(feeds, [SCORES])[SCORES][:, : tokens.shape[1]]
         past = cache.length
+        if self._pads_right and mask is not None and not np.all(np.asarray(mask)[:, past:]):
+            return self._run_left_aligned(values, np.asarray(mask), positions, cache)
         self._refuse_beyond_held(past + tokens.shape[1])
         logits = [
             graph._run_step(
@@ -338,6 +345,22 @@ class DecoderGraph:
         ]
         self.last_cache = cache
         return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
+
+    def _run_left_aligned(self, values: Array, mask: Array, positions: Array | None, cache: GraphCache) -> Array:
+        """Compute the logits of tokens with their padding moved behind them, where the graph expects it.
+
+        The number of visible tokens is the length of a row in the cache, so later runs need no other order.
+        """
+        past, count = cache.length, values.shape[1]
+        order = np.argsort(mask[:, past:] == 0, axis=1, kind="stable")
+        if positions is None:
+            positions = np.broadcast_to(np.arange(past, past + count), order.shape)
+        rows = np.arange(len(values))[:, None]
+        hidden = np.concatenate([mask[:, :past], mask[:, past:][rows, order]], axis=1)
+        scores = self._run_step(values[rows, order], hidden, np.asarray(positions)[..., rows, order], cache)
+        logits = np.empty_like(scores)
+        logits[rows, order] = scores
+        return logits
 
     def _padded_count(self, mask: Array | None, count: int) -> int:
         """Return the number of new tokens to read singly: up to the last padding token in any row.
@@ -614,13 +637,23 @@ def _growing_axes(session: Session, states: Mapping[str, str]) -> dict[str, int]
     }
 
 
-def _adds_in_place(session: Session, states: Mapping[str, str]) -> bool:
-    """Return True if the only reader of every state is an operator that extends the state in place, and returns it."""
-    if not states or session.model_path is None or not session.takes_states_in_place:
-        return False
+def _read_nodes(session: Session) -> Sequence[NodeSummary]:
+    """Return the nodes of a graph; ``()`` without a file that can be read."""
     try:
-        nodes = node_summaries(session.model_path)
+        return () if session.model_path is None else tuple(node_summaries(session.model_path))
     except (OSError, WireError):
+        return ()
+
+
+def _hides_padding_by_lengths(node: NodeSummary) -> bool:
+    """Return True for an attention over a cache without a mask: padding comes after the tokens of a row."""
+    bias = node.inputs[_BIAS_PLACE] if len(node.inputs) > _BIAS_PLACE else ""
+    return (node.operator, node.domain) == _ADDING and not bias
+
+
+def _adds_in_place(nodes: Sequence[NodeSummary], states: Mapping[str, str]) -> bool:
+    """Return True if the only reader of every state is an operator that extends the state in place, and returns it."""
+    if not nodes:
         return False
     readers: dict[str, list[NodeSummary]] = {name: [] for name in states}
     for node in nodes:
