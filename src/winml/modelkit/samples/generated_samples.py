@@ -59,7 +59,7 @@ _COMMON_WORDS = (
     "were when we there can an your which their said if do will each about how up out them then she many some so these "
     "would other into has more her two like him see time could no make than first been its who now people my made over "
     "did down only way find use may water long little very after words called just where most know"
-).split()
+).split()  # noqa: SIM905  # one text is easier to read
 """Common English words, the most frequent first, for tokenizers without words."""
 _RECORDING_SECONDS = 2.0
 """Length of a generated audio sample in seconds. Chosen: a few words."""
