@@ -54,12 +54,12 @@ _WORD_STARTS = ("\u0120", "\u2581")
 """Specified by byte-level BPE and by SentencePiece: prefix of a token at the start of a word."""
 _PIECE_PREFIX = "##"
 """Specified by WordPiece: prefix of a token inside a word."""
-_COMMON_WORDS = (
+_COMMON_WORDS = (  # noqa: SIM905  # one text is easier to read
     "the of and to in a is that for it was on are as with his they at be this from have or by one had not but what all "
     "were when we there can an your which their said if do will each about how up out them then she many some so these "
     "would other into has more her two like him see time could no make than first been its who now people my made over "
     "did down only way find use may water long little very after words called just where most know"
-).split()  # noqa: SIM905  # one text is easier to read
+).split()
 """Common English words, the most frequent first, for tokenizers without words."""
 _RECORDING_SECONDS = 2.0
 """Length of a generated audio sample in seconds. Chosen: a few words."""
