@@ -111,12 +111,25 @@ def has_integer_dot_products() -> bool | None:
     if system == "Linux":
         return flags_have_dot_products(read_cpuinfo())
     if is_x86():
-        return products_are_summed_exactly()  # neither Windows nor macOS has a name for VNNI
+        # Neither Windows nor macOS has a name for VNNI. NumPy knows that of AVX-512, and not that of AVX2.
+        return _has_wide_dot_products() or products_are_summed_exactly()
     if sys.platform == "win32":
         import ctypes
 
         return bool(ctypes.windll.kernel32.IsProcessorFeaturePresent(_WINDOWS_ARM_DOT_PRODUCTS))
     return True if system == "Darwin" else None  # every processor of Apple's own has them
+
+
+_WIDE_DOT_PRODUCTS = frozenset({"AVX512_CLX", "AVX512_ICL", "AVX512_SPR"})
+"""Specified: NumPy's names for groups of instructions that include VNNI."""
+
+
+def _has_wide_dot_products() -> bool:
+    """Return True if NumPy found a group of AVX-512 instructions with VNNI."""
+    import numpy as np
+
+    found = np.show_config(mode="dicts")["SIMD Extensions"]["found"]
+    return not _WIDE_DOT_PRODUCTS.isdisjoint(found)
 
 
 _WINDOWS_ARM_DOT_PRODUCTS = 43
