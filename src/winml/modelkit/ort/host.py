@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import platform
 import sys
@@ -117,6 +118,16 @@ def has_integer_dot_products() -> bool | None:
         import ctypes
 
         return bool(ctypes.windll.kernel32.IsProcessorFeaturePresent(_WINDOWS_ARM_DOT_PRODUCTS))
+    return True if system == "Darwin" else None  # every processor of Apple's own has them
+
+
+def _has_wide_dot_products() -> bool:
+    """Return True if NumPy found VNNI of AVX-512; `numpy.show_runtime` prints the same table."""
+    features = importlib.import_module("numpy._core._multiarray_umath").__cpu_features__
+    return bool(features.get("AVX512VNNI"))
+
+
+_WINDOWS_ARM_DOT_PRODUCTS))
     return True if system == "Darwin" else None  # every processor of Apple's own has them
 
 
