@@ -122,25 +122,9 @@ def has_integer_dot_products() -> bool | None:
 
 
 def _has_wide_dot_products() -> bool:
-    """Return True if NumPy found VNNI of AVX-512; `numpy.show_runtime` prints the same table."""
+    """Return True if NumPy found VNNI of AVX-512; ``numpy.show_runtime`` prints the same table."""
     features = importlib.import_module("numpy._core._multiarray_umath").__cpu_features__
     return bool(features.get("AVX512VNNI"))
-
-
-_WINDOWS_ARM_DOT_PRODUCTS))
-    return True if system == "Darwin" else None  # every processor of Apple's own has them
-
-
-_WIDE_DOT_PRODUCTS = frozenset({"AVX512_CLX", "AVX512_ICL", "AVX512_SPR"})
-"""Specified: NumPy's names for groups of instructions that include VNNI."""
-
-
-def _has_wide_dot_products() -> bool:
-    """Return True if NumPy found a group of AVX-512 instructions with VNNI."""
-    import numpy as np
-
-    found = np.show_config(mode="dicts")["SIMD Extensions"]["found"]
-    return not _WIDE_DOT_PRODUCTS.isdisjoint(found)
 
 
 _WINDOWS_ARM_DOT_PRODUCTS = 43
