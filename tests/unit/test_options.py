@@ -89,6 +89,34 @@ def test_read_json_takes_text_and_files_alike(tmp_path: Path) -> None:
         assert {"a": "é"} == read_json(given, "--options")[0]
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("batch_size=2,sequence_length=open", {"batch_size": 2, "sequence_length": "open"}),
+        ("BertLayer.0 = fp32, op:Gemm=int8", {"BertLayer.0": "fp32", "op:Gemm": "int8"}),
+        ("x=float32[1,3,8,8],y=[1,2]", {"x": "float32[1,3,8,8]", "y": "[1,2]"}),
+        ("a=true,b=null,c=-1.5e3,d=007", {"a": True, "b": None, "c": -1500.0, "d": "007"}),
+    ],
+)
+def test_pairs_need_no_quotes(text: str, value: object) -> None:
+    """PowerShell and cmd remove the quotes of JSON text; numbers and words are as in JSON, the rest is text."""
+    assert read_json(text, "--options") == (value, "--options")
+
+
+@pytest.mark.parametrize("text", ["a=1,b", "=1", "a=", "a=1,a=2", "a=1,,b=2"])
+def test_incomplete_or_repeated_pairs_are_refused(text: str) -> None:
+    """A pair without a name or a value, or a repeated name, would lose what was meant."""
+    with pytest.raises(ConfigError, match="--options: "):
+        read_json(text, "--options")
+
+
+def test_file_with_an_equals_sign_in_its_name_is_read(tmp_path: Path) -> None:
+    """An existing file is no pair."""
+    path = tmp_path / "a=b.json"
+    path.write_text('{"c": 1}', encoding="utf-8")
+    assert read_json(path, "--options")[0] == {"c": 1}
+
+
 def test_read_json_missing_file_is_named(tmp_path: Path) -> None:
     """The hint says that JSON or a file is expected."""
     with pytest.raises(ConfigError, match=r"gone\.json: no such file") as caught:

@@ -235,7 +235,7 @@ def field_docstrings(kind: type) -> dict[str, str]:
     as long as printing the help.
     """
     file = Path(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
-    source = file.read_text(encoding="utf-8") if file.suffix == ".py" and file.is_file() else ""
+    source = file.read_text(encoding="utf-8") if file.suffix.lower() == ".py" and file.is_file() else ""
     body = re.search(rf"^class {kind.__name__}\b.*?(?=^[@\w]|\Z)", source, re.DOTALL | re.MULTILINE)
     fields = re.compile(r'^    (\w+): .*\n(?:(?!    \w+:|    """|\n).*\n)*    """((?:.|\n)*?)"""', re.MULTILINE)
     return {name: inspect.cleandoc(text) for name, text in fields.findall(body[0] if body else "")}

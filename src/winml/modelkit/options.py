@@ -201,10 +201,10 @@ def drop_words(drop: Drop) -> str:
 
 
 def read_json(text_or_path: str | os.PathLike[str], option: str) -> tuple[Any, str]:
-    """Read JSON given inline or as a file.
+    """Read JSON given inline or as a file, or pairs of names and values, which need no quotes in any shell.
 
     Args:
-        text_or_path: A path, or a text that starts with ``{`` or ``[``.
+        text_or_path: A path, a text that starts with ``{`` or ``[``, or ``name=value,name=value``.
         option: Name of the option, for messages (``--shape-config``).
 
     Returns:
@@ -220,6 +220,8 @@ def read_json(text_or_path: str | os.PathLike[str], option: str) -> tuple[Any, s
     if text.lstrip().startswith(("{", "[")):
         return parse_json(text, option)
     label = f"{option} {text}"
+    if "=" in text and not os.path.lexists(text):
+        return _parse_pairs(text, option), option
     try:
         value = read_json_file(Path(text), may_be_pipe=True, **_STRICT)
     except FileNotFoundError:
@@ -227,6 +229,36 @@ def read_json(text_or_path: str | os.PathLike[str], option: str) -> tuple[Any, s
     except JsonError as error:
         raise ConfigError(f"{label}: {error}", hint=error.hint) from None
     return value, label
+
+
+_OUTER_COMMA = re.compile(r",(?![^\[]*\])")
+"""A comma that is not inside brackets."""
+
+
+def _parse_pairs(text: str, option: str) -> dict[str, object]:
+    """Parse ``name=value,name=value``: numbers, true, false and null as in JSON, every other value as text.
+
+    Raises:
+        ConfigError: a pair has no name or no value, or a name is repeated.
+
+    >>> _parse_pairs("sequence_length=64, x=float32[1,8]", "--shape-config")
+    {'sequence_length': 64, 'x': 'float32[1,8]'}
+    """
+    pairs: dict[str, object] = {}
+    for pair in _OUTER_COMMA.split(text):
+        name, _, value = (part.strip() for part in pair.partition("="))
+        if not name or not value:
+            raise ConfigError(
+                f"{option}: expected NAME=VALUE, got {pair.strip()!r} in {text!r}",
+                hint="Separate pairs by commas, or pass JSON text or the path of a JSON file.",
+            )
+        if name in pairs:
+            raise ConfigError(f"{option}: key {name!r} occurs twice in {text!r}")
+        pairs[name] = json.loads(value) if _JSON_SCALAR.fullmatch(value) else value
+    return pairs
+
+
+_JSON_SCALAR = re.compile(r"true|false|null|-?(0|[1-9]\d{0,17})(\.\d+)?([eE][-+]?\d{1,2})?")
 
 
 def parse_json(text: str, label: str) -> tuple[Any, str]:
@@ -323,7 +355,7 @@ def load_json(text: str, **hooks: Any) -> Any:
     except json.JSONDecodeError as error:
         raise JsonError(
             f"not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}",
-            hint="Correct it there. If the shell removes the quotes of JSON text, pass a file.",
+            hint="Correct it there. If the shell removes the quotes of JSON text, pass NAME=VALUE pairs or a file.",
         ) from None
     except _DuplicateKeyError as error:
         raise JsonError(f"key {error.args[0]!r} occurs twice in one object") from None

@@ -22,6 +22,7 @@ from winml.modelkit.models.checkpoints.weight_files import find_weights
 from winml.modelkit.models.request import ModelRequest, resolve_source
 from winml.modelkit.onnx.files.foreign_files import library_file
 from winml.modelkit.onnx.files.foreign_names import file_within, name_problem
+from winml.modelkit.onnx.files.moving import move_file
 from winml.modelkit.onnx.files.named_paths import COPIES_FOLDER, cache_root, named_path
 from winml.modelkit.words import message_words
 
@@ -247,7 +248,7 @@ def _resolve_links(path: Path) -> Path:
                 (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
                 copy_data(file, unfinished / name)
             with contextlib.suppress(OSError):  # another process was faster
-                unfinished.rename(folder)
+                move_file(unfinished, folder)
         except OSError as error:
             raise write_error(folder, error) from error
         finally:

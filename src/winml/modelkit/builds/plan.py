@@ -263,7 +263,7 @@ def _has_coded_weights(request: ModelRequest) -> bool:
     path = named_path(request.model.strip())
     if request.random_weights:
         return False
-    if path.suffix == ".gguf":
+    if path.suffix.lower() == ".gguf":
         return path.is_file()
     folder = path if path.is_dir() else None
     try:

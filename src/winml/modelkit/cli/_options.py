@@ -223,7 +223,7 @@ dynamic_options = _combine_options(
 export_config_option = option(
     "export_config",
     str,
-    'Export options, such as {"opset_version": 17}: a file or JSON text.',
+    'Export options, such as {"opset_version": 17} or opset_version=17: JSON text, a file or pairs.',
     ADVANCED,
     metavar="JSON",
 )

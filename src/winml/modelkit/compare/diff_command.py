@@ -47,7 +47,9 @@ def command(**options: Any) -> None:
     from winml.modelkit.compare.diff_table import diff_document
 
     texts = {
-        "output": lambda path: _render_markdown(diff) if path.suffix == ".md" else f"{json_text(diff.as_record())}\n",
+        "output": lambda path: (
+            _render_markdown(diff) if path.suffix.lower() == ".md" else f"{json_text(diff.as_record())}\n"
+        ),
         "report": lambda path: page_text(diff_document(diff), path, plan.files),
     }
     paths = write_answer(plan.files, texts, overwrite=options["overwrite"])

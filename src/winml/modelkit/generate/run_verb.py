@@ -738,7 +738,7 @@ def _read_tensor(name: str, text: str, dtype: str | None) -> Any:
     )
     path = Path(text[1:]) if text.startswith("@") else None
     try:
-        if path is not None and path.suffix == ".npy":
+        if path is not None and path.suffix.lower() == ".npy":
             return read_array(path, f"{opt.input} {name}: {path}")
         content = load_json(text) if path is None else read_json_file(path)
     except (OSError, ValueError) as error:

@@ -62,13 +62,13 @@ class InputFields:
     """The inputs of a model, as stated for a command."""
 
     shape_config: str | None = declare(None, SIZES, metavar="JSON", is_common=True)
-    """Sizes of dimensions, such as {"sequence_length": 64}. A file or JSON text. A name instead of a number makes the
-    dimension dynamic."""
+    """Sizes of dimensions, such as {"sequence_length": 64} or sequence_length=64. JSON text, a file or pairs. A name
+    instead of a number makes the dimension dynamic."""
     batch_size: int | None = declare(None, SIZES, minimum=1, default_words="1")
     """Batch size."""
     input_specs: str | None = declare(None, SIZES, metavar="JSON")
-    """Shape, and if needed dtype and value range, of inputs by name: a file or JSON text. Other inputs remain as the
-    model has them. Takes precedence over --shape-config."""
+    """Shape, and if needed dtype and value range, of inputs by name: JSON text, a file or pairs such as
+    input_ids=int64[batch,16]. Other inputs remain as the model has them. Takes precedence over --shape-config."""
 
 
 def declared_options() -> tuple[Field, ...]:

@@ -191,7 +191,7 @@ def _factory_source(name: str) -> ModelSource | None:
     location, colon, factory = name.rpartition(":")
     if not colon or not _DOTTED_NAME.match(factory):
         return None
-    if location.endswith(".py"):
+    if location.lower().endswith(".py"):
         path = named_path(location)
         if not path.is_file():
             raise ModelPathError(f"{location}: no such file", hint="Pass an existing script as file.py:factory.")
@@ -213,7 +213,7 @@ def _path_source(name: str, needs_weights: bool) -> ModelSource | None:
         return ModelSource("pipeline", name, path=path)
     if path.is_dir():
         return ModelSource("folder", name, path=path, weights=check_folder(path, needs_weights=needs_weights))
-    if path.suffix == ".onnx":
+    if path.suffix.lower() == ".onnx":
         raise UsageError(
             f"{name}: is an ONNX file; this command exports PyTorch models",
             hint="Pass its source: a checkpoint folder, config.json, Hub id or file.py:factory. Of an ONNX file, winml "
@@ -237,23 +237,24 @@ def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
         UsageError: a config without weights, or a script without a factory.
         ModelPathError: the file defines no model.
     """
-    if path.suffix == ".json":
+    suffix = path.suffix.lower()  # Windows: FILE.PY is file.py
+    if suffix == ".json":
         if needs_weights:
             raise UsageError(
                 f"{name}: is a config without weights",
                 hint=f"Add {opt.random_weights}, or pass the checkpoint folder.",
             )
         return ModelSource("config", name, path=path)
-    if path.suffix == ".py":
+    if suffix == ".py":
         raise UsageError(
             f"{name}: is a script without the name of a factory", hint=f"Pass {name}:NAME_OF_THE_FUNCTION."
         )
-    if path.suffix == ".gguf":
+    if suffix == ".gguf":
         from winml.modelkit.models.checkpoints.quantized.gguf import gguf_folder  # only for GGUF files
 
         folder = gguf_folder(path)
         return ModelSource("folder", name, path=folder, weights=weight_files.WeightFiles("gguf", folder, (path,)))
-    if path.suffix in _WEIGHT_SUFFIXES:
+    if suffix in _WEIGHT_SUFFIXES:
         hint = f"Pass the folder with weights and {CHECKPOINT_CONFIG_NAME}: {path.parent}"
         raise ModelPathError(f"{name}: is a weights file, which does not define a model", hint=hint)
     raise ModelPathError(
@@ -275,7 +276,7 @@ def _looks_like_path(name: str) -> bool:
     if name.startswith((".", "/", "~")) or "\\" in name or _DRIVE.match(name):
         return True
     # "owner/name" is ambiguous: with the suffix of a file it is a path, else a Hub id.
-    return name.count("/") > 1 or name.endswith(("/", ".json", ".py", *_WEIGHT_SUFFIXES))
+    return name.count("/") > 1 or name.lower().endswith(("/", ".json", ".py", *_WEIGHT_SUFFIXES))
 
 
 def _missing_path_hint(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import platform
 import sys
@@ -110,9 +111,51 @@ def has_integer_dot_products() -> bool | None:
     system = platform.system()
     if system == "Linux":
         return flags_have_dot_products(read_cpuinfo())
-    if system == "Darwin":
-        return True if platform.machine() == "arm64" else None  # every processor of Apple's own has them
-    return None  # Windows has no public name for VNNI
+    if is_x86():
+        # Neither Windows nor macOS has a name for VNNI. NumPy knows that of AVX-512, and not that of AVX2.
+        return _has_wide_dot_products() or products_are_summed_exactly()
+    if sys.platform == "win32":
+        import ctypes
+
+        return bool(ctypes.windll.kernel32.IsProcessorFeaturePresent(_WINDOWS_ARM_DOT_PRODUCTS))
+    return True if system == "Darwin" else None  # every processor of Apple's own has them
+
+
+def _has_wide_dot_products() -> bool:
+    """Return True if NumPy found VNNI of AVX-512; ``numpy.show_runtime`` prints the same table."""
+    features = importlib.import_module("numpy._core._multiarray_umath").__cpu_features__
+    return bool(features.get("AVX512VNNI"))
+
+
+_WINDOWS_ARM_DOT_PRODUCTS = 43
+"""Specified: ``PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE`` of Windows' ``winnt.h``."""
+_PROBED_LENGTH = 64
+"""Chosen: products in a probed sum; the kernels add them in groups of at most 64."""
+
+
+@functools.cache
+def products_are_summed_exactly() -> bool:
+    """Return True if ONNX Runtime's CPU kernels sum products of unsigned and signed bytes exactly.
+
+    Without 8-bit dot products (VNNI), sums of two products on x86 saturate at 16 bits (documented by ONNX Runtime). The
+    largest possible products are summed, in about a millisecond.
+    """
+    import numpy as np
+    import onnx
+    import onnxruntime as ort
+
+    weight = np.full((_PROBED_LENGTH, 16), 127, np.int8)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMulInteger", ["x", "w"], ["y"])],
+        "probe",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, [1, _PROBED_LENGTH])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT32, [1, 16])],
+        [onnx.helper.make_tensor("w", onnx.TensorProto.INT8, weight.shape, weight.tobytes(), raw=True)],
+    )
+    model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 13)])
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (sums,) = session.run(None, {"x": np.full((1, _PROBED_LENGTH), 255, np.uint8)})
+    return bool((sums == 255 * 127 * _PROBED_LENGTH).all())
 
 
 def flags_have_dot_products(cpuinfo: str) -> bool | None:

@@ -71,7 +71,7 @@ class QuantizeFields:
     """Quantize only these modules. Submodules are included."""
     per_module: dict[str, PrecisionName] = declare({}, QUANTIZATION, metavar="JSON", read=_json_reader("--per-module"))
     """Precision by selector, such as {"BertLayer.0": "fp32"}. The first selector that matches a module applies, before
-    `precision`. The command takes a file or JSON text."""
+    `precision`. The command takes JSON text, a file or pairs: BertLayer.0=fp32,BertLayer.1=int4."""
     activation_bits: dict[ValueKind, ActivationBits] = declare(
         {},
         QUANTIZATION,
@@ -80,7 +80,7 @@ class QuantizeFields:
         default_words=", ".join(f"{kind} {rule.bits}" for kind, rule in KIND_RULES.items()),
     )
     """Precision `mixed`: bits of activations by kind of value, such as {"attention": 16}, before the defaults. The
-    command takes a file or JSON text."""
+    command takes JSON text, a file or pairs."""
     per_channel: bool | None = declare(
         None, QUANTIZATION, spelling="--per-channel/--per-tensor", default_words="per channel"
     )
@@ -95,7 +95,7 @@ class QuantizeFields:
     """Weight-only and `qdq`: number of values of a weight that share a scale."""
     block_sizes: dict[str, BlockSize] = declare({}, QUANTIZATION, metavar="JSON", read=_json_reader("--block-sizes"))
     """Weight-only and `qdq`: block size by selector, such as {"BertLayer.0": 128}. The first selector that matches a
-    module applies, before `block_size`. The command takes a file or JSON text."""
+    module applies, before `block_size`. The command takes JSON text, a file or pairs."""
     algorithm: Algorithm = declare("rtn", QUANTIZATION)
     """How weights are rounded, in mode `weight-only`, and in `qdq` (`rtn` and `gptq`). `rtn`: round to nearest. `hqq`
     and `k_quant`: search for better scales, 5 to 20 times as slow. `gptq` and `awq`: minimize the output error of each
@@ -104,7 +104,7 @@ class QuantizeFields:
     zero points only."""
     algorithms: dict[str, Algorithm] = declare({}, QUANTIZATION, metavar="JSON", read=_json_reader("--algorithms"))
     """Algorithm by selector, such as {"lm_head": "gptq"}. The first selector that matches a module
-    applies, before `algorithm`. The command takes a file or JSON text."""
+    applies, before `algorithm`. The command takes JSON text, a file or pairs."""
     tables: Literal["blocks", "rows"] | None = declare(
         None, QUANTIZATION, default_words="rows for transformers.js on any provider, else blocks"
     )

@@ -97,9 +97,10 @@ class TextFile:
         """
         try:
             with self.path.open(encoding="utf-8-sig", newline="") as file:
-                if self.path.suffix == ".txt":
+                suffix = self.path.suffix.lower()
+                if suffix == ".txt":
                     rows: Iterator[Any] = ({"text": line.strip()} for line in file)
-                elif self.path.suffix == ".csv":
+                elif suffix == ".csv":
                     rows = csv.DictReader(file)
                 else:
                     rows = (load_json(line) for line in file if line.strip())

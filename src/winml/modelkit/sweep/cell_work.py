@@ -29,6 +29,7 @@ from winml.modelkit.errors import (
     opt,
 )
 from winml.modelkit.file_names import BUILT_MODEL_NAME, SWEEP_LOG_NAME
+from winml.modelkit.onnx.files.moving import move_file
 from winml.modelkit.onnx.files.named_paths import named_path
 from winml.modelkit.onnx.files.output_files import FULL_DISK_ERRORS
 from winml.modelkit.sweep.cells import Cell
@@ -280,7 +281,7 @@ class _CellWork:
             folder.mkdir(parents=True, exist_ok=True)
             for path in sorted(own_folder.iterdir(), key=lambda path: path.name == _SMALL_MODEL):
                 # The description is moved last, so that its presence means completeness. All cells write equal files.
-                os.replace(path, folder / path.name)  # noqa: PTH105
+                move_file(path, folder / path.name)
         self._report_small_model(architecture)
         if not architecture.is_attempted:
             raise InputError(architecture.problem, hint="Remove it from the plan.")

@@ -88,3 +88,9 @@ def test_input_specs_misspelled_key_is_not_read_as_a_container() -> None:
     """An object with values other than objects and lists is an input, and its keys are checked."""
     with pytest.raises(ConfigError, match="shap"):
         parse_input_specs('{"ids": {"shap": [1], "dtype": "int64"}}')
+
+
+def test_type_and_shape_in_one_text_mean_the_object() -> None:
+    """``int64[batch,16]`` needs no quotes in a shell."""
+    objects = '{"ids": {"shape": ["batch", 16], "dtype": "int64"}, "x": {"shape": [1, 8]}}'
+    assert parse_input_specs("ids=int64[batch,16],x=[1,8]") == parse_input_specs(objects)

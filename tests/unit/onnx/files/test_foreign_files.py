@@ -56,7 +56,7 @@ def test_listed_file_of_another_version_outside_the_folder_is_refused(
     folder: Path, holder: str, key: str, name: str
 ) -> None:
     """Libraries open every path in such a list."""
-    name = name.format(above=folder.parent)
+    name = name.format(above=folder.parent.as_posix())
     (folder / holder).write_text(json.dumps({key: ["tokenizer.json", name]}))
     with pytest.raises(CheckpointError, match="leads out of the folder") as caught:
         check_library_files(folder, error=CheckpointError)

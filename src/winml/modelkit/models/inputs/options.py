@@ -7,6 +7,7 @@ transformers, so errors are reported at once.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -88,7 +89,8 @@ def parse_input_specs(text_or_path: str | os.PathLike[str]) -> tuple[InputTensor
     Either a list of ``{"name", "shape", "dtype", "value_range"?, "first_values"?}`` objects, the format of
     ``winml.io.inputs`` in the model, or one object with the names as keys. In such an object, an input inside a
     container may be inside an object or a list: ``{"features": {"input_ids": {…}}, "images": [{…}, {…}]}`` describes
-    ``features.input_ids``, ``images.0`` and ``images.1``.
+    ``features.input_ids``, ``images.0`` and ``images.1``. Element type and shape may be one text, which needs no
+    quotes in a shell: ``input_ids=int64[batch,16],x=[1,8]``.
 
     Raises:
         ConfigError: not JSON, an unknown key, a wrong value, no input at all, or a name given twice.
@@ -118,15 +120,28 @@ def _input_entries(value: object, origin: str) -> list[tuple[str, Any]]:
     entries = []
     for name, entry in _flatten_entries(value, ""):
         location = f"{origin}: input {name!r}"
+        if isinstance(entry, str) and (short := _TYPE_AND_SHAPE.fullmatch(entry)):
+            entry = _read_type_and_shape(short)
         if not isinstance(entry, dict):
             raise ConfigError(
                 f"{location}: expected an object with shape and dtype, got {type(entry).__name__}",
-                hint=f'Such as {{"{name}": {{"shape": ["batch", 16], "dtype": "int64"}}}}; a name is a dynamic size.',
+                hint=f'Such as {{"{name}": {{"shape": ["batch", 16], "dtype": "int64"}}}} or {name}=int64[batch,16]; a '
+                "name is a dynamic size.",
             )
         if entry.get("name", name) != name:
             raise ConfigError(f"{location}: has a different name inside, {entry['name']!r}")
         entries.append((location, {**entry, "name": name}))
     return entries
+
+
+_TYPE_AND_SHAPE = re.compile(r"(?P<dtype>\w*)\[(?P<shape>[^\[\]]*)\]")
+"""``float32[1,3,224,224]``, as ONNX's text format writes types; without an element type ``[1,3,224,224]``."""
+
+
+def _read_type_and_shape(match: re.Match[str]) -> dict[str, object]:
+    sizes = [size.strip() for size in match["shape"].split(",") if size.strip()]
+    shape = [int(size) if size.lstrip("-").isdecimal() else size for size in sizes]
+    return {"shape": shape, **({"dtype": match["dtype"]} if match["dtype"] else {})}
 
 
 def _flatten_entries(value: Mapping[str, Any] | list[Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,6 @@ import errno
 import json
 import os
 import stat
-import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from types import TracebackType
 
 from winml.modelkit import file_names
 from winml.modelkit.errors import InputError, OutputExistsError, UsageError, WriteError, first_line, opt
+from winml.modelkit.onnx.files.moving import is_held, move_file
 from winml.modelkit.onnx.files.named_paths import named_path, record_committed
 from winml.modelkit.onnx.files.recovery import (
     MOVED_ASIDE,
@@ -56,10 +56,7 @@ _REMEDIES = {
     errno.ENOSPC: "Free some space",
     errno.EDQUOT: "Free some space",
     errno.EFBIG: "Raise the limit on file sizes",
-    # Windows reports files that other programs have open in the same way.
-    errno.EACCES: "Close the programs that use it, or correct its permissions"
-    if sys.platform == "win32"
-    else "Correct its permissions",
+    errno.EACCES: "Correct its permissions",
     errno.EPERM: "Correct its permissions",
     errno.ENOTDIR: "Move the file that has the name of a needed folder",
 }
@@ -185,7 +182,7 @@ def _refuse_existing_files(paths: Iterable[Path], waiting: Collection[Path] = ()
             finished = " (finished by a command that was killed; the next command that writes here puts it in place)"
             is_built = (
                 path.parent / file_names.BUILD_MANIFEST_NAME
-            ).is_file() and path.suffix == file_names.MODEL_SUFFIX
+            ).is_file() and path.suffix.lower() == file_names.MODEL_SUFFIX
             raise OutputExistsError(
                 f"output {path} exists already{finished if path in waiting else ''}",
                 hint=f"It belongs to a build, whose other files are of its model: choose {opt.another_output}."
@@ -218,8 +215,10 @@ def _refuse_unwritable(directory: Path) -> None:
 
 def write_error(path: Path, error: OSError) -> WriteError:
     """Return the error for an unwritable path, with reason and remedy."""
-    reason = error.strerror or first_line(error)
-    remedy = _REMEDIES.get(error.errno or 0)
+    if is_held(error, path):
+        reason, remedy = "another program has it open", "Close that program"
+    else:
+        reason, remedy = error.strerror or first_line(error), _REMEDIES.get(error.errno or 0, "")
     is_temporary = any(part.startswith(file_names.TEMPORARY_PREFIX) for part in path.parts)
     alternative = "set another folder with TMPDIR (on Windows TEMP)" if is_temporary else f"choose {opt.another_output}"
     hint = f"{remedy}, or {alternative}." if remedy else f"{alternative[0].upper()}{alternative[1:]}."
@@ -249,7 +248,7 @@ def _put_aside(folder: Path, target: Path) -> Path:
         write_journal(folder, folder / STAGED, target.parent, [target.name], [])
     aside = folder / MOVED_ASIDE / target.name
     aside.parent.mkdir(exist_ok=True)
-    target.replace(aside)
+    move_file(target, aside)
     return aside
 
 
@@ -270,7 +269,7 @@ def _undo_move(folder: Path, target: Path, temporary_path: Path, aside: Path) ->
 def _undo_creation(target: Path, temporary_path: Path) -> None:
     """Move a new file back to its temporary path, if possible."""
     with contextlib.suppress(OSError):
-        target.replace(temporary_path)
+        move_file(target, temporary_path)
 
 
 def _put_back(folder: Path, target: Path, temporary_path: Path, aside: Path) -> None:
@@ -278,10 +277,10 @@ def _put_back(folder: Path, target: Path, temporary_path: Path, aside: Path) -> 
     if not os.path.lexists(temporary_path):
         moved = folder / MOVED_ASIDE / target.name
         moved.parent.mkdir(exist_ok=True)
-        aside.replace(moved)
-        target.replace(temporary_path)
+        move_file(aside, moved)
+        move_file(target, temporary_path)
         aside = moved
-    aside.replace(target)
+    move_file(aside, target)
 
 
 def _is_torn(folder: Path, directory: Path) -> bool:
@@ -459,7 +458,7 @@ class OutputFiles:
         if is_there and target in self._reserved:
             folder = self._folders[target.parent].path
             undo.callback(_undo_move, folder, target, temporary_path, _put_aside(folder, target))
-        temporary_path.replace(target)
+        move_file(temporary_path, target)
         if not is_there:
             # Data is named after its content: the replaced file was equal.
             undo.callback(_undo_creation, target, temporary_path)
@@ -549,7 +548,7 @@ class ExportPaths:
             raise UsageError(
                 f"output {model} is a directory", hint=f"Pass the file: {model / file_names.BUILT_MODEL_NAME}"
             )
-        if model.suffix != ".onnx":
+        if model.suffix.lower() != file_names.MODEL_SUFFIX:
             inside = "" if model.suffix else f", or {model / file_names.BUILT_MODEL_NAME} for a folder of that name"
             raise UsageError(
                 f"output {model} does not end in .onnx",

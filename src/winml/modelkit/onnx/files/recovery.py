@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit import file_names
+from winml.modelkit.onnx.files.moving import move_file
 from winml.modelkit.onnx.files.named_paths import record_settled
 from winml.modelkit.words import message_words
 
@@ -88,7 +89,7 @@ def write_journal(folder: Path, staged: Path, directory: Path, moves: Sequence[s
         json.dump(record, file)
         file.flush()
         os.fsync(file.fileno())
-    unfinished.replace(path)
+    move_file(unfinished, path)
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def _complete_journal(folder: Path, staged: Path, directory: Path) -> _Settled |
     if not all(_is_still_meant(journal, name, waiting[name], folder, directory) for name in waiting):
         return _Settled()
     for name in waiting:
-        (staged / name).replace(directory / name)
+        move_file(staged / name, directory / name)
     unchanged = [
         name for name, state in journal.removals.items() if state is not None and state == file_state(directory / name)
     ]
@@ -174,7 +175,7 @@ def put_back(folder: Path, staged: Path, directory: Path) -> tuple[str, ...]:
     names = []
     for name in map(_output_name, _regular_files(folder / MOVED_ASIDE)):
         if os.path.lexists(staged / name) and not os.path.lexists(directory / name):
-            (folder / MOVED_ASIDE / name).replace(directory / name)
+            move_file(folder / MOVED_ASIDE / name, directory / name)
             names.append(name)
     return tuple(names)
 

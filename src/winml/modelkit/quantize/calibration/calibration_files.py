@@ -33,8 +33,9 @@ def calibration_kind(data: str | Path) -> CalibrationKind:
         UsageError: the data is missing or has an unsupported format.
     """
     path = Path(data)
-    if path.is_file() and path.suffix in (".npz", *TEXT_SUFFIXES):
-        return "arrays" if path.suffix == ".npz" else "texts"
+    suffix = path.suffix.lower()
+    if path.is_file() and suffix in (".npz", *TEXT_SUFFIXES):
+        return "arrays" if suffix == ".npz" else "texts"
     if path.is_dir() and any(path.glob("*.npz")):
         return "arrays"
     try:
