@@ -178,8 +178,9 @@ class Placement:
 
     def is_asked(self, precision: Precision) -> bool:
         """Return True if a format of a precision was asked, in any of its modes."""
-        answers = {} if self.formats is None else self.formats.answers
-        return any(mode == "qdq" or _format_key(precision, mode) in answers for mode in precision.modes)
+        if self.formats is None:
+            return False
+        return any(mode == "qdq" or _format_key(precision, mode) in self.formats.answers for mode in precision.modes)
 
     def _bits_refusal(self, weight_bits: int, activation_bits: int) -> str:
         """Return the reason why the provider runs no product of these bits in Q/DQ; ``""`` if it runs some."""
