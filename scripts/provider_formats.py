@@ -17,7 +17,7 @@ from written_document import write_or_check
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "provider_formats.md"
 RECORDS = Path(quantized_formats.__file__).with_name("recorded_formats.json")
-HEAD = """# Quantized formats of execution providers
+HEAD = """# Formats of providers
 
 Formats of quantized operators that execution providers run, each asked with a tiny graph. Written by
 `scripts/provider_formats.py` from recorded answers. `winml quantize`, `tune` and `inspect` use these answers for a

@@ -253,7 +253,7 @@ def _experts() -> onnx.ModelProto:
     return builder.finish(shape=builder.shape)
 
 
-SCALES: Mapping[str, str] = {"tensor": "one scale", "channel": "a scale for each channel", "block": "blocks"}
+_SCALES: Mapping[str, str] = {"tensor": "one scale", "channel": "a scale for each channel", "block": "blocks"}
 """Values of a weight that share a scale → its words."""
 
 
@@ -270,13 +270,13 @@ def _product_probes() -> dict[str, Probe]:
     """Create the probes of products and convolutions, for each combination of bits and scales."""
     probes: dict[str, Probe] = {}
     for weights, activations in ((8, 8), (8, 16), (16, 16), (4, 8), (4, 16)):
-        for operator, kinds in (("MatMul", tuple(SCALES)), ("Gemm", tuple(SCALES)), ("Conv", ("channel",))):
+        for operator, kinds in (("MatMul", tuple(_SCALES)), ("Gemm", tuple(_SCALES)), ("Conv", ("channel",))):
             for scales in kinds:
 
                 def make(of: tuple[int, int, str] = (weights, activations, scales), name: str = operator) -> Any:
                     return _convolution(*of) if name == "Conv" else _product(*of, name)
 
-                words = f"{operator}, {weights}-bit weights with {SCALES[scales]}, {activations}-bit activations"
+                words = f"{operator}, {weights}-bit weights with {_SCALES[scales]}, {activations}-bit activations"
                 probes[product_key(weights, activations, scales, operator)] = Probe(words, make)
     return probes
 
