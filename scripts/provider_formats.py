@@ -32,7 +32,7 @@ those of the CPU provider (20 dB or more).
 def record_answers(name: str) -> None:
     """Ask an installed provider, and write its answers into the records."""
     formats = quantized_formats.quantized_formats(name)
-    if formats is None or not formats.is_asked:
+    if formats is None or not formats.is_installed:
         raise SystemExit(f"{name} is not installed, or finds no device")
     records = json.loads(RECORDS.read_text(encoding="utf-8"))
     records[name] = {"source": formats.source, "answers": dict(formats.answers)}

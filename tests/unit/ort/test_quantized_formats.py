@@ -37,7 +37,7 @@ def test_record_answers_every_graph(ep: str) -> None:
     assert set(PROBES) == set(formats.answers)
 
 
-def test_installed_provider_is_asked_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_provider_is_installed_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU provider runs all nodes of these graphs with equal outputs."""
     chosen = choose_provider("cpu", None, {})
     keys = (product_key(8, 16, "channel"), "MatMulNBits/4/rank 2")
@@ -71,7 +71,7 @@ def test_refused_scales_are_not_placed() -> None:
     from winml.modelkit.quantize.precisions import PRECISIONS
 
     refused = {product_key(8, 16, scales): "too few wires" for scales in ("tensor", "channel", "block")}
-    placement = replace(PLACEMENTS["qnn"], formats=QuantizedFormats("qnn", "qnn 9", is_asked=True, answers=refused))
+    placement = replace(PLACEMENTS["qnn"], formats=QuantizedFormats("qnn", "qnn 9", is_installed=True, answers=refused))
     assert "too few wires (asked of qnn 9)" == placement.refusal(PRECISIONS["w8a16"], "qdq")
     assert "" == placement.refusal(PRECISIONS["w8a8"], "qdq")
 

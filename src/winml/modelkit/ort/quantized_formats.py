@@ -45,7 +45,7 @@ class QuantizedFormats(Record):
     """Short name of the provider."""
     source: str
     """Versions and device that were asked, or the address of the documentation."""
-    is_asked: bool
+    is_installed: bool
     """True if the installed provider was asked; False for recorded answers."""
     answers: Mapping[str, str]
     """Key of a format (``probe_graphs.PROBES``) → reason why the provider does not run it; ``""`` if it does."""
@@ -57,7 +57,7 @@ class QuantizedFormats(Record):
     @property
     def source_words(self) -> str:
         """The source as a clause."""
-        return f"asked of {self.source}" if self.is_asked else f"recorded of {self.source}"
+        return f"asked of {self.source}" if self.is_installed else f"recorded of {self.source}"
 
 
 @functools.cache
@@ -80,7 +80,11 @@ def quantized_formats(ep: str | None) -> QuantizedFormats | None:
 def recorded_formats(ep: str) -> QuantizedFormats | None:
     """Return the recorded formats of a provider; `None` without a record."""
     record = _load_records().get(ep)
-    return None if record is None else QuantizedFormats(ep, record["source"], is_asked=False, answers=record["answers"])
+    return (
+        None
+        if record is None
+        else QuantizedFormats(ep, record["source"], is_installed=False, answers=record["answers"])
+    )
 
 
 @functools.cache
@@ -114,8 +118,8 @@ def _formats_of_installed(ep: str) -> QuantizedFormats | None:
     identity = hashlib.sha256(json.dumps([source, __version__, dict(chosen.options)]).encode()).hexdigest()
     path = cache_root() / FORMATS_FOLDER / f"{identity}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return QuantizedFormats(ep, source, is_asked=True, answers=dict(read_json_file(path)["answers"]))
-    formats = QuantizedFormats(ep, source, is_asked=True, answers=_ask_provider(chosen))
+        return QuantizedFormats(ep, source, is_installed=True, answers=dict(read_json_file(path)["answers"]))
+    formats = QuantizedFormats(ep, source, is_installed=True, answers=_ask_provider(chosen))
     with contextlib.suppress(WriteError, OSError), pause_recording():  # a read-only cache only costs time
         write_atomically(path, json.dumps(formats.as_record()))
     return formats
@@ -125,14 +129,14 @@ def _ask_provider(chosen: ChosenProvider) -> dict[str, str]:
     """Ask a provider with all graphs; return key of a format → reason against it."""
     import onnx
 
-    from winml.modelkit.ort.kernels import AskedRuntime
+    from winml.modelkit.ort.kernels import RuntimeProcess
     from winml.modelkit.ort.probe_graphs import PROBES
 
     answers: dict[str, str] = {}
     question = {
         "providers": list(chosen.names), "options": dict(chosen.options), "as_compiled": True, "is_run": True
     }  # fmt: skip
-    with temporary_folder() as folder, AskedRuntime.open(chosen.provider.name) as runtime:
+    with temporary_folder() as folder, RuntimeProcess.open(chosen.provider.name) as runtime:
         for number, (key, probe) in enumerate(PROBES.items()):
             path = folder / f"{number}.onnx"
             onnx.save(probe.make(), path)

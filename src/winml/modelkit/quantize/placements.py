@@ -176,7 +176,7 @@ class Placement:
             return f"it is documented to take quantized operators as Q/DQ only ({self.source})"
         return self._with_source("" if self.formats is None else self.formats.refusal(_format_key(precision, mode)))
 
-    def is_asked(self, precision: Precision) -> bool:
+    def has_answer(self, precision: Precision) -> bool:
         """Return True if a format of a precision was asked, in any of its modes."""
         if self.formats is None:
             return False
@@ -354,7 +354,7 @@ def refused_precisions(ep: str | None) -> dict[str, str]:
     placement = placement_for(ep)
     refusals: dict[str, str] = {}
     for name, precision in PRECISIONS.items():
-        if placement.is_asked(precision):
+        if placement.has_answer(precision):
             reasons = [placement.refusal(precision, mode) for mode in precision.modes]
             refusals[name] = reasons[0] if all(reasons) else ""
     return refusals
