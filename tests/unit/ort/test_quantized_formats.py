@@ -37,7 +37,7 @@ def test_record_answers_every_graph(ep: str) -> None:
     assert set(PROBES) == set(formats.answers)
 
 
-def test_installed_provider_is_installed_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_provider_is_asked_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU provider runs all nodes of these graphs with equal outputs."""
     chosen = choose_provider("cpu", None, {})
     keys = (product_key(8, 16, "channel"), "MatMulNBits/4/rank 2")
