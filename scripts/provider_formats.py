@@ -17,7 +17,7 @@ from written_document import write_or_check
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "provider_formats.md"
 RECORDS = Path(quantized_formats.__file__).with_name("recorded_formats.json")
-HEAD = """# Quantized formats of execution providers
+HEAD = """# Formats of providers
 
 Formats of quantized operators that execution providers run, each asked with a tiny graph. Written by
 `scripts/provider_formats.py` from recorded answers. `winml quantize`, `tune` and `inspect` use these answers for a
@@ -32,7 +32,7 @@ those of the CPU provider (20 dB or more).
 def record_answers(name: str) -> None:
     """Ask an installed provider, and write its answers into the records."""
     formats = quantized_formats.quantized_formats(name)
-    if formats is None or not formats.is_asked:
+    if formats is None or not formats.is_installed:
         raise SystemExit(f"{name} is not installed, or finds no device")
     records = json.loads(RECORDS.read_text(encoding="utf-8"))
     records[name] = {"source": formats.source, "answers": dict(formats.answers)}

@@ -31,7 +31,7 @@ _QUERY = "winml.modelkit.ort.placement_query"
 
 
 def ask_onnxruntime(question: Mapping[str, object], who: str, seconds: float) -> tuple[dict[str, Any], dict[str, str]]:
-    """Ask ONNX Runtime one question in a separate process; see :meth:`AskedRuntime.ask`.
+    """Ask ONNX Runtime one question in a separate process; see :meth:`RuntimeProcess.ask`.
 
     Args:
         question: As ``placement_query`` takes it.
@@ -41,12 +41,12 @@ def ask_onnxruntime(question: Mapping[str, object], who: str, seconds: float) ->
     Raises:
         StageError: the process ended without an answer, or did not answer in time.
     """
-    with AskedRuntime.open(who) as runtime:
+    with RuntimeProcess.open(who) as runtime:
         return runtime.ask(question, seconds)
 
 
 @dataclass
-class AskedRuntime:
+class RuntimeProcess:
     """ONNX Runtime in a separate process that answers questions, and the log of the process."""
 
     who: str
@@ -58,7 +58,7 @@ class AskedRuntime:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, who: str) -> Iterator[AskedRuntime]:
+    def open(cls, who: str) -> Iterator[RuntimeProcess]:
         """Yield ONNX Runtime in a process whose working directory is temporary: providers write files into it."""
         with temporary_folder() as folder:
             log = folder / "log.txt"

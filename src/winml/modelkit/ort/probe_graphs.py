@@ -125,15 +125,16 @@ class _Builder:
         return model if shape else onnx.shape_inference.infer_shapes(model)
 
 
-def _product(weight_bits: int, activation_bits: int, scales: str, operator: str = "MatMul") -> onnx.ModelProto:
-    """Create a product of quantized activations and a quantized weight; a Gemm has a 32-bit bias."""
+def _product(
+    weight_bits: int, activation_bits: int, scales: str, operator: str = "MatMul", *, has_float_bias: bool = False
+) -> onnx.ModelProto:
+    """Create a product of quantized activations and a quantized weight; a Gemm has a bias of 32 bits, or of floats."""
     builder = _Builder(shape=(_ROWS, _DEPTH) if operator == "Gemm" else (1, _ROWS, _DEPTH))
     data = builder.convert("x", activation_bits, "input")
     values = builder.draw(_DEPTH, _WIDTH)
     inputs = [data, builder.weight(values, weight_bits, scales)]
     if operator == "Gemm":
-        # Sums of blocks have no common scale.
-        is_float = scales == "block"
+        is_float = has_float_bias or scales == "block"  # sums of blocks have no common scale
         inputs.append(builder.constant("bias", builder.draw(_WIDTH)) if is_float else builder.bias(_WIDTH))
     product = builder.node(operator, inputs, "product")
     builder.convert(product, activation_bits, "output", -16.0, 16.0)
@@ -252,7 +253,7 @@ def _experts() -> onnx.ModelProto:
     return builder.finish(shape=builder.shape)
 
 
-SCALES: Mapping[str, str] = {"tensor": "one scale", "channel": "a scale for each channel", "block": "blocks"}
+_SCALES: Mapping[str, str] = {"tensor": "one scale", "channel": "a scale for each channel", "block": "blocks"}
 """Values of a weight that share a scale → its words."""
 
 
@@ -269,19 +270,26 @@ def _product_probes() -> dict[str, Probe]:
     """Create the probes of products and convolutions, for each combination of bits and scales."""
     probes: dict[str, Probe] = {}
     for weights, activations in ((8, 8), (8, 16), (16, 16), (4, 8), (4, 16)):
-        for operator, kinds in (("MatMul", tuple(SCALES)), ("Gemm", tuple(SCALES)), ("Conv", ("channel",))):
+        for operator, kinds in (("MatMul", tuple(_SCALES)), ("Gemm", tuple(_SCALES)), ("Conv", ("channel",))):
             for scales in kinds:
 
                 def make(of: tuple[int, int, str] = (weights, activations, scales), name: str = operator) -> Any:
                     return _convolution(*of) if name == "Conv" else _product(*of, name)
 
-                words = f"{operator}, {weights}-bit weights with {SCALES[scales]}, {activations}-bit activations"
+                words = f"{operator}, {weights}-bit weights with {_SCALES[scales]}, {activations}-bit activations"
                 probes[product_key(weights, activations, scales, operator)] = Probe(words, make)
     return probes
 
 
 PROBES: Mapping[str, Probe] = {
     **_product_probes(),
+    **{
+        f"Gemm/w8a{bits}/channel/float bias": Probe(
+            f"Gemm, 8-bit weights with a scale for each channel, {bits}-bit activations, float bias",
+            lambda bits=bits: _product(8, bits, "channel", "Gemm", has_float_bias=True),  # type: ignore[misc]
+        )
+        for bits in (8, 16)
+    },
     **{
         product_key(weights, activations, "tensor", "LayerNormalization"): Probe(
             f"LayerNormalization, {weights}-bit weights, {activations}-bit activations",
@@ -294,7 +302,7 @@ PROBES: Mapping[str, Probe] = {
             f"MatMulNBits, {bits} bits, float activations of {rank} dimensions",
             lambda of=(bits, rank): _block_product(*of),  # type: ignore[misc]
         )
-        for bits in (4, 8)
+        for bits in (2, 4, 8)
         for rank in (2, 3)
     },
     **{

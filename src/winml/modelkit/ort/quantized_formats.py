@@ -3,7 +3,7 @@
 The one source for quantization, tuning, inspection, notes and documents. The installed provider is asked once for each
 of its versions with the graphs of ``probe_graphs``; the answers are stored in the cache. For a provider that is not
 installed, ``recorded_formats.json`` holds the answers of a stated version, or what its documentation states.
-Only providers that compile are asked: providers with kernels list them (``kernels``).
+Only providers that compile for NPUs or CPUs are asked: providers with kernels list them (``kernels``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import StageError, UsageError, WriteError
 from winml.modelkit.onnx.files.named_paths import FORMATS_FOLDER, cache_root, pause_recording
@@ -25,6 +25,9 @@ from winml.modelkit.options import read_json_file
 from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS
 from winml.modelkit.records import Record
 from winml.modelkit.version import __version__
+
+if TYPE_CHECKING:
+    from winml.modelkit.ort.devices import ChosenProvider
 
 _RECORDED = Path(__file__).with_name("recorded_formats.json")
 _SECONDS = 120
@@ -42,7 +45,7 @@ class QuantizedFormats(Record):
     """Short name of the provider."""
     source: str
     """Versions and device that were asked, or the address of the documentation."""
-    is_asked: bool
+    is_installed: bool
     """True if the installed provider was asked; False for recorded answers."""
     answers: Mapping[str, str]
     """Key of a format (``probe_graphs.PROBES``) → reason why the provider does not run it; ``""`` if it does."""
@@ -54,7 +57,7 @@ class QuantizedFormats(Record):
     @property
     def source_words(self) -> str:
         """The source as a clause."""
-        return f"asked of {self.source}" if self.is_asked else f"recorded of {self.source}"
+        return f"asked of {self.source}" if self.is_installed else f"recorded of {self.source}"
 
 
 @functools.cache
@@ -64,7 +67,9 @@ def quantized_formats(ep: str | None) -> QuantizedFormats | None:
     Args:
         ep: Short name of the provider.
     """
-    if ep is None or ep not in EXECUTION_PROVIDERS or not EXECUTION_PROVIDERS[ep].compiles:
+    provider = None if ep is None or ep not in EXECUTION_PROVIDERS else EXECUTION_PROVIDERS[ep]
+    # GPU engines, such as TensorRT's, are built for seconds to minutes each.
+    if ep is None or provider is None or not provider.compiles or provider.devices[0] == "gpu":
         return None
     with contextlib.suppress(StageError, UsageError):  # the provider finds no device, or does not answer
         if (formats := _formats_of_installed(ep)) is not None:
@@ -75,7 +80,11 @@ def quantized_formats(ep: str | None) -> QuantizedFormats | None:
 def recorded_formats(ep: str) -> QuantizedFormats | None:
     """Return the recorded formats of a provider; `None` without a record."""
     record = _load_records().get(ep)
-    return None if record is None else QuantizedFormats(ep, record["source"], is_asked=False, answers=record["answers"])
+    return (
+        None
+        if record is None
+        else QuantizedFormats(ep, record["source"], is_installed=False, answers=record["answers"])
+    )
 
 
 @functools.cache
@@ -85,7 +94,9 @@ def _load_records() -> dict[str, Any]:
 
 
 def _formats_of_installed(ep: str) -> QuantizedFormats | None:
-    """Return the formats of an installed provider, from the cache if it was asked before; `None` if not installed.
+    """Return the formats of an installed provider, from the cache if it was asked before.
+
+    `None` if it is not installed, or if ONNX Runtime does not report the placement of nodes.
 
     Raises:
         UsageError: the provider finds no device on this machine.
@@ -94,9 +105,10 @@ def _formats_of_installed(ep: str) -> QuantizedFormats | None:
     import onnxruntime as ort
 
     from winml.modelkit.ort.devices import choose_provider, present_providers, provider_version
+    from winml.modelkit.ort.kernels import reports_placement
 
     provider = EXECUTION_PROVIDERS[ep]
-    if provider.name not in present_providers():
+    if provider.name not in present_providers() or not reports_placement():
         return None
     chosen = choose_provider(ep, None, {})
     if chosen.stand_in:
@@ -106,29 +118,25 @@ def _formats_of_installed(ep: str) -> QuantizedFormats | None:
     identity = hashlib.sha256(json.dumps([source, __version__, dict(chosen.options)]).encode()).hexdigest()
     path = cache_root() / FORMATS_FOLDER / f"{identity}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return QuantizedFormats(ep, source, is_asked=True, answers=dict(read_json_file(path)["answers"]))
-    formats = QuantizedFormats(ep, source, is_asked=True, answers=_ask_provider(chosen))
+        return QuantizedFormats(ep, source, is_installed=True, answers=dict(read_json_file(path)["answers"]))
+    formats = QuantizedFormats(ep, source, is_installed=True, answers=_ask_provider(chosen))
     with contextlib.suppress(WriteError, OSError), pause_recording():  # a read-only cache only costs time
         write_atomically(path, json.dumps(formats.as_record()))
     return formats
 
 
-def _ask_provider(chosen: Any) -> dict[str, str]:
-    """Ask a provider with all graphs; return key of a format → reason against it.
-
-    Args:
-        chosen: The provider, its device and options, a ``devices.ChosenProvider``.
-    """
+def _ask_provider(chosen: ChosenProvider) -> dict[str, str]:
+    """Ask a provider with all graphs; return key of a format → reason against it."""
     import onnx
 
-    from winml.modelkit.ort.kernels import AskedRuntime
+    from winml.modelkit.ort.kernels import RuntimeProcess
     from winml.modelkit.ort.probe_graphs import PROBES
 
     answers: dict[str, str] = {}
     question = {
         "providers": list(chosen.names), "options": dict(chosen.options), "as_compiled": True, "is_run": True
     }  # fmt: skip
-    with temporary_folder() as folder, AskedRuntime.open(chosen.provider.name) as runtime:
+    with temporary_folder() as folder, RuntimeProcess.open(chosen.provider.name) as runtime:
         for number, (key, probe) in enumerate(PROBES.items()):
             path = folder / f"{number}.onnx"
             onnx.save(probe.make(), path)
