@@ -41,7 +41,7 @@ from winml.modelkit.quantize.module_parts import ModulePart, list_parts, only_op
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import quantize
 from winml.modelkit.quantize.placements import CPU_PLACEMENT, placement_for
-from winml.modelkit.quantize.precisions import BFLOAT16, FLOAT32, INT4, PRECISIONS, Precision
+from winml.modelkit.quantize.precisions import BFLOAT16, FLOAT32, INT4, MIXED, PRECISIONS, Precision
 from winml.modelkit.quantize.preparation import PreparedGraph
 from winml.modelkit.quantize.records import BudgetChoice, BudgetSearch, BudgetTrial
 from winml.modelkit.quantize.sensitivity_records import FidelityTarget, MeasuredVariant
@@ -782,7 +782,7 @@ def _sufficient_size(size_bytes: int) -> str:
 
 def _format_name(formats: Sequence[_Format]) -> str:
     """Return the name of a single format, or ``mixed``."""
-    return formats[0].name if len(set(formats)) == 1 else "mixed"
+    return formats[0].name if len(set(formats)) == 1 else MIXED
 
 
 def _read_decibels(measured: MeasuredVariant) -> float | None:
