@@ -211,10 +211,10 @@ SOLVED_MODES: frozenset[Mode] = frozenset({"weight-only", "qdq"})
 """Modes whose weights can be computed from samples."""
 
 INT8, INT4, W8A8, W8A16, FLOAT16, BFLOAT16, FLOAT32 = "int8", "int4", "w8a8", "w8a16", "fp16", "bf16", "fp32"
-MIXED = "mixed"
-"""Precision with activation bits by kind; also the name of modules with several precisions in a record."""
 """Precisions with a special role: :data:`INT8` is the default, :data:`INT4` the default of a search for bits of
 weights, and :data:`W8A8` the default of a search for bits of weights and activations."""
+MIXED = "mixed"
+"""Precision with activation bits by kind; also the name of modules with several precisions in a record."""
 
 _BUILT_IN = {
     precision.name: precision
