@@ -58,6 +58,7 @@ _OTHER_NAMES = {
     "quantize.carried_codes": "types of ONNX",
     "quantize.file_quantization": "types of ONNX",
     "quantize.declared_options": "the type of a KV cache, which mypy reads",
+    "compare.command": "the suffix of a file name",
     "cli._synonyms": "words of other tools, and the precision that each means",
     "tune.candidates": "a hint of OpenVINO",
 }

@@ -41,7 +41,7 @@ from winml.modelkit.quantize.module_parts import ModulePart, list_parts, only_op
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import quantize
 from winml.modelkit.quantize.placements import CPU_PLACEMENT, placement_for
-from winml.modelkit.quantize.precisions import BFLOAT16, FLOAT32, INT4, PRECISIONS, Precision
+from winml.modelkit.quantize.precisions import BFLOAT16, FLOAT32, INT4, MIXED, PRECISIONS, Precision
 from winml.modelkit.quantize.preparation import PreparedGraph
 from winml.modelkit.quantize.records import BudgetChoice, BudgetSearch, BudgetTrial
 from winml.modelkit.quantize.sensitivity_records import FidelityTarget, MeasuredVariant
@@ -299,9 +299,14 @@ class _Study:
         """List the candidate formats of a module; 16-bit activations only if the selected provider supports 16 bits."""
         if self._base.mode != "qdq":
             return (*_FORMATS, *_BY_OWN_OUTPUTS) if self._compares_algorithms else _FORMATS
-        allowed = {8} if self._base.ep in (None, CPU_PLACEMENT) else {8, *placement_for(self._base.ep).activation_bits}
-        formats = _list_searched_formats(with_activations=True)
-        return tuple(fmt for fmt in formats if (PRECISIONS[fmt.precision].activation_bits or 8) in allowed)
+        placement = placement_for(self._base.ep)
+        allowed = {8} if self._base.ep in (None, CPU_PLACEMENT) else {8, *placement.activation_bits}
+        return tuple(
+            fmt
+            for fmt in _list_searched_formats(with_activations=True)
+            if (PRECISIONS[fmt.precision].activation_bits or 8) in allowed
+            and (placement.has_bits_by_kind or not PRECISIONS[fmt.precision].has_bits_by_kind)
+        )
 
     def _measure_unit(self, part: ModulePart, formats: Sequence[_Format]) -> _Unit:
         """Measure a module alone in each candidate format; return cost and loss by format."""
@@ -782,7 +787,7 @@ def _sufficient_size(size_bytes: int) -> str:
 
 def _format_name(formats: Sequence[_Format]) -> str:
     """Return the name of a single format, or ``mixed``."""
-    return formats[0].name if len(set(formats)) == 1 else "mixed"
+    return formats[0].name if len(set(formats)) == 1 else MIXED
 
 
 def _read_decibels(measured: MeasuredVariant) -> float | None:

@@ -448,7 +448,7 @@ class QuantizeOptions(QuantizeFields, Options):
             )
 
     def _refuse_kinds(self) -> None:
-        """Refuse bits by kind without a precision that reads them, or for a provider that computes no whole units.
+        """Refuse bits by kind without a precision that reads them.
 
         Raises:
             UsageError: names the option.
@@ -460,13 +460,6 @@ class QuantizeOptions(QuantizeFields, Options):
                 f"{opt.activation_bits} does not apply to {opt.precision} {self.base.name}: its values have the same "
                 "bits, whatever their kind",
                 hint=f"Use {opt.precision} {' or '.join(names)}, or omit it.",
-            )
-        if self.has_bits_by_kind and not placement_for(self.ep).has_bits_by_kind:
-            fitting = [name for name, placement in PLACEMENTS.items() if placement.has_bits_by_kind]
-            raise UsageError(
-                f"{opt.precision} {' or '.join(names)}: {self.ep or CPU_PLACEMENT} does not compute all operators with "
-                "integers of 8 and 16 bits",
-                hint=f"Add {opt.ep} {' or '.join(fitting)}, or use {opt.precision} w8a8 or w8a16.",
             )
 
     def _refuse_bits(self, requested: Sequence[tuple[precisions.Precision, precisions.Mode]]) -> None:
@@ -485,9 +478,11 @@ class QuantizeOptions(QuantizeFields, Options):
                     for name, candidate in precisions.PRECISIONS.items()
                     if mode in candidate.modes and not placement.refusal(candidate, mode)
                 ]
+                of_kinds = [name for name, candidate in PLACEMENTS.items() if candidate.has_bits_by_kind]
+                provider = f"{opt.ep} {' or '.join(of_kinds)}, or " if precision.has_bits_by_kind else ""
                 raise UsageError(
-                    f"{opt.precision} {precision.name}: {self.ep} does not run it: {reason}",
-                    hint=f"Use one of {', '.join(fitting)}.",
+                    f"{opt.precision} {precision.name}: {self.ep or CPU_PLACEMENT} does not run it: {reason}",
+                    hint=f"Use {provider}one of {', '.join(fitting)}.",
                 )
             bits = precision.weight_bits, precision.range_bits
             if self.block_size is not None and (refusal := placement.product_refusal(*bits, "block")):

@@ -36,6 +36,7 @@ from winml.modelkit.quantize.precisions import (
     INTEGER_ACTIVATIONS,
     KIND_RULES,
     LEAST_CACHE_SQNR_DB,
+    MIXED,
     MODES,
     PRECISIONS,
     SOLVED_MODES,
@@ -544,7 +545,7 @@ def _create_record(
     chosen = {module.requested for module in outcome if module.quantized} if is_chosen else {options.base.name}
     # The location of the data on this machine is omitted; the calibration record describes the data.
     requested = {
-        "precision": "mixed" if len(chosen) > 1 else next(iter(chosen), options.base.name),
+        "precision": MIXED if len(chosen) > 1 else next(iter(chosen), options.base.name),
         **options.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=_NOT_RECORDED),
     }
     calibrated = {} if calibration is None else {"calibration": dict(calibration.as_record())}

@@ -175,6 +175,8 @@ class Placement:
             precision: Bits of weights and activations.
             mode: A quantization mode.
         """
+        if mode == "qdq" and precision.has_bits_by_kind and not self.has_bits_by_kind:
+            return "not all of its operators take integers of 8 and 16 bits"
         if mode == "qdq":
             return self._bits_refusal(precision.weight_bits, precision.range_bits)
         if self.takes_qdq_alone and mode != "float":

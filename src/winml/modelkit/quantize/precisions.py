@@ -30,23 +30,23 @@ ValueKind = Literal[
 ActivationBits = Literal[8, 16]
 
 
-class KindRule(NamedTuple):
+class _KindRule(NamedTuple):
     """Bits of the activations of one kind in ``mixed``."""
 
     bits: ActivationBits
     words: str
 
 
-KIND_RULES: Mapping[ValueKind, KindRule] = {
-    "attention": KindRule(8, "queries, keys, values, scores, softmax and context of an attention"),
-    "projection": KindRule(16, "products and biases that make queries, keys and values"),
-    "position": KindRule(16, "angles, sines and cosines of rotary positions"),
-    "residual": KindRule(16, "sums of two branches, with the products, biases and table rows that are added"),
-    "normalization": KindRule(16, "normalizations"),
-    "function": KindRule(16, "GELU, SiLU, Tanh, Sigmoid, and products with their results"),
-    "intermediate": KindRule(16, "other products of matrices, such as those before a GELU"),
-    "convolution": KindRule(8, "convolutions that are not added to another branch"),
-    "other": KindRule(16, "all other values"),
+KIND_RULES: Mapping[ValueKind, _KindRule] = {
+    "attention": _KindRule(8, "queries, keys, values, scores, softmax and context of an attention"),
+    "projection": _KindRule(16, "products and biases that make queries, keys and values"),
+    "position": _KindRule(16, "angles, sines and cosines of rotary positions"),
+    "residual": _KindRule(16, "sums of two branches, with the products, biases and table rows that are added"),
+    "normalization": _KindRule(16, "normalizations"),
+    "function": _KindRule(16, "GELU, SiLU, Tanh, Sigmoid, and products with their results"),
+    "intermediate": _KindRule(16, "other products of matrices, such as those before a GELU"),
+    "convolution": _KindRule(8, "convolutions that are not added to another branch"),
+    "other": _KindRule(16, "all other values"),
 }
 """Kind → bits in ``mixed``. Measured on MiniLM with real sentences, one kind in 8 bits and all others in 16:
 docs/reference/quantization.md."""
@@ -213,6 +213,8 @@ SOLVED_MODES: frozenset[Mode] = frozenset({"weight-only", "qdq"})
 INT8, INT4, W8A8, W8A16, FLOAT16, BFLOAT16, FLOAT32 = "int8", "int4", "w8a8", "w8a16", "fp16", "bf16", "fp32"
 """Precisions with a special role: :data:`INT8` is the default, :data:`INT4` the default of a search for bits of
 weights, and :data:`W8A8` the default of a search for bits of weights and activations."""
+MIXED = "mixed"
+"""Precision with activation bits by kind; also the name of modules with several precisions in a record."""
 
 _BUILT_IN = {
     precision.name: precision
@@ -229,7 +231,7 @@ _BUILT_IN = {
             W8A8, 8, ("qdq",), "8-bit weights and activations", 6.0, activation_bits=8, searched_blocks=(None,)
         ),
         Precision(
-            "mixed", 8, ("qdq",), "8-bit weights, activations in 8 or 16 bits by kind", 12.0, activation_bits=16,
+            MIXED, 8, ("qdq",), "8-bit weights, activations in 8 or 16 bits by kind", 12.0, activation_bits=16,
             searched_blocks=(None,), has_bits_by_kind=True,
         ),
         Precision(

@@ -28,7 +28,7 @@ _FUNCTIONS = frozenset({
     "Selu", "Mish", "Softplus",
 })  # fmt: skip
 _FOLLOWING = frozenset({"Relu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool", "Pad", "Resize"})
-"""Operators whose results are of the kind of their input, as are moved values."""
+"""Operators whose results have the kind of their input."""
 
 
 def classify_nodes(model: ir.Model) -> dict[str, ValueKind]:
@@ -83,7 +83,7 @@ class _Classification:
         return node.op_type in _PRODUCTS and len(self._computed_inputs(node)) == 1
 
     def _biased_product(self, node: ir.Node) -> ir.Node | None:
-        """Return the product with a weight that a node is, or that it adds a constant to."""
+        """Return the product of a weight: the node, or the product before a constant bias; ``None`` otherwise."""
         if self._has_weight(node):
             return node
         computed = self._computed_inputs(node)

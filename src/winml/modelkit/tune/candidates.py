@@ -177,7 +177,7 @@ def _list_integer_forms(options: TuneOptions, ep: str) -> Iterator[Candidate]:
         is_run = precision.modes == ("qdq",) and not placement.refusal(precision, "qdq")
         if not is_run or (precision.weight_bits < 8 and options.target != "size"):
             continue
-        is_of_units = bool(precision.searched_blocks) and not precision.has_bits_by_kind and placement.is_by_unit
+        is_of_units = bool(precision.searched_blocks) and placement.is_by_unit
         if not (placement.has_bits_by_kind or is_of_units or precision.name == W8A8):
             continue
         quant: dict[str, object] = {**_calibrated_quant(options), "precision": precision.name, "ep": ep}

@@ -92,6 +92,23 @@ def test_gptq_errs_less_than_rounding_on_correlated_inputs(bits: int, *, is_symm
     assert [part.shape for part in rounded if part is not None] == [part.shape for part in blocks if part is not None]
 
 
+def test_gptq_of_whole_channels_has_positive_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integers of a DequantizeLinear: one scale for a channel, without the smallest integer, however rows are added."""
+    form = BlockFormat(4, DEPTH, is_symmetric=True, algorithm="rtn", has_positive_scales=True)
+    weights, statistics, found = matrix(), statistics_of(correlated_inputs()), []
+    for rows in (DEPTH, 20):  # rows whose errors are added one by one
+        monkeypatch.setattr("winml.modelkit.quantize.engines.block_quantizers._ROWS", rows)
+        blocks = gptq_blocks(weights, statistics_of(correlated_inputs()), form)
+        values = unpack_blocks(blocks, form, DEPTH)
+        assert (blocks.scales > 0).all()
+        assert np.abs(values / blocks.scales.T).max() < 7.01
+        found.append(relative_error(values - weights, weights, statistics))
+    scales = np.abs(weights).max(axis=0) / 7
+    nearest = np.rint(weights / scales) * scales
+    assert max(found) < 0.5 * relative_error(nearest - weights, weights, statistics)
+    assert abs(found[0] - found[1]) < 0.05 * found[0]
+
+
 def test_gptq_is_close_to_brute_force() -> None:
     """Brute force over all steps of the same grid finds hardly better values for one short column."""
     generator = np.random.default_rng(3)
