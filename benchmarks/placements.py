@@ -33,7 +33,7 @@ import argparse  # noqa: E402  # behind the line above, as everything here
 import json  # noqa: E402
 import subprocess  # noqa: E402
 import tempfile  # noqa: E402
-from collections.abc import Mapping  # noqa: E402
+from collections.abc import Mapping, Sequence  # noqa: E402
 from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
@@ -231,15 +231,15 @@ def compiled(path: Path, reference: Path) -> dict[str, Any]:
     return {
         "parts": len(answer["parts"]),
         "outside": len(answer["outside"]),
-        "cpu_db": _worst_db(verification["source"]["quality"]) if verification.get("source") else None,
-        "npu_db": _worst_db(verification["quality"]),
+        "cpu_db": _worst_db(verification["source"]["outputs"]) if verification.get("source") else None,
+        "npu_db": _worst_db(verification["outputs"]),
         "context_mb": round(sum(file["size_bytes"] for file in answer["files"]) / 1e6, 2),
     }
 
 
-def _worst_db(quality: Mapping[str, Any]) -> float:
-    """Return the median SQNR of the worst output."""
-    return round(min(item["sqnr_db"]["median"] for item in quality["outputs"].values()), 1)
+def _worst_db(outputs: Sequence[Mapping[str, Any]]) -> float:
+    """Return the SQNR of the worst output, over all samples."""
+    return round(min(output["sqnr_db"] for output in outputs), 1)
 
 
 def run_by_openvino(path: Path, reference: Path) -> dict[str, Any]:
@@ -287,25 +287,27 @@ def main() -> None:
     parser.add_argument("--models", default=",".join([*models(), "minilm"]))
     parser.add_argument("--precisions", default=",".join(VARIANTS), help=f"Of {', '.join(VARIANTS)}.")
     parser.add_argument("--provider", default="qnn", choices=["qnn", "openvino"])
-    parser.add_argument("--rows", type=Path, help="File of measured rows: extended, and its models are not repeated.")
+    parser.add_argument("--rows", type=Path, help="File of rows: read, not measured again, and extended.")
+    parser.add_argument("--ours", action="store_true", help="Without ONNX Runtime's recipe.")
     add_save_option(parser)
     options = parser.parse_args()
     measure = compiled if options.provider == "qnn" else run_by_openvino
     has_rows = options.rows is not None and options.rows.is_file()
     rows: list[dict[str, Any]] = json.loads(options.rows.read_text()) if has_rows else []
-    measured = {row["of"] for row in rows}
+    measured = {(row["of"], row["precision"]) for row in rows}
     for name in options.models.split(","):
-        if name in measured:
+        variants = [variant for variant in options.precisions.split(",") if (name, variant) not in measured]
+        if not variants:
             continue
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             for graph, reference in export(name, folder).items():
                 values = calibration(reference, folder / "float")
-                for variant in options.precisions.split(","):
+                for variant in variants:
                     row: dict[str, Any] = {"of": name, "model": graph, "precision": variant}
                     ours = reference if variant == "float" else quantized(variant, reference, values, options.provider)
                     row["ours"] = measure(ours, reference)
-                    if variant in ORT_BITS and options.provider == "qnn":
+                    if variant in ORT_BITS and options.provider == "qnn" and not options.ours:
                         try:
                             theirs = reference.with_name(f"ort-{variant}.onnx")
                             ort_recipe(reference, values, variant, theirs)
@@ -314,10 +316,10 @@ def main() -> None:
                             row["ort"] = {"failed": str(error).splitlines()[-1][:200]}
                     rows.append(row)
                     print(json.dumps(row), flush=True)
+                    if options.rows is not None:
+                        options.rows.write_text(json.dumps(rows))
                 for path in values.iterdir():
                     path.unlink()
-        if options.rows is not None:
-            options.rows.write_text(json.dumps(rows))
     keys = list(dict.fromkeys(key for row in rows for key in row["ours"]))
     table = markdown_table(
         [

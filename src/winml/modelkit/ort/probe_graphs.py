@@ -125,15 +125,16 @@ class _Builder:
         return model if shape else onnx.shape_inference.infer_shapes(model)
 
 
-def _product(weight_bits: int, activation_bits: int, scales: str, operator: str = "MatMul") -> onnx.ModelProto:
-    """Create a product of quantized activations and a quantized weight; a Gemm has a 32-bit bias."""
+def _product(
+    weight_bits: int, activation_bits: int, scales: str, operator: str = "MatMul", *, has_float_bias: bool = False
+) -> onnx.ModelProto:
+    """Create a product of quantized activations and a quantized weight; a Gemm has a bias of 32 bits, or of floats."""
     builder = _Builder(shape=(_ROWS, _DEPTH) if operator == "Gemm" else (1, _ROWS, _DEPTH))
     data = builder.convert("x", activation_bits, "input")
     values = builder.draw(_DEPTH, _WIDTH)
     inputs = [data, builder.weight(values, weight_bits, scales)]
     if operator == "Gemm":
-        # Sums of blocks have no common scale.
-        is_float = scales == "block"
+        is_float = has_float_bias or scales == "block"  # sums of blocks have no common scale
         inputs.append(builder.constant("bias", builder.draw(_WIDTH)) if is_float else builder.bias(_WIDTH))
     product = builder.node(operator, inputs, "product")
     builder.convert(product, activation_bits, "output", -16.0, 16.0)
@@ -283,6 +284,13 @@ def _product_probes() -> dict[str, Probe]:
 PROBES: Mapping[str, Probe] = {
     **_product_probes(),
     **{
+        f"Gemm/w8a{bits}/channel/float bias": Probe(
+            f"Gemm, 8-bit weights with a scale for each channel, {bits}-bit activations, float bias",
+            lambda bits=bits: _product(8, bits, "channel", "Gemm", has_float_bias=True),  # type: ignore[misc]
+        )
+        for bits in (8, 16)
+    },
+    **{
         product_key(weights, activations, "tensor", "LayerNormalization"): Probe(
             f"LayerNormalization, {weights}-bit weights, {activations}-bit activations",
             lambda of=(weights, activations): _normalization(*of),  # type: ignore[misc]
@@ -294,7 +302,7 @@ PROBES: Mapping[str, Probe] = {
             f"MatMulNBits, {bits} bits, float activations of {rank} dimensions",
             lambda of=(bits, rank): _block_product(*of),  # type: ignore[misc]
         )
-        for bits in (4, 8)
+        for bits in (2, 4, 8)
         for rank in (2, 3)
     },
     **{

@@ -3,7 +3,7 @@
 The one source for quantization, tuning, inspection, notes and documents. The installed provider is asked once for each
 of its versions with the graphs of ``probe_graphs``; the answers are stored in the cache. For a provider that is not
 installed, ``recorded_formats.json`` holds the answers of a stated version, or what its documentation states.
-Only providers that compile are asked: providers with kernels list them (``kernels``).
+Only providers that compile for NPUs or CPUs are asked: providers with kernels list them (``kernels``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import StageError, UsageError, WriteError
 from winml.modelkit.onnx.files.named_paths import FORMATS_FOLDER, cache_root, pause_recording
@@ -25,6 +25,9 @@ from winml.modelkit.options import read_json_file
 from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS
 from winml.modelkit.records import Record
 from winml.modelkit.version import __version__
+
+if TYPE_CHECKING:
+    from winml.modelkit.ort.devices import ChosenProvider
 
 _RECORDED = Path(__file__).with_name("recorded_formats.json")
 _SECONDS = 120
@@ -64,7 +67,9 @@ def quantized_formats(ep: str | None) -> QuantizedFormats | None:
     Args:
         ep: Short name of the provider.
     """
-    if ep is None or ep not in EXECUTION_PROVIDERS or not EXECUTION_PROVIDERS[ep].compiles:
+    provider = None if ep is None or ep not in EXECUTION_PROVIDERS else EXECUTION_PROVIDERS[ep]
+    # GPU engines, such as TensorRT's, are built for seconds to minutes each.
+    if ep is None or provider is None or not provider.compiles or provider.devices[0] == "gpu":
         return None
     with contextlib.suppress(StageError, UsageError):  # the provider finds no device, or does not answer
         if (formats := _formats_of_installed(ep)) is not None:
@@ -85,7 +90,9 @@ def _load_records() -> dict[str, Any]:
 
 
 def _formats_of_installed(ep: str) -> QuantizedFormats | None:
-    """Return the formats of an installed provider, from the cache if it was asked before; `None` if not installed.
+    """Return the formats of an installed provider, from the cache if it was asked before.
+
+    `None` if it is not installed, or if ONNX Runtime does not report the placement of nodes.
 
     Raises:
         UsageError: the provider finds no device on this machine.
@@ -94,9 +101,10 @@ def _formats_of_installed(ep: str) -> QuantizedFormats | None:
     import onnxruntime as ort
 
     from winml.modelkit.ort.devices import choose_provider, present_providers, provider_version
+    from winml.modelkit.ort.kernels import reports_placement
 
     provider = EXECUTION_PROVIDERS[ep]
-    if provider.name not in present_providers():
+    if provider.name not in present_providers() or not reports_placement():
         return None
     chosen = choose_provider(ep, None, {})
     if chosen.stand_in:
@@ -113,12 +121,8 @@ def _formats_of_installed(ep: str) -> QuantizedFormats | None:
     return formats
 
 
-def _ask_provider(chosen: Any) -> dict[str, str]:
-    """Ask a provider with all graphs; return key of a format → reason against it.
-
-    Args:
-        chosen: The provider, its device and options, a ``devices.ChosenProvider``.
-    """
+def _ask_provider(chosen: ChosenProvider) -> dict[str, str]:
+    """Ask a provider with all graphs; return key of a format → reason against it."""
     import onnx
 
     from winml.modelkit.ort.kernels import AskedRuntime

@@ -174,13 +174,12 @@ class Placement:
             return self._bits_refusal(precision.weight_bits, precision.range_bits)
         if self.takes_qdq_alone and mode != "float":
             return f"it is documented to take quantized operators as Q/DQ only ({self.source})"
-        keys = {
-            "weight-only": f"MatMulNBits/{precision.weight_bits}/rank 3",
-            "dynamic": "MatMulInteger",
-            "float": "MatMul/float16" if precision.float_type == "FLOAT16" else "",
-        }
-        reason = "" if self.formats is None else self.formats.refusal(keys.get(mode, ""))
-        return self._with_source(reason)
+        return self._with_source("" if self.formats is None else self.formats.refusal(_format_key(precision, mode)))
+
+    def is_asked(self, precision: Precision) -> bool:
+        """Return True if a format of a precision was asked, in any of its modes."""
+        answers = {} if self.formats is None else self.formats.answers
+        return any(mode == "qdq" or _format_key(precision, mode) in answers for mode in precision.modes)
 
     def _bits_refusal(self, weight_bits: int, activation_bits: int) -> str:
         """Return the reason why the provider runs no product of these bits in Q/DQ; ``""`` if it runs some."""
@@ -203,6 +202,13 @@ class Placement:
         if node.op_type == "Gemm":
             return 0 if node.attributes.get_int("transB", 0) else 1
         return axis % rank if node.op_type != "MatMul" or rank == 2 else None
+
+
+def _format_key(precision: Precision, mode: str) -> str:
+    """Return the key of the format that a mode without Q/DQ writes; ``""`` if no graph asks for it."""
+    if mode == "float":
+        return "MatMul/float16" if precision.float_type == "FLOAT16" else ""
+    return {"weight-only": f"MatMulNBits/{precision.weight_bits}/rank 3", "dynamic": "MatMulInteger"}.get(mode, "")
 
 
 CPU_PLACEMENT = "cpu"
@@ -338,12 +344,16 @@ def placement_for(ep: str | None) -> Placement:
 
 
 def refused_precisions(ep: str | None) -> dict[str, str]:
-    """Return name of a precision → reason why a provider runs it in no mode; ``""`` if it does."""
+    """Return name of a precision → reason why a provider runs it in no mode; ``""`` if it does.
+
+    Precisions that no graph asks for are omitted.
+    """
     from winml.modelkit.quantize.precisions import PRECISIONS
 
     placement = placement_for(ep)
     refusals: dict[str, str] = {}
     for name, precision in PRECISIONS.items():
-        reasons = [placement.refusal(precision, mode) for mode in precision.modes]
-        refusals |= {name: reasons[0] if all(reasons) else ""} if reasons else {}
+        if placement.is_asked(precision):
+            reasons = [placement.refusal(precision, mode) for mode in precision.modes]
+            refusals[name] = reasons[0] if all(reasons) else ""
     return refusals

@@ -57,7 +57,7 @@ _COMMON_WORDS = (
     "were when we there can an your which their said if do will each about how up out them then she many some so these "
     "would other into has more her two like him see time could no make than first been its who now people my made over "
     "did down only way find use may water long little very after words called just where most know"
-).split()
+)
 """Common English words, the most frequent first, for tokenizers without words."""
 _RECORDING_SECONDS = 2.0
 """Length of a generated audio sample in seconds. Chosen: a few words."""
@@ -79,7 +79,7 @@ def vocabulary(tokenizer: Any, value_range: tuple[float, float] | None) -> list[
     if len(whole) >= _FEWEST_WORDS:
         return whole
     letters = {token for _, token in tokens}
-    return [word for word in _COMMON_WORDS if letters.issuperset(word)] or whole
+    return [word for word in _COMMON_WORDS.split() if letters.issuperset(word)] or whole
 
 
 def sentence(generator: np.random.Generator, words: Sequence[str]) -> str:
