@@ -285,7 +285,8 @@ def test_decoder_is_built_for_an_npu_and_generates_there(name: str, tmp_path: Pa
 def test_prompt_and_step_share_their_weights_in_one_file(tmp_path: Path) -> None:
     """Both models name one file, smaller than two; only a device opens it, and an unchanged build reuses it."""
     folder = save_decoder(tmp_path / "llama", "llama", **one_layer("llama"))
-    place = ("--ep", "qnn", "--ep-options", "soc_model=60", "-p", "w8a16", "--prompt-length", "4")
+    quantized = ("-p", "w8a16", "--min-sqnr", "0", "--prompt-length", "4")
+    place = ("--ep", "qnn", "--ep-options", "soc_model=60", *quantized)
     sizes = []
     for name, shared in (("alone", ()), ("shared", ("--share-weights",))):
         code, record, err = winml(QNN, "build", "-m", folder, "-o", tmp_path / name, *place, *shared)

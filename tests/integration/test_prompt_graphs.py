@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from transformers import AutoTokenizer
 
 from generating import save_decoder
 from winml.modelkit import build_hf_model
@@ -18,21 +19,25 @@ from winml.modelkit.ort.decoding.decoder import DecoderGraph, rows_of
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.samples.generated_samples import decoding_samples
 
-PROMPT_LENGTH, NEW_TOKENS = 4, 12
-TEXTS = tuple(f"the {word} was in the model and the {word} had a token" for word in ("king", "queen", "graph", "node"))
+PROMPT_LENGTH, READ_TOKENS, NEW_TOKENS = 4, 8, 8
+TEXTS = tuple(f"{word} was in the model and the {word} had a token" for word in ("king", "queen", "graph", "node"))
 TOLERANCE = 1e-4
+
+
+def _tokens_of_texts(folder: Path) -> torch.Tensor:
+    """Return the first tokens of each text, of equal number."""
+    tokens = [AutoTokenizer.from_pretrained(folder)(text)["input_ids"] for text in TEXTS]
+    return torch.tensor([text[: min(map(len, tokens))] for text in tokens])
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama that was trained to repeat a sequence of tokens."""
+    """A small Llama that was trained on the texts."""
     folder = save_decoder(tmp_path_factory.mktemp("llama"), num_hidden_layers=2)
-    model = transformers.LlamaForCausalLM.from_pretrained(folder)
+    model, tokens = transformers.LlamaForCausalLM.from_pretrained(folder), _tokens_of_texts(folder)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(60):
-        repeated = torch.randint(2, model.config.vocab_size, (8, 6), generator=generator).repeat(1, 4)
-        model(input_ids=repeated, labels=repeated).loss.backward()
+    for _ in range(40):
+        model(input_ids=tokens, labels=tokens).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     model.save_pretrained(folder)
@@ -45,13 +50,9 @@ def built(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildRe
     folder = tmp_path_factory.mktemp("built")
     texts = folder / "texts.txt"
     texts.write_text("\n".join(TEXTS), encoding="utf-8")
-    return build_hf_model(
-        checkpoint,
-        folder / "built",
-        config={"export": {"ep": "qnn"}, "quant": {"ep": "qnn", "calibration_data": str(texts)}},
-        precision="w8a16",
-        prompt_length=PROMPT_LENGTH,
-    )
+    quant = {"ep": "qnn", "calibration_data": str(texts)}
+    config = {"export": {"ep": "qnn", "verify": False}, "quant": quant}
+    return build_hf_model(checkpoint, folder / "built", config=config, precision="w8a16", prompt_length=PROMPT_LENGTH)
 
 
 def _open_stage(folder: Path, stage: str) -> DecoderGraph:
@@ -64,8 +65,7 @@ def _share_of_equal_tokens(checkpoint: Path, graph: DecoderGraph) -> float:
     """Return the share of greedy tokens after several prompts that equal PyTorch's after the same tokens."""
     model = transformers.LlamaForCausalLM.from_pretrained(checkpoint)
     equal = []
-    for first in range(2, 20, 3):
-        prompt = [*range(first, first + 6)] * 2
+    for prompt in _tokens_of_texts(checkpoint)[:, :READ_TOKENS].tolist():
         with torch.no_grad():
             text = model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, eos_token_id=None)[0].tolist()
         cache, fed = graph.empty_cache(1), prompt
@@ -77,7 +77,7 @@ def _share_of_equal_tokens(checkpoint: Path, graph: DecoderGraph) -> float:
 
 def test_prompt_and_step_in_float_return_the_scores_of_pytorch(checkpoint: Path, built: BuildResult) -> None:
     """Runs have several tokens, the first one padded; a second prompt continues from the common cache."""
-    graph = _open_stage(built.folder, "exported")
+    graph = _open_stage(built.folder, "export")
     model = transformers.LlamaForCausalLM.from_pretrained(checkpoint)
     tokens = torch.arange(3, 25)[None]
     with torch.no_grad():
@@ -103,27 +103,29 @@ def test_trained_decoder_in_w8a16_keeps_nine_of_ten_tokens(checkpoint: Path, bui
 
 def test_prompt_graph_gets_samples_that_fill_its_cache(checkpoint: Path, built: BuildResult) -> None:
     """Quantization needs samples of complete runs, the second of which reads the cache of the first."""
-    samples = list(decoding_samples(built.folder / "exported_prompt.onnx", checkpoint, {}, 4, seed=0))
+    samples = list(decoding_samples(built.folder / "export_prompt.onnx", checkpoint, {}, 4, seed=0))
     assert [(1, PROMPT_LENGTH)] * 4 == [feeds["input_ids"].shape for feeds in samples]
     assert [False, True, False, True] == [bool(feeds["past_key_values.0.key"].any()) for feeds in samples]
     assert all(feeds["attention_mask"][0, -PROMPT_LENGTH:].all() for feeds in samples)
 
 
 def test_texts_of_the_user_are_read_by_prompt_and_step(checkpoint: Path, built: BuildResult) -> None:
-    """The prompt graph reads a text without padding; the last tokens are steps after its cache."""
+    """The prompt graph reads a text without padding; its last tokens and 8 more are steps after its cache."""
     texts = [np.arange(2, 16), np.arange(30, 33)]
-    files = [built.folder / f"exported_{part}.onnx" for part in ("prompt", "decoder")]
+    files = [built.folder / f"export_{part}.onnx" for part in ("prompt", "decoder")]
     prompts, steps = (list(decoding_samples(file, checkpoint, {}, None, 0, texts=texts)) for file in files)
     read = [feeds["input_ids"][0].tolist() for feeds in prompts]
     assert [[*range(start, start + 4)] for start in (2, 6, 10)] == read
-    assert [*range(8, 16), 30, 31, 32] == [int(feeds["input_ids"][0, 0]) for feeds in steps]
+    tokens = [int(feeds["input_ids"][0, 0]) for feeds in steps]
+    assert ([*range(8, 16)], [30, 31, 32]) == (tokens[:8], tokens[16:19])
+    assert 8 + 8 + 3 + 8 == len(tokens)
     assert 7 == int(next(iter(steps))["attention_mask"].sum())
 
 
 def test_step_alone_reads_the_start_of_each_text(checkpoint: Path, built: BuildResult, tmp_path: Path) -> None:
     """A step without a prompt graph beside it reads token by token, and continues the text."""
     step = tmp_path / "step.onnx"
-    step.write_bytes((built.folder / "exported_decoder.onnx").read_bytes())
+    step.write_bytes((built.folder / "export_decoder.onnx").read_bytes())
     samples = decoding_samples(step, checkpoint, {}, None, 0, texts=[np.arange(2, 40)])
     tokens = [int(feeds["input_ids"][0, 0]) for feeds in samples]
     assert [*range(2, 26)] == list(itertools.islice(tokens, 24))

@@ -584,12 +584,12 @@ def _compare_generated_text(plan: BuildPlan, parts: Sequence[BuiltPart], earlier
     if options is None:
         return  # float32 parts: the export compared them
     work = Quantization(decoder.current or paths[file_names.DECODER], options, {})
-    sources = _sources_of(parts)
-    comparison: str | None = None
-    if file_names.PROMPT in paths and sources:
-        comparison = work.compare_parts(sources, paths, processor_folder(plan.request), plan.request.seed)
-    elif file_names.PROMPT not in paths:
+    if file_names.PROMPT not in paths:
         comparison = words_of_text_together(plan.request, config, paths, work.least_sqnr_db)
+    elif sources := _sources_of(parts):
+        comparison = work.compare_parts(sources, paths, processor_folder(plan.request), plan.request.seed)
+    else:
+        return  # the export compared the quantized graphs
     if comparison is not None:
         decoder.records[-1] = _set_comparison(decoder.records[-1], comparison)
 

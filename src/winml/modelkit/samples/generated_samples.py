@@ -262,36 +262,34 @@ def _read_texts(texts: Iterator[_Text], session: _RecordingSession) -> Iterator[
 class _Text:
     """A text that a decoder reads, with a prompt graph or without, and continues."""
 
-    def __init__(self, decoder: DecoderGraph, tokens: Array, cache: GraphCache | None, steps: Array | None) -> None:
-        """Take a text.
-
-        Args:
-            decoder: The decoder.
-            tokens: Tokens of the prompt, integers [rows, tokens].
-            cache: State before the first token; None: an empty cache.
-            steps: Tokens after the prompt, read one by one, [rows, tokens]; None: tokens that the decoder generates.
-        """
-        self.decoder, self.tokens, self.cache, self.steps = decoder, tokens, cache, steps
+    def __init__(self, decoder: DecoderGraph, tokens: Array, *, cache: GraphCache | None = None) -> None:
+        """Take the tokens of a prompt, integers [rows, tokens], and the state before them; None: an empty cache."""
+        self.decoder, self.tokens, self.cache = decoder, tokens, cache
+        self.steps = tokens[:, :0]
+        """Tokens after the prompt that are read one by one, [rows, tokens]."""
+        self.new_tokens = NEW_TOKENS
+        """Number of tokens that the decoder generates after them."""
 
     def read(self) -> Iterator[None]:
         """Run the decoder, one or several runs per step of the iterator."""
         decoder, cache = self.decoder, self.cache or self.decoder.empty_cache(len(self.tokens))
-        new_tokens = NEW_TOKENS if self.steps is None else self.steps.shape[1]
-        max_tokens = decoder.most_tokens or self.tokens.shape[1] + new_tokens
+        read_steps = self.steps.shape[1]
+        max_tokens = decoder.most_tokens or self.tokens.shape[1] + read_steps + self.new_tokens
+        single_tokens = min(read_steps + self.new_tokens, max_tokens - 1)
         # Texts are truncated, so that every text can be read and continued.
-        tokens = self.tokens[:, : max(max_tokens - new_tokens, 1)]
+        tokens = self.tokens[:, : max(max_tokens - single_tokens, 1)]
         if decoder.length is None and tokens.shape[1] > 1:
             # So that one run reads several tokens with a non-empty cache.
             decoder.run(tokens[:, :1], cache=cache)
             yield
             tokens = tokens[:, 1:]
-        for step in range(min(new_tokens, max_tokens - 1) + 1):
+        for step in range(single_tokens + 1):
             logits = decoder.run(tokens, cache=cache)
             yield
-            if self.steps is None:
-                tokens = logits[:, -1:].argmax(axis=-1).astype(np.int64)
-            else:
+            if step < read_steps:
                 tokens = self.steps[:, step : step + 1]
+            else:
+                tokens = logits[:, -1:].argmax(axis=-1).astype(np.int64)
 
 
 def _open_texts(
@@ -313,7 +311,7 @@ def _open_texts(
             feeds = encoder_feeds(model.encoder.inputs, processors, sizes, seed + number)
             rows = len(next(iter(feeds.values())))
             started = np.tile([start, *tokens[: _PROMPT_TOKENS - 1]], (rows, 1))
-            yield _Text(model, started, model.start(feeds, rows), None)
+            yield _Text(model, started, cache=model.start(feeds, rows))
     decoder = DecoderGraph(session)
     run_length = decoder.length or 1
     is_prompt = decoder.held is not None and run_length > 1
@@ -323,23 +321,24 @@ def _open_texts(
             decoder = DecoderGraph(other, prompt=session) if is_prompt else DecoderGraph(session, prompt=other)
     batch = next(spec.shape[0] for spec in decoder.inputs if spec.name == TOKEN_IDS)
     rows = batch if isinstance(batch, int) else 1
-    longest_run = decoder.longest_run or 1
     generated = token_texts(decoder.inputs, processors, seed)
     if is_prompt:
         # Without padding, for which a model returns anything. The cache is empty in the first run of a text only.
         most = max((decoder.most_tokens or 0) // run_length, 1)
         blocks = _blocks(generated, 2 * run_length, 1) if texts is None else _blocks(texts, run_length, most)
-        yield from (_Text(decoder, np.tile(block, (rows, 1)), None, np.zeros((rows, 0), np.int64)) for block in blocks)
-    elif longest_run > 1:
-        for tokens in _blocks(generated, _PROMPT_TOKENS + NEW_TOKENS, 1) if texts is None else texts:
-            count = max(len(tokens) - NEW_TOKENS, 1)
-            tiled = np.tile(tokens, (rows, 1))
-            yield _Text(decoder, tiled[:, :count], None, tiled[:, count:])
+    elif (decoder.longest_run or 1) > 1:
+        blocks = _blocks(generated, _PROMPT_TOKENS + NEW_TOKENS, 1) if texts is None else iter(texts)
     else:
-        is_whole = decoder.length is None and texts is not None
-        for tokens in generated if texts is None else texts:
-            read = tokens if is_whole else tokens[:_PROMPT_TOKENS]
-            yield _Text(decoder, np.tile(read, (rows, 1)), None, None)
+        longest = None if decoder.length is None and texts is not None else _PROMPT_TOKENS
+        blocks = (tokens[:longest] for tokens in (generated if texts is None else texts))
+    for tokens in blocks:
+        text = _Text(decoder, np.tile(tokens, (rows, 1)))
+        if is_prompt:
+            text.new_tokens = 0
+        elif (decoder.longest_run or 1) > 1:
+            count = max(len(tokens) - NEW_TOKENS, 1)
+            text.tokens, text.steps = text.tokens[:, :count], text.tokens[:, count:]
+        yield text
 
 
 def _blocks(texts: Iterable[Array], length: int, most: int) -> Iterator[Array]:

@@ -93,7 +93,6 @@ def write_model(
         path: The file to write; replaced if it exists.
         external: Write weights outside (True) or inside (False), regardless of their size. None: decided by size.
         inline_limit_bytes: Largest file with weights inside.
-        placed: See ``place_copy``.
 
     Returns:
         The files written, the model first.

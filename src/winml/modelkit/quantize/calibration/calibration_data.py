@@ -226,7 +226,8 @@ class Calibration:
             columns |= {"besides": {"samples": options.samples, "seed": self.seed}}
         drawn = {} if self.has_data else {"seed": self.seed, "sizes": dict(self.sizes), "samples": self.count}
         if self._uses_decoder_runs:
-            drawn["data"] = "decoding"
+            # Differs from the request of earlier versions, which measured other runs.
+            drawn["runs"] = "steps after prompts"
         record = {name: entry for name, entry in self.as_record().items() if name != "method"} if self.has_data else {}
         files = self.files if self.has_data else processor_files(self.model_folder)
         return {**record, **columns, **drawn, "content": [file_digest(path) for path in files]}
