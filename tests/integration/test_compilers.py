@@ -143,6 +143,8 @@ def test_compiled_file_has_placement_and_cycles_of_its_modules(tmp_path: Path) -
     assert {f"Operators of type `{name}` are not supported by QNN EP": 1 for name in outside} == (
         placement["second"]["reasons"]
     )
+    (note,) = (note for note in record["notes"] if "run on the CPU" in note)
+    assert "2 of 5 nodes run on the CPU, not on the npu: second 1: Operators of type" in note
     asked = ("inspect", tmp_path / "model.onnx", *place)
     by_provider = winml(QNN, *asked)[1]["execution_provider"]
     (tmp_path / "model.onnx").unlink()

@@ -16,6 +16,12 @@ LEAST_AGREEMENT = 0.85
 """Minimum top-1 agreement. Chosen: two of 16 samples may differ. Measured: int8 of small decoders with random weights,
 whose scores are close to each other, reaches 0.92 and more."""
 
+TARGET_DB = 25.0
+"""SQNR that a recommended search for modules in float has to reach. Chosen: an error of 6 % of the signal. Measured:
+six modules of MiniLM in float suffice in w8a16, and it stays one part on QNN."""
+WEAK_DB = 20.0
+"""SQNR below which such a search is recommended after a quantization of activations. Chosen: an error of a tenth of the
+signal."""
 _AGREEING_DB = 20.0
 """SQNR that a search for modules in float has to reach where predictions decide. Chosen: an error of a tenth of the
 signal."""

@@ -133,7 +133,7 @@ def profile_modules(
     before = read_structure(path)
     metadata = {entry.key: entry.value for entry in before.metadata_props}
     trace, provider = read_compilation_trace(metadata), options.choose_provider()
-    if trace is None or not provider.provider.compiles:
+    if trace is None or not provider.provider.node_profile:
         refuse_compiled_modules(before, path)
     refuse_cycles(before, path)
     tree = _read_module_tree(before, path)
