@@ -21,11 +21,7 @@ from winml.modelkit.compare import files
 from winml.modelkit.compare.fidelity import FidelityInfo, SourceFidelity, measure_fidelity
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.quality_minimum import TARGET_DB
-from winml.modelkit.compare.quality_samples import (
-    JudgingData,
-    judging_request,
-    refuse_unfit_data,
-)
+from winml.modelkit.compare.quality_samples import JudgingData, judging_request, refuse_unfit_data
 from winml.modelkit.compile.declared_options import DEFAULT_MIN_SQNR_DB, MARGIN_DB
 from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.compile.pipeline import CompileResult, OutsideNode, compile_graph
