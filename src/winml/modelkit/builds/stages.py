@@ -540,7 +540,9 @@ def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
     section, file_task = task.plan.config.compile, _file_task(task, "compile")
     assert section is not None  # skipped otherwise
     try:
-        result = make_file(file_task, compilation(file_task, section, {}, data=judging_data(task.plan)))
+        result = make_file(
+            file_task, compilation(file_task, section, {}, data=judging_data(task.plan, file_task.source))
+        )
     except (UsageError, StageError) as error:
         error.hint += without_compilation()
         raise
