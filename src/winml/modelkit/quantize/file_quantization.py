@@ -22,7 +22,7 @@ from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import below_minimum_hint, refuse_unfaithful
 from winml.modelkit.compare.quality_minimum import TARGET_DB, WEAK_DB, QualityMinimum
 from winml.modelkit.compare.quality_samples import SampleRequest
-from winml.modelkit.errors import QuantizeError, VerificationError, opt, spell
+from winml.modelkit.errors import QuantizeError, VerificationError, opt, spell, spell_flag
 from winml.modelkit.fields import command_words
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY, QUANTIZATION_KEY
@@ -497,7 +497,8 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         stated = options.model_copy(update={"min_sqnr_db": None})
         source = str(self.source) if self.source.is_file() else "FLOAT.onnx"
         target = TARGET_DB if options.min_sqnr_db is None else max(options.min_sqnr_db, TARGET_DB)
-        words = ["--sensitivity", "--target", f"sqnr_db={target:g}", *command_words(stated, QuantizeFields)]
+        search_words = [spell_flag("sensitivity"), spell_flag("target"), f"sqnr_db={target:g}"]
+        words = [*search_words, *command_words(stated, QuantizeFields)]
         command = shlex.join(["winml", "quantize", source, *words])
         return f"The modules to keep in float are found by {command}"
 
