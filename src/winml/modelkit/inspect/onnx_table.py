@@ -13,7 +13,6 @@ from winml.modelkit.metadata_keys import COMPILE_TRACE_KEY, QUANTIZATION_KEY
 from winml.modelkit.onnx.module_costs import Cost, ModuleCost
 from winml.modelkit.report import document as doc
 from winml.modelkit.report.module_tree import TreeLimits, TreeRow, tree_rows, walk_rows
-from winml.modelkit.report.placements import placement_table
 from winml.modelkit.tags import address
 from winml.modelkit.words import count_noun, count_words, shape_words, size_words
 
@@ -270,6 +269,8 @@ def _copy_fields(fit: ProviderFit) -> Iterator[doc.Field]:
 
 def provider_fit_document(fit: ProviderFit) -> doc.Document:
     """Describe the number of supported nodes, and each cause of unsupported nodes."""
+    from winml.modelkit.report.placements import placement_table  # used only with a provider
+
     verb = "lists" if fit.basis == "document" else "runs"
     output = f"{verb} all {fit.nodes} nodes" if fit.runs_all else f"{verb} {fit.taken} of {fit.nodes} nodes"
     fields: list[doc.Field] = [
