@@ -305,7 +305,7 @@ def test_compiled_file_is_judged_on_samples_of_the_processor(tmp_path: Path) -> 
         (beside if file.suffix == ".onnx" else beside.with_name(file.name)).write_bytes(file.read_bytes())
     for arguments, expected in (
         (("-m", files["quantized"]), "processor"),
-        (("-m", files["quantized"], "--dataset", texts, "--samples", "2"), "dataset"),
+        (("-m", files["quantized"], "--dataset", texts), "dataset"),
         (("-m", alone, "--reference", files["optimized"]), "processor"),
         (("-m", alone), "random"),
         (("-m", beside), "dataset"),
