@@ -38,6 +38,19 @@ def run_printed(command: str, *more: str) -> Outcome:
     return done
 
 
+@pytest.mark.parametrize("minimum", ["0", "60"])
+def test_weak_or_refused_quantization_leads_to_the_modules_to_keep_float(minimum: str) -> None:
+    """The command has the options of the quantization, and finds the module with the outlier."""
+    options = ("--mode", "qdq", "-p", "w8a8", "--per-tensor", "--min-sqnr", minimum)
+    done = run_here("quantize", "-m", "chain.onnx", "-o", "qdq.onnx", *options)
+    assert (0 if minimum == "0" else 3) == done.code, done.err
+    printed = (done.out + done.err).partition("are found by ")[2].splitlines()[0].rstrip(".")
+    assert {"--sensitivity", f"sqnr_db={max(int(minimum), 25)}", "--per-tensor"} < {*shlex.split(printed)}
+    if minimum == "0":
+        found = json.loads(run_printed(printed, "--format", "json").out)
+        assert ["/M/A.0"] == [name for name, precision in found["exclude_list"]["rules"].items() if precision == "fp32"]
+
+
 def test_comparison_leads_to_the_module_to_keep_float() -> None:
     """Without modules, the command compares them; then the module with the outlier is excluded, with equal options."""
     by_module = printed_next(run_here("compare", "chain.onnx", "int8.onnx", "--samples", "4", "--threshold", "9"))

@@ -143,6 +143,8 @@ def test_compiled_file_has_placement_and_cycles_of_its_modules(tmp_path: Path) -
     assert {f"Operators of type `{name}` are not supported by QNN EP": 1 for name in outside} == (
         placement["second"]["reasons"]
     )
+    (note,) = (note for note in record["notes"] if "run on the CPU" in note)
+    assert "2 of 5 nodes run on the CPU, not on the npu: second 1: Operators of type" in note
     asked = ("inspect", tmp_path / "model.onnx", *place)
     by_provider = winml(QNN, *asked)[1]["execution_provider"]
     (tmp_path / "model.onnx").unlink()
@@ -325,7 +327,7 @@ def test_compiled_file_is_judged_on_samples_of_the_processor(tmp_path: Path) -> 
         (beside if file.suffix == ".onnx" else beside.with_name(file.name)).write_bytes(file.read_bytes())
     for arguments, expected in (
         (("-m", files["quantized"]), "processor"),
-        (("-m", files["quantized"], "--dataset", texts, "--samples", "2"), "dataset"),
+        (("-m", files["quantized"], "--dataset", texts), "dataset"),
         (("-m", alone, "--reference", files["optimized"]), "processor"),
         (("-m", alone), "random"),
         (("-m", beside), "dataset"),

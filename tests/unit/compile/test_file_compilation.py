@@ -108,6 +108,7 @@ def test_unnamed_unknown_and_absent_providers_are_refused(perceptron: Path, tmp_
         ({"ep": "cpu", "input_data": "a.npz", "dataset": "b.csv"}, "dataset cannot be combined with input_data"),
         ({"ep": "cpu", "input_data": "absent.npz"}, "absent.npz: no such file"),
         ({"ep": "cpu", "split": "test"}, "split requires dataset"),
+        ({"ep": "cpu", "samples": 2}, "samples has no effect: for CPUExecutionProvider"),
     ):
         with pytest.raises(UsageError, match=words):
             compile_onnx(perceptron, tmp_path / "out.onnx", **options)

@@ -6,7 +6,7 @@ compares.
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from winml.modelkit.builds.dtypes import requested_quantizations
 from winml.modelkit.builds.manifest_records import ProviderComparison
 from winml.modelkit.compare.quality_minimum import FLOAT32_PROVIDER_DB
 from winml.modelkit.compile.declared_options import DEFAULT_MIN_SQNR_DB
-from winml.modelkit.errors import StageError, UsageError, opt
+from winml.modelkit.errors import InputError, StageError, UsageError, opt
 from winml.modelkit.ort.execution_providers import find_execution_provider
 
 if TYPE_CHECKING:
@@ -32,9 +32,18 @@ def opens_on_provider(plan: BuildPlan) -> bool:
     return not find_execution_provider(section.ep).has_compiled_form
 
 
-def judging_data(plan: BuildPlan) -> JudgingData:
-    """Return the samples that the quantization of a build is judged on, for later comparisons."""
-    from winml.modelkit.compare.quality_samples import JudgingData, judging_request
+def judging_data(plan: BuildPlan, model: Path) -> JudgingData:
+    """Return the samples that the quantization of a build is judged on, for later comparisons.
+
+    Calibration data that does not fit the inputs as a dataset is left out: texts calibrate a decoder with a cache too.
+
+    Args:
+        plan: The build.
+        model: The file to compare.
+    """
+    from winml.modelkit.compare.quality_samples import JudgingData, judging_request, refuse_unfit_data
+    from winml.modelkit.models.request import processor_folder
+    from winml.modelkit.ort.decoding.inputs import inputs_of_file
     from winml.modelkit.quantize.calibration.calibration_files import calibration_kind
 
     options, seed = requested_quantization(plan.config), plan.request.seed
@@ -43,12 +52,15 @@ def judging_data(plan: BuildPlan) -> JudgingData:
     data = options.calibration_data
     if options.dataset is not None or data is None:
         return JudgingData(data_set=options.judging_request(seed))
-    kind = calibration_kind(data)
-    if kind == "arrays":
+    if calibration_kind(data) == "arrays":
         return JudgingData(input_data=Path(data))
-    if kind == "texts" and importlib.util.find_spec("datasets") is None:
-        return JudgingData()  # a calibration reads texts itself
-    return JudgingData(data_set=judging_request(data, split=options.split, columns=options.columns, seed=seed))
+    request = judging_request(data, split=options.split, columns=options.columns, seed=seed)
+    folder = processor_folder(plan.onnx_path or plan.request)
+    if request is not None and folder is not None:
+        with contextlib.suppress(UsageError, InputError):
+            refuse_unfit_data(request, inputs_of_file(model), folder)
+            return JudgingData(data_set=request)
+    return JudgingData()
 
 
 def compare_on_provider(plan: BuildPlan, model: Path) -> ProviderComparison:
@@ -100,7 +112,8 @@ def _measure_quality(
 
     run = RunOptions(str(model), seed=plan.request.seed)
     folder = processor_folder(plan.onnx_path or plan.request)
-    request = judging_data(plan).request(run, folder, model, most=SIMULATED_SAMPLES // 2 if chosen.stand_in else None)
+    most = SIMULATED_SAMPLES // 2 if chosen.stand_in else None
+    request = judging_data(plan, model).request(run, folder, model, most=most)
     try:
         feeds, expected, samples = reference_outputs(model, request.read)
         session = chosen.open(model)

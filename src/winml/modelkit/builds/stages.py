@@ -597,7 +597,8 @@ def _compile_part(
 
     section, file_task = task.plan.config.compile, replace(_file_task(task, "compile"), transaction=transaction)
     assert section is not None  # skipped otherwise
-    result = make_file(file_task, compilation(file_task, section, {}, data=judging_data(task.plan), shared=shared))
+    data = judging_data(task.plan, file_task.source)
+    result = make_file(file_task, compilation(file_task, section, {}, data=data, shared=shared))
     parts = f", {len(result.parts)} compiled, {len(result.outside)} outside" if result.parts else ""
     summary = f"for {result.compiled['provider']}{parts}, {comparison_words(result.comparison)}"
     is_alone = section.share_weights and shared is None

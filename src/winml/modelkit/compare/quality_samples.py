@@ -65,10 +65,10 @@ class JudgingData:
             model: File of the reference.
             most: Default number of samples; ``None``: that of :class:`SampleRequest`, and 16 arrays of a folder.
         """
-        data_set = self.data_set
-        if data_set is not None and most is not None:
-            data_set = replace(data_set, most=most)
-        count = self.count or most or (None if self.input_data is None else MOST_SAMPLES)
+        data_set, limit = self.data_set, self.count or most
+        if data_set is not None and limit is not None:
+            data_set = replace(data_set, most=limit)
+        count = limit or (None if self.input_data is None else MOST_SAMPLES)
         run = replace(run, input_data=self.input_data)
         return SampleRequest(run, folder, data_set, count, tries_sizes=True, model=model)
 

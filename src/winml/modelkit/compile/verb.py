@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from winml.modelkit.compile.file_compilation import Compilation
     from winml.modelkit.compile.options import CompileOptions
     from winml.modelkit.compile.records import CompiledFile
+    from winml.modelkit.ort.execution_providers import ExecutionProvider
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.transform.graph_file import GraphFileTask
 
@@ -80,7 +81,7 @@ class CompileRequest(FileRequest["CompileOptions", "CompiledFile"], DataSetField
         if self.options.ep is None:
             raise UsageError("no execution provider is specified", hint=f"Use {opt.ep}; {opt.list} lists them.")
         provider = find_execution_provider(self.options.ep)
-        self._refuse_data()
+        self._refuse_data(provider)
         if self.reference is None:
             return
         if not self.verify:
@@ -100,7 +101,7 @@ class CompileRequest(FileRequest["CompileOptions", "CompiledFile"], DataSetField
                 hint="Pass the path of the float ONNX file that the source was quantized from.",
             )
 
-    def _refuse_data(self) -> None:
+    def _refuse_data(self, provider: ExecutionProvider) -> None:
         """Refuse data and numbers of samples without effect, and missing data.
 
         Raises:
@@ -116,6 +117,13 @@ class CompileRequest(FileRequest["CompileOptions", "CompiledFile"], DataSetField
 
             refuse_missing_values(self.input_data)
         requested_samples(self, seed=self.seed)  # refuses an unusable dataset
+        if not provider.compiles and self.dataset is None:
+            refuse_stated(
+                self,
+                ("samples",),
+                f"{{}} has no effect: for {provider.name}, outputs are compared on a few random inputs",
+                f"Add {opt.dataset}, or omit it.",
+            )
 
     @property
     def _judging_data(self) -> JudgingData:

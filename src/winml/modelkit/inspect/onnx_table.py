@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.compare.words import ONLY_ROOT, at_root_words
 from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo
-from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.metadata_keys import COMPILE_TRACE_KEY, QUANTIZATION_KEY
 from winml.modelkit.onnx.module_costs import Cost, ModuleCost
 from winml.modelkit.report import document as doc
 from winml.modelkit.report.module_tree import TreeLimits, TreeRow, tree_rows, walk_rows
-from winml.modelkit.report.placements import placement_table
 from winml.modelkit.tags import address
 from winml.modelkit.words import count_noun, count_words, shape_words, size_words
 
@@ -108,6 +107,8 @@ def _record_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
     for key, record in inspection.records.items():
         if key == QUANTIZATION_KEY:
             yield key, _quantization_words(record)
+        elif key == COMPILE_TRACE_KEY:
+            yield key, _trace_words(record)
         else:
             # A list repeats the inputs and outputs above, for programs.
             yield key, _record_words(record), doc.Detail.VERBOSE if isinstance(record, list) else doc.Detail.ALWAYS
@@ -126,6 +127,17 @@ def _quantization_words(record: Any) -> doc.Shortened:
         return doc.Shortened(brief, "; ".join([brief, *(f"{module['tag']} {module['actual']}" for module in modules)]))
     except (KeyError, TypeError, AttributeError):
         return doc.Shortened(*[_record_words(record)] * 2)  # of another tool, or damaged
+
+
+def _trace_words(record: Any) -> doc.Shortened:
+    """Format the numbers of nodes in the trace of a compilation; the full text lists the trace."""
+    full = _record_words(record)
+    try:
+        nodes = sum(map(len, record["modules"].values()))
+        modules, outside = count_noun(len(record["modules"]), "module"), len(record["outside"])
+        return doc.Shortened(f"{count_noun(nodes, 'node')} of {modules}, {outside} outside of compiled parts", full)
+    except (KeyError, TypeError, AttributeError):
+        return doc.Shortened(full, full)  # damaged
 
 
 def _record_words(record: Any) -> str:
@@ -267,6 +279,8 @@ def _precision_fields(fit: ProviderFit) -> Iterator[doc.Field]:
 
 def provider_fit_document(fit: ProviderFit) -> doc.Document:
     """Describe the number of supported nodes, and each cause of unsupported nodes."""
+    from winml.modelkit.report.placements import placement_table  # used only with a provider
+
     verb = "lists" if fit.basis == "document" else "runs"
     output = f"{verb} all {fit.nodes} nodes" if fit.runs_all else f"{verb} {fit.taken} of {fit.nodes} nodes"
     fields: list[doc.Field] = [

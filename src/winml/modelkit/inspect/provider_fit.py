@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from winml.modelkit.ort.device_trace import ModulePlacement
 from winml.modelkit.records import Record, entry, recorded
+
+if TYPE_CHECKING:
+    from winml.modelkit.ort.device_trace import ModulePlacement
 
 Basis = Literal["provider", "kernels", "document", "compilation"]
 """Source of the result: the provider itself, by a session; the list of its kernels in the installed ONNX Runtime; its

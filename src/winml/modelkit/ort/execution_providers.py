@@ -51,13 +51,13 @@ class ExecutionProvider:
     """True if it writes its compiled content to a file (``EPContext``); specified by its documentation."""
     node_profile: Mapping[str, str] = field(default_factory=dict)
     """Options to write the time of each compiled node to a file, ``{file}`` for its path; ``{}`` if not supported."""
-    trace: Mapping[str, str] = field(default_factory=dict)
+    node_trace: Mapping[str, str] = field(default_factory=dict)
     """Options to write the source nodes of each operator on the device, and the reasons of unsupported nodes, to a file
     in ``{folder}``; ``{}`` if not supported."""
 
     def trace_options(self, folder: str | Path) -> dict[str, str]:
         """Return the options to write the trace of a compilation into a folder."""
-        return {key: value.format(folder=folder) for key, value in self.trace.items()}
+        return {key: value.format(folder=folder) for key, value in self.node_trace.items()}
 
     @property
     def has_compiled_form(self) -> bool:
@@ -146,7 +146,7 @@ _BUILT_IN: Mapping[str, ExecutionProvider] = {
         simulation_options={"soc_model": "60"},
         compiles=True,
         node_profile={"profiling_level": "detailed", "profiling_file_path": "{file}"},
-        trace={"enable_framework_op_trace": "1", "framework_op_trace_dir": "{folder}"},
+        node_trace={"enable_framework_op_trace": "1", "framework_op_trace_dir": "{folder}"},
     ),
     "vitisai": ExecutionProvider("VitisAIExecutionProvider", ("npu",), takes_dynamic=False, compiles=True),
     "nnapi": ExecutionProvider("NnapiExecutionProvider", ("npu",), takes_dynamic=False),

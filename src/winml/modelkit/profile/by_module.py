@@ -133,7 +133,7 @@ def profile_modules(
     before = read_structure(path)
     metadata = {entry.key: entry.value for entry in before.metadata_props}
     trace, provider = read_compilation_trace(metadata), options.choose_provider()
-    if trace is None or not provider.provider.compiles:
+    if trace is None or not provider.provider.node_profile:
         refuse_compiled_modules(before, path)
     refuse_cycles(before, path)
     tree = _read_module_tree(before, path)
@@ -169,7 +169,7 @@ def read_weight_bytes(path: Path) -> dict[str, int]:
 
 
 _PROFILE = "device.csv"
-LEAST_CYCLE_RUNS = 10
+_LEAST_CYCLE_RUNS = 10
 """Number of runs from which the minimum of cycle counts is a stable measure. Measured: a thread that waits adds up to
 three times the cycles of a model in single runs of QNN's simulator."""
 
@@ -300,10 +300,10 @@ def _device_notes(profile: ModuleProfile, kernels: RunProfile, provider: ChosenP
     yield f"latency and module times were measured with the profiling of {name} on, which adds time to every run"
     if profile.profile.unit == "cycles":
         yield f"times are {profile.unit} of {name} ({device}), thousands of clock cycles: compare shares"
-        if (runs := len(profile.run_ms)) < LEAST_CYCLE_RUNS:
+        if (runs := len(profile.run_ms)) < _LEAST_CYCLE_RUNS:
             yield (
                 f"the minimum of {count_noun(runs, 'run')} may include cycles of waiting threads: use {opt.iterations} "
-                f"{LEAST_CYCLE_RUNS} or more"
+                f"{_LEAST_CYCLE_RUNS} or more"
             )
     outside = kernel_times_ms(replace(kernels, kernels=tuple(k for k in kernels.kernels if k.provider != name)))
     if outside:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,10 +21,11 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.compare.decoded_texts import compare_on_texts
 from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.files import below_minimum_hint, refuse_below_minimum_sqnr, refuse_unfaithful
-from winml.modelkit.compare.quality_minimum import QualityMinimum
+from winml.modelkit.compare.quality_minimum import TARGET_DB, WEAK_DB, QualityMinimum
 from winml.modelkit.compare.quality_samples import SampleRequest
 from winml.modelkit.compare.words import fidelity_words
-from winml.modelkit.errors import QuantizeError, VerificationError, opt, spell
+from winml.modelkit.errors import QuantizeError, VerificationError, opt, spell, spell_flag
+from winml.modelkit.fields import command_words
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.metadata_keys import INPUTS_KEY, OUTPUTS_KEY, QUANTIZATION_KEY
 from winml.modelkit.onnx.bundle import is_one_of_several
@@ -42,6 +44,7 @@ from winml.modelkit.quantize.budget import SampleTools, choose_bits
 from winml.modelkit.quantize.calibration.activation_statistics import measure_states
 from winml.modelkit.quantize.calibration.calibration_data import Calibration, CalibrationStatistics, refuse_missing_data
 from winml.modelkit.quantize.calibration.layer_calibration import LayerCalibration
+from winml.modelkit.quantize.declared_options import QuantizeFields
 from winml.modelkit.quantize.engines.half_float import clipped_values
 from winml.modelkit.quantize.kv_cache import attentions_over_cache, narrow_cache, quantize_cache, refuse_no_cache
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
@@ -467,7 +470,8 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         hint = self.below_minimum_hint
         has_data_set = self.options.dataset is not None
         if self.calibration is not None and self.calibration.has_data and not has_data_set:
-            return refuse_unfaithful(source, written, self.minimum, self.calibration.samples_to_compare, hint)
+            read_samples = self.calibration.samples_to_compare
+            return self._note_weak_result(refuse_unfaithful(source, written, self.minimum, read_samples, hint))
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
         processors = None if self.tools is None else self.tools.data.model_folder
         if has_data_set and processors is None:
@@ -482,7 +486,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             self.outcome.notes.append(
                 f"Compared on generated inputs; the quality on real inputs may differ: {opt.dataset} uses a dataset."
             )
-        return fidelity
+        return self._note_weak_result(fidelity)
 
     def compare_parts(
         self, sources: Mapping[str, Path], files: Mapping[str, Path], folder: Path | None, seed: int
@@ -505,6 +509,33 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         fidelity = FidelityInfo.of_text(text, self.least_sqnr_db, len(files))
         refuse_below_minimum_sqnr(fidelity, "the float files", {}, self.below_minimum_hint)
         return fidelity_words(fidelity)
+
+    def _note_weak_result(self, fidelity: FidelityInfo) -> FidelityInfo:
+        """Note a low SQNR of quantized activations, with the command that finds their modules; return the comparison.
+
+        Outputs with scores have a low SQNR by nature: their predictions decide.
+        """
+        worst, search = fidelity.worst, self._search_words
+        ratio_db = fidelity.judged_db(worst)
+        is_weak = fidelity.has_signal and ratio_db < WEAK_DB and not fidelity.is_by_agreement(worst)
+        if is_weak and search and self.resolved.needs_ranges:
+            self.outcome.notes.append(f"The SQNR of {worst.name} is low: {ratio_db:.1f} dB. {search}.")
+        return fidelity
+
+    @property
+    def _search_words(self) -> str:
+        """Sentence with the command that finds the modules to keep in float; ``""`` if the options rule it out."""
+        options = self.resolved
+        is_ruled_out = options.bit_budget is not None or options.kv_cache is not None or options.solves_weights
+        if is_ruled_out or not INTEGER_ACTIVATIONS.intersection(options.modes()):
+            return ""
+        stated = options.model_copy(update={"min_sqnr_db": None})
+        source = str(self.source) if self.source.is_file() else "FLOAT.onnx"
+        target = TARGET_DB if options.min_sqnr_db is None else max(options.min_sqnr_db, TARGET_DB)
+        search_words = [spell_flag("sensitivity"), spell_flag("target"), f"sqnr_db={target:g}"]
+        words = [*search_words, *command_words(stated, QuantizeFields)]
+        command = shlex.join(["winml", "quantize", source, *words])
+        return f"The modules to keep in float are found by {command}"
 
     def _refuse_missing_kernels(self) -> None:
         """Refuse to compare a file if the installed ONNX Runtime has no kernels for it.
@@ -532,7 +563,8 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         """Hint for a file below the minimum: allow more if bits were selected within a limit."""
         budget = self._searched_budget
         if budget is None:
-            return below_minimum_hint(self.resolved.remedies())
+            search = self._search_words
+            return below_minimum_hint(self.resolved.remedies()) + (f" {search}." if search else "")
         if budget.max_drop is not None:
             return (
                 f"No file was written. Lower {opt.min_sqnr}, set a stricter {opt.max_drop}, or write it with "
