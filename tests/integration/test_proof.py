@@ -291,15 +291,15 @@ def test_sketch_estimates_the_relative_error_of_the_whole_value(error: float) ->
     generator = np.random.default_rng(0)
     value = generator.standard_normal((64, 1024)).astype(np.float32)
     other = value + np.float32(error) * generator.standard_normal(value.shape).astype(np.float32)
-    kept, stored = choose_excerpt(value, 1024, by_rows=False)
-    assert ("sketch", (1024,)) == (kept, stored.shape)
-    difference = take_excerpt(other, kept, stored) - stored
+    kind, stored = choose_excerpt(value, 1024, by_rows=False)
+    assert ("sketch", (1024,)) == (kind, stored.shape)
+    difference = take_excerpt(other, kind, stored) - stored
     assert np.linalg.norm(difference) / np.linalg.norm(stored) == pytest.approx(error, rel=0.15)
 
 
 def test_rows_of_a_large_output_include_the_first_and_the_last() -> None:
     value = np.arange(40, dtype=np.float32).reshape(10, 4)
-    kept, stored = choose_excerpt(value, 13, by_rows=True)
-    assert "rows" == kept
+    kind, stored = choose_excerpt(value, 13, by_rows=True)
+    assert "rows" == kind
     assert [0, 16, 36] == stored[:, 0].tolist()
-    assert np.array_equal(stored, take_excerpt(value, kept, stored))
+    assert np.array_equal(stored, take_excerpt(value, kind, stored))

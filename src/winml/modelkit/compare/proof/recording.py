@@ -100,8 +100,8 @@ class ProofMaker:
         file = OnnxSide(tagged, by_module=True)
         run = RunOptions(tagged.name, input_data=self.request.inputs, seed=self.request.seed)
         samples = create_file_samples(file.session(), CompareOptions(run, draws=MOST_SAMPLES), self.processors, tagged)
-        part, arrays = record_part(name, reference, file, samples, limit_bytes)
-        self.parts.append(with_quality(part, arrays, deployed, minimum, provider))
+        part, arrays = _record_part(name, reference, file, samples, limit_bytes)
+        self.parts.append(_with_quality(part, arrays, deployed, minimum, provider))
         self.arrays.update(arrays)
         self.limit_bytes += limit_bytes
 
@@ -140,7 +140,7 @@ def _part_limit(model: Path, parts: int) -> int:
     return int(min(max(_SHARE * size, _LEAST_BYTES), _MOST_BYTES) / max(parts, 1))
 
 
-def record_part(
+def _record_part(
     name: str, reference: TorchSide, file: OnnxSide, samples: SampleValues, limit_bytes: int
 ) -> tuple[ProofPart, dict[str, Array]]:
     """Run a PyTorch model and its file, and return the record of the part with the stored arrays.
@@ -189,7 +189,7 @@ def record_part(
     return part.model_copy(update={"tensors": recorder.tensors, "modules": modules}), recorder.arrays
 
 
-def with_quality(
+def _with_quality(
     part: ProofPart, arrays: Arrays, path: Path, minimum: QualityMinimum, provider: ChosenProvider | None = None
 ) -> ProofPart:
     """Replay a part on the file that is deployed, and return the part with its quality, limits and time.
@@ -260,9 +260,9 @@ class _Recorder:
         self, key: str, array: Array, most_numbers: int, *, by_rows: bool = False, is_of_file: bool = False
     ) -> None:
         """Store the excerpt of a value under a key."""
-        kept, self.arrays[key] = choose_excerpt(array, most_numbers, by_rows=by_rows)
+        kind, self.arrays[key] = choose_excerpt(array, most_numbers, by_rows=by_rows)
         self.tensors[key] = ProofTensor(
-            shape=array.shape, dtype=str(array.dtype), kept=kept, source="file" if is_of_file else "pytorch"
+            shape=array.shape, dtype=str(array.dtype), excerpt=kind, source="file" if is_of_file else "pytorch"
         )
 
 
