@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -218,6 +220,21 @@ def test_command_ends_with_0_for_the_recorded_file(proven: Path, monkeypatch: py
     assert 0 == done.code
     assert json.loads(done.out)["recorded"]["is_same_file"]
     assert "::error" not in done.err
+
+
+def test_verification_imports_no_model_library(proven: Path, tmp_path: Path) -> None:
+    """An environment of a device has ONNX Runtime, and neither torch nor transformers."""
+    wrong = _planted(proven / "net.onnx", tmp_path / "wrong.onnx", "layers.2.gate")
+    program = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('torch', 'transformers', 'onnxscript', 'huggingface_hub')))\n"
+        "from winml.modelkit.cli.main import main\n"
+        "main(sys.argv[1:])"
+    )
+    words = [sys.executable, "-c", program, "verify", proven, "--against", wrong, "-f", "json"]
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, encoding="utf-8", check=False)
+    assert 3 == done.returncode, done.stderr
+    assert "layers.2.gate" == json.loads(done.stdout)["first_divergence"]["module"]
 
 
 def test_folder_without_a_proof_is_a_usage_error(proven: Path, tmp_path: Path) -> None:

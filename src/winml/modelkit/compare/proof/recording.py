@@ -106,6 +106,11 @@ class ProofMaker:
         self.limit_bytes += limit_bytes
 
     @property
+    def has_user_data(self) -> bool:
+        """True if the proof contains inputs of the user."""
+        return self.request.inputs is not None
+
+    @property
     def words(self) -> str:
         """Description of the proof."""
         samples = samples_words(self.parts[0].samples.about)
@@ -128,7 +133,7 @@ class ProofMaker:
                 **library_versions(("numpy", "onnx", "onnxruntime", "torch", "transformers")),
             },
             limit_bytes=self.limit_bytes,
-            user_data=self.request.inputs is not None,
+            user_data=self.has_user_data,
             parts=tuple(self.parts),
         )
         return write_proof(Proof(record, self.arrays), folder, files)
