@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -17,6 +18,7 @@ from onnx import numpy_helper
 from safetensors.numpy import load_file
 from torch import nn
 
+from architecture.sources import REPOSITORY
 from e2e.in_process import run_here
 from winml.modelkit import build_model, export_model, optimize_model, quantize_model, verify_model
 from winml.modelkit.compare.proof.excerpts import choose_excerpt, take_excerpt
@@ -175,6 +177,16 @@ def test_proof_is_deterministic_apart_from_the_time_and_names_no_path(proven: Pa
     assert first == second
     assert str(tmp_path) not in json.dumps(records[0])
     assert not records[0]["user_data"]
+
+
+def test_every_key_of_a_proof_is_documented(proven: Path) -> None:
+    record = json.loads((proven / "proof/proof.json").read_text(encoding="utf-8"))
+    part = record["parts"][0]
+    nested = [*part["outputs"], *part["modules"], *part["tensors"].values(), part["samples"]]
+    keys = {*record, *part, *(key for entry in nested for key in entry)}
+    section = (REPOSITORY / "docs/reference/formats.md").read_text(encoding="utf-8").partition("\n## Proof\n")[2]
+    documented = set(re.findall(r"`(\w+)`", section.partition("\n## ")[0]))
+    assert set() == keys - documented
 
 
 def test_inputs_of_the_user_are_stored_only_if_named(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ _SLACK_DB = 3.0
 _OTHER_VALUE = 0.5
 """Relative error from which a value of PyTorch is another one than the value of the file. Chosen: the file was compared
 with PyTorch before, and two independent values have an error of 1.4."""
+_OTHER_ROUNDED_VALUE = 1.0
+"""As above, for a quantized file. Chosen: an error as large as the value."""
 
 
 @dataclass
@@ -339,7 +341,9 @@ def _is_other(own: Array, value: Array, *, is_rounded: bool) -> bool:
     total = FidelitySum("")
     total.add(own, value)
     fidelity = total.of_value()
-    return not is_rounded and (bool(fidelity.problem) or fidelity.relative_error > _OTHER_VALUE)
+    if is_rounded:
+        return fidelity.relative_error > _OTHER_ROUNDED_VALUE
+    return bool(fidelity.problem) or fidelity.relative_error > _OTHER_VALUE
 
 
 def _module_of(boundary: ModuleBoundary) -> ProofModule:
