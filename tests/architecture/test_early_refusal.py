@@ -26,6 +26,7 @@ WITHOUT = {
     "sweep": "its plan refuses (verb.py of its subject)",
     "tune": "its plan refuses (verb.py of its subject)",
     "run": "its plan refuses (verb.py of its subject)",
+    "verify": "its plan refuses (verify_verb.py of its subject)",
     "retag": "its plan refuses (verb.py of its subject)",
 }
 """Verb → the reason why it needs no early refusal of its own."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +18,7 @@ from onnx import numpy_helper
 from safetensors.numpy import load_file
 from torch import nn
 
+from architecture.sources import REPOSITORY
 from e2e.in_process import run_here
 from winml.modelkit import build_model, export_model, optimize_model, quantize_model, verify_model
 from winml.modelkit.compare.proof.excerpts import choose_excerpt, take_excerpt
@@ -175,6 +179,16 @@ def test_proof_is_deterministic_apart_from_the_time_and_names_no_path(proven: Pa
     assert not records[0]["user_data"]
 
 
+def test_every_key_of_a_proof_is_documented(proven: Path) -> None:
+    record = json.loads((proven / "proof/proof.json").read_text(encoding="utf-8"))
+    part = record["parts"][0]
+    nested = [*part["outputs"], *part["modules"], *part["tensors"].values(), part["samples"]]
+    keys = {*record, *part, *(key for entry in nested for key in entry)}
+    section = (REPOSITORY / "docs/reference/formats.md").read_text(encoding="utf-8").partition("\n## Proof\n")[2]
+    documented = set(re.findall(r"`(\w+)`", section.partition("\n## ")[0]))
+    assert set() == keys - documented
+
+
 def test_inputs_of_the_user_are_stored_only_if_named(tmp_path: Path) -> None:
     array = np.random.default_rng(0).standard_normal((2, 5, WIDTH)).astype(np.float32)
     np.savez(tmp_path / "mine.npz", x=array)
@@ -218,6 +232,21 @@ def test_command_ends_with_0_for_the_recorded_file(proven: Path, monkeypatch: py
     assert 0 == done.code
     assert json.loads(done.out)["recorded"]["is_same_file"]
     assert "::error" not in done.err
+
+
+def test_verification_imports_no_model_library(proven: Path, tmp_path: Path) -> None:
+    """An environment of a device has ONNX Runtime, and neither torch nor transformers."""
+    wrong = _planted(proven / "net.onnx", tmp_path / "wrong.onnx", "layers.2.gate")
+    program = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('torch', 'transformers', 'onnxscript', 'huggingface_hub')))\n"
+        "from winml.modelkit.cli.main import main\n"
+        "main(sys.argv[1:])"
+    )
+    words = [sys.executable, "-c", program, "verify", proven, "--against", wrong, "-f", "json"]
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, encoding="utf-8", check=False)
+    assert 3 == done.returncode, done.stderr
+    assert "layers.2.gate" == json.loads(done.stdout)["first_divergence"]["module"]
 
 
 def test_folder_without_a_proof_is_a_usage_error(proven: Path, tmp_path: Path) -> None:
@@ -291,15 +320,15 @@ def test_sketch_estimates_the_relative_error_of_the_whole_value(error: float) ->
     generator = np.random.default_rng(0)
     value = generator.standard_normal((64, 1024)).astype(np.float32)
     other = value + np.float32(error) * generator.standard_normal(value.shape).astype(np.float32)
-    kept, stored = choose_excerpt(value, 1024, by_rows=False)
-    assert ("sketch", (1024,)) == (kept, stored.shape)
-    difference = take_excerpt(other, kept, stored) - stored
+    kind, stored = choose_excerpt(value, 1024, by_rows=False)
+    assert ("sketch", (1024,)) == (kind, stored.shape)
+    difference = take_excerpt(other, kind, stored) - stored
     assert np.linalg.norm(difference) / np.linalg.norm(stored) == pytest.approx(error, rel=0.15)
 
 
 def test_rows_of_a_large_output_include_the_first_and_the_last() -> None:
     value = np.arange(40, dtype=np.float32).reshape(10, 4)
-    kept, stored = choose_excerpt(value, 13, by_rows=True)
-    assert "rows" == kept
+    kind, stored = choose_excerpt(value, 13, by_rows=True)
+    assert "rows" == kind
     assert [0, 16, 36] == stored[:, 0].tolist()
-    assert np.array_equal(stored, take_excerpt(value, kept, stored))
+    assert np.array_equal(stored, take_excerpt(value, kind, stored))

@@ -13,10 +13,11 @@ from winml.modelkit.version import __version__
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.build_model import build_hf_model, build_onnx_model
-    from winml.modelkit.builds.compared_models import compare_models, verify_model
+    from winml.modelkit.builds.compared_models import compare_models
     from winml.modelkit.builds.config import WinMLBuildConfig
     from winml.modelkit.builds.evaluated_models import evaluate_model
     from winml.modelkit.builds.manifest_records import BuildResult
+    from winml.modelkit.builds.proofs import verify_model
     from winml.modelkit.builds.verb import build_model
     from winml.modelkit.compare.comparing import CompareOptions
     from winml.modelkit.compare.diff import diff_models
@@ -152,7 +153,7 @@ _HOMES = {
     "run_model": "generate.run_verb",
     "extract_modules": "extract.verb",
     "retag_model": "transform.retag_verb",
-    "verify_model": "builds.compared_models",
+    "verify_model": "builds.proofs",
 }
 
 

@@ -66,6 +66,7 @@ from winml.modelkit.version import __version__, library_versions
 from winml.modelkit.words import message_words
 
 if TYPE_CHECKING:
+    from winml.modelkit.compare.proof.recording import ProofMaker
     from winml.modelkit.compare.proof.records import ProofRequest
 
 EVAL_STEP = "eval"
@@ -189,15 +190,19 @@ class _Build(StageWalk):
             drop_read(folder.path)
             raise
         manifest = self._make_manifest("done", self._place_models())
-        # Before files of stages are removed: the notes read their graphs.
+        # Before files of stages are removed: the notes read their graphs, and the proof records values of the export.
         notes = [*self._stage_notes(), *self.companions.placed.notes, *self._optimization_notes()]
+        proof = None
+        if self.plan.proof is not None:
+            folder.save(manifest)  # the build is kept if no proof can be made
+            proof = self._record_proof(manifest, self.plan.proof)
         if self.plan.deploy_only:
             manifest = _without_stage_files(manifest)
         folder.remove_all_but(manifest.files)
         folder.save(manifest)
+        if proof is not None:
+            manifest = self._write_proof(manifest, proof)
         result = BuildResult(folder.path, manifest, (*folder.notes, *manifest.notes, *notes))
-        if self.plan.proof is not None:
-            result = self._write_proof(result, self.plan.proof)
         section = self.plan.config.eval
         return result if section is None else self._write_evaluation(result, section)
 
@@ -296,28 +301,32 @@ class _Build(StageWalk):
 
         return {outcome.part if part is None else part.name: make_record(outcome) for outcome in outcomes}
 
-    def _write_proof(self, result: BuildResult, request: ProofRequest) -> BuildResult:
-        """Make the proof of a finished build and write it beside the models; the build is kept in any case."""
+    def _record_proof(self, manifest: BuildManifest, request: ProofRequest) -> ProofMaker:
+        """Run the model in PyTorch, and return its outputs and values of modules for the proof."""
         from winml.modelkit.builds.proofs import record_build
 
-        folder = self.folder.path
+        deployed = {part.name: self.folder.path / part.model[0].name for part in manifest.parts}
         with self._clock.step(PROOF_STEP) as step:
-            maker = record_build(self.plan, result.part_paths, self._exported_files(), request)
-            with OutputFiles() as files:
-                maker.write(folder, files)
-                files.commit(overwrite=True)
+            maker = record_build(self.plan, deployed, self._exported_files(), request)
             step.summary = maker.words
-        records = tuple(
-            file_record(path.relative_to(folder).as_posix(), path) for path in file_names.proof_paths(folder)
-        )
-        proof = ProofManifest(
-            files=records, limit_bytes=maker.limit_bytes, user_data=request.inputs is not None, summary=maker.words
-        )
-        names = tuple(sorted({*result.manifest.files, *(record.name for record in records)}))
-        deploy = (*result.manifest.deploy, *records)
-        manifest = result.manifest.model_copy(update={"files": names, "deploy": deploy, "proof": proof})
-        self.folder.save(manifest)
-        return replace(result, manifest=manifest)
+        return maker
+
+    def _write_proof(self, manifest: BuildManifest, maker: ProofMaker) -> BuildManifest:
+        """Write a proof beside the models, and return the manifest with its files."""
+        folder = self.folder.path
+        with OutputFiles() as files:
+            paths = maker.write(folder, files)
+            records = tuple(file_record(path.relative_to(folder).as_posix(), files.reserve(path)) for path in paths)
+            proof = ProofManifest(
+                files=records, limit_bytes=maker.limit_bytes, user_data=maker.has_user_data, summary=maker.words
+            )
+            names = tuple(sorted({*manifest.files, *(record.name for record in records)}))
+            deploy = (*manifest.deploy, *records)
+            manifest = manifest.model_copy(update={"files": names, "deploy": deploy, "proof": proof})
+            # The manifest lists the files before they are put in place, so that a kill leaves no unknown file.
+            self.folder.save(manifest)
+            files.commit(overwrite=True)
+        return manifest
 
     def _exported_files(self) -> dict[str, Path]:
         """Return part → its exported file, of the parts whose export is in the folder."""

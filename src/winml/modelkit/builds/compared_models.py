@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.found_models import part_files, refuse_unknown_parts, resolve_side
 from winml.modelkit.errors import ConfigError, UsageError, opt
-from winml.modelkit.fields import RECORDED
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.options import unknown_key_message
@@ -81,72 +80,6 @@ def compare_models(
     if submodel:
         raise UsageError(f"submodel {submodel[0]}: selects a part of a build folder", hint="Remove it.")
     return flow.compare_models(_resolve_side(reference), _resolve_side(candidate), merged_options, inputs=inputs)
-
-
-@python_function(shape_config="run.sizes")
-def verify_model(
-    model: str | os.PathLike[str],
-    reference: str | os.PathLike[str] | ModelRequest | nn.Module | None = None,
-    options: CompareOptions | None = None,
-    *,
-    against: str | os.PathLike[str] | None = None,
-    min_sqnr_db: float | None = None,
-    **changes: Any,
-) -> ModelComparison:
-    """Compare an ONNX file with the PyTorch model that it was exported from, on the same inputs.
-
-    With a proof beside the file, PyTorch is not needed: its recorded outputs are the reference (``winml verify``).
-
-    Args:
-        model: ONNX file or build folder.
-        reference: The PyTorch model; None: the proof beside the file, or else the checkpoint recorded in the file, if
-            it is on this machine.
-        options: As for :func:`compare_models`; of a proof, the samples and their sizes are recorded.
-        against: File or folder that is compared with the proof in place of ``model``.
-        min_sqnr_db: Minimum SQNR of every output, with a proof; None: the recorded limits.
-        **changes: As for :func:`compare_models`, ``ep``, ``device`` and ``ep_options`` of the file included.
-
-    Returns:
-        The differences of outputs and, by module, where they begin; ``is_within`` of a proof: all outputs are within
-        their limits.
-
-    Raises:
-        UsageError: the file has no proof and names no checkpoint on this machine; or as :func:`compare_models` raises.
-        InputError: a file is damaged.
-        StageError: one of the models cannot be run.
-    """
-    is_replayed = reference is None and options is None and changes.keys() <= _OF_PROOFS
-    if is_replayed or against is not None or min_sqnr_db is not None:
-        from winml.modelkit.builds import proofs
-        from winml.modelkit.ort.opened_model import RunOptions
-
-        name = os.fspath(model)
-        if against is not None or min_sqnr_db is not None or proofs.has_proof(name):
-            proofs.proof_folder(name)  # raises without one
-            run = RunOptions(name, **{key: value for key, value in changes.items() if key != "by_module"})
-            parts = proofs.resolve_verified(name, None if against is None else os.fspath(against))
-            by_module = bool(changes.get("by_module"))
-            return proofs.replay_model(
-                name, parts, by_module=by_module, provider=run.stated_provider, min_sqnr_db=min_sqnr_db
-            )
-    if reference is None:
-        from winml.modelkit.models.request import reference_checkpoint
-        from winml.modelkit.onnx.files.reading import read_structure
-
-        side = resolve_side(os.fspath(model))
-        if isinstance(side, ModelRequest):
-            raise UsageError(f"{model}: no ONNX file", hint="Export it first: export_model.")
-        metadata = {entry.key: entry.value for entry in read_structure(side).metadata_props}
-        try:
-            reference = reference_checkpoint(metadata, str(model), RECORDED)
-        except UsageError as error:
-            error.hint = "Pass the module, or its checkpoint, as the second argument."
-            raise
-    return compare_models(reference, model, options, **changes)
-
-
-_OF_PROOFS = {"by_module", "ep", "device", "ep_options"}
-"""Keywords of :func:`verify_model` that also apply to a proof."""
 
 
 def _resolve_side(model: str | os.PathLike[str] | ModelRequest | nn.Module) -> NamedSide | nn.Module:

@@ -348,7 +348,8 @@ def _file_words(file: FileRecord, folder: Path = Path()) -> str:
 def _deploy_words(manifest: BuildManifest) -> str:
     """List the files to deploy with their sizes and total: models by name, several companion files as a count."""
     models = {file.name for part in manifest.parts for file in part.model}
-    other_files = [file for file in manifest.deploy if file.name not in models]
+    proof = () if manifest.proof is None else manifest.proof.files
+    other_files = [file for file in manifest.deploy if file.name not in models and file not in proof]
     texts = [_file_words(file) for file in manifest.deploy if file.name in models]
     if other_files:
         size = size_words(sum(file.size_bytes for file in other_files))

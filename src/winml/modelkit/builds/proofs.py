@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.builds.compared_models import resolve_pairs
+from winml.modelkit.builds.compared_models import compare_models, resolve_pairs
+from winml.modelkit.builds.found_models import resolve_side
 from winml.modelkit.compare.proof.records import Proof, ProofPart, read_proof
-from winml.modelkit.compare.proof.replay import RECORDED, replay_part
+from winml.modelkit.compare.proof.replay import RECORDED_PYTORCH, replay_part
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.records import ProofReplay
 from winml.modelkit.errors import ModelPathError, StageError, UsageError, VerificationError, opt
+from winml.modelkit.fields import RECORDED
 from winml.modelkit.file_names import ONLY_PART, PROOF_RECORD_NAME, files_folder
+from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.bundle import read_part_description
 from winml.modelkit.onnx.files.content_digest import hash_file
+from winml.modelkit.ort.sessions import CPU
+from winml.modelkit.python_functions import python_function
 from winml.modelkit.quantize.file_minimum import file_minimum
 from winml.modelkit.words import sqnr_words
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from winml.modelkit.builds.plan import BuildPlan
+    from winml.modelkit.compare.comparing import CompareOptions
     from winml.modelkit.compare.proof.recording import ProofMaker
     from winml.modelkit.compare.proof.records import ProofRequest
+    from winml.modelkit.compare.records import ModelComparison
     from winml.modelkit.ort.devices import ChosenProvider
 
 
@@ -101,7 +111,7 @@ def _built_provider(plan: BuildPlan) -> ChosenProvider | None:
         return None
 
 
-def has_proof(model: str) -> bool:
+def _has_proof(model: str) -> bool:
     """Return True if a proof is in a folder, or beside a file."""
     return any((folder / PROOF_RECORD_NAME).is_file() for folder in _proof_folders(model))
 
@@ -181,7 +191,7 @@ def replay_model(
     replays = {name: _replay_file(proof, name, path, by_module, provider, min_sqnr_db) for name, path in parts.items()}
     if len(replays) == 1:
         return next(iter(replays.values()))
-    whole = ProofReplay.of_parts(RECORDED, model, replays)
+    whole = ProofReplay.of_parts(RECORDED_PYTORCH, model, replays)
     assert isinstance(whole, ProofReplay)
     return replace(whole, versions=proof.record.versions)
 
@@ -202,7 +212,8 @@ def _replay_file(
         lowest = min(agreements) if len(agreements) > 1 else minimum.agreement
         minimum = QualityMinimum(min(minimum.sqnr_db, part.min_sqnr_db), lowest)
     result = replay_part(part, proof.arrays, path, minimum, by_module=by_module, provider=provider)
-    notes = (*result.notes, *(_loss_notes(part, result) if is_recorded else ()))
+    is_comparable = is_recorded and part.provider == (CPU[0] if provider is None else provider.provider.name)
+    notes = (*result.notes, *(_loss_notes(part, result) if is_comparable else ()))
     return replace(result, is_recorded_file=is_recorded, versions=proof.record.versions, notes=notes)
 
 
@@ -225,3 +236,66 @@ def _loss_notes(part: ProofPart, result: ProofReplay) -> tuple[str, ...]:
 
 _ROUNDING_DB = 100.0
 """SQNR of rounding. Chosen: float32 sums in another order have 110 dB and more."""
+
+
+_OF_PROOFS = {"by_module", "ep", "device", "ep_options"}
+"""Keywords of :func:`verify_model` that also apply to a proof."""
+
+
+@python_function(shape_config="run.sizes")
+def verify_model(
+    model: str | os.PathLike[str],
+    reference: str | os.PathLike[str] | ModelRequest | nn.Module | None = None,
+    options: CompareOptions | None = None,
+    *,
+    against: str | os.PathLike[str] | None = None,
+    min_sqnr_db: float | None = None,
+    **changes: Any,
+) -> ModelComparison:
+    """Compare an ONNX file with the PyTorch model that it was exported from, on the same inputs.
+
+    With a proof beside the file, PyTorch is not needed: its recorded outputs are the reference (``winml verify``).
+
+    Args:
+        model: ONNX file or build folder.
+        reference: The PyTorch model; None: the proof beside the file, or else the checkpoint recorded in the file, if
+            it is on this machine.
+        options: As for :func:`compare_models`; of a proof, the samples and their sizes are recorded.
+        against: File or folder that is compared with the proof in place of ``model``.
+        min_sqnr_db: Minimum SQNR of every output, with a proof; None: the recorded limits.
+        **changes: As for :func:`compare_models`, ``ep``, ``device`` and ``ep_options`` of the file included.
+
+    Returns:
+        The differences of outputs and, by module, where they begin; ``is_within`` of a proof: all outputs are within
+        their limits.
+
+    Raises:
+        UsageError: the file has no proof and names no checkpoint on this machine; or as :func:`compare_models` raises.
+        InputError: a file is damaged.
+        StageError: one of the models cannot be run.
+    """
+    is_replayed = reference is None and options is None and changes.keys() <= _OF_PROOFS
+    if is_replayed or against is not None or min_sqnr_db is not None:
+        from winml.modelkit.ort.opened_model import RunOptions
+
+        name = os.fspath(model)
+        if against is not None or min_sqnr_db is not None or _has_proof(name):
+            proof_folder(name)  # raises without one
+            run = RunOptions(name, **{key: value for key, value in changes.items() if key != "by_module"})
+            parts = resolve_verified(name, None if against is None else os.fspath(against))
+            by_module = bool(changes.get("by_module"))
+            return replay_model(name, parts, by_module=by_module, provider=run.stated_provider, min_sqnr_db=min_sqnr_db)
+    if reference is None:
+        from winml.modelkit.models.request import reference_checkpoint
+        from winml.modelkit.onnx.files.reading import read_structure
+
+        side = resolve_side(os.fspath(model))
+        if isinstance(side, ModelRequest):
+            raise UsageError(f"{model}: no ONNX file", hint="Export it first: export_model.")
+        metadata = {entry.key: entry.value for entry in read_structure(side).metadata_props}
+        try:
+            reference = reference_checkpoint(metadata, str(model), RECORDED)
+        except UsageError as error:
+            error.hint = "Pass the module, or its checkpoint, as the second argument."
+            raise
+    return compare_models(reference, model, options, **changes)

@@ -69,7 +69,8 @@ def comparison_document(result: records.ModelComparison, *, depth: int | None = 
 
 def _answer_words(result: records.ModelComparison) -> str:
     """Answer the comparison in one sentence: the threshold, the worst output, and the module that diverges first."""
-    verdict = "" if result.verdict is None else f"{'Within' if result.verdict.is_yes else 'Above'} the threshold. "
+    limit = "limit" if isinstance(result, records.ProofReplay) else "threshold"
+    verdict = "" if result.verdict is None else f"{'Within' if result.verdict.is_yes else 'Beyond'} the {limit}. "
     fidelity, first = result.worst.fidelity, result.first_divergence
     if fidelity.problem:
         words = f"Output {fidelity.name}: {fidelity.problem}"

@@ -11,6 +11,7 @@ from winml.modelkit.fields import LIMITS, MODEL, OUTPUT, declare
 from winml.modelkit.file_names import proof_paths
 from winml.modelkit.report.plan import PlannedStep
 from winml.modelkit.verbs.answers import AnswerPlan, ModuleAnswerRequest, plan_answer
+from winml.modelkit.verbs.named_models import model_name
 from winml.modelkit.verbs.running import DeviceFields
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class VerifyRequest(ModuleAnswerRequest, DeviceFields):
     """Request of ``winml verify``."""
 
-    model: str = declare(None, MODEL, is_argument=True)
+    model: str | None = declare(None, MODEL, short="-m", metavar="MODEL", is_common=True, is_also_argument=True)
     """Build folder, or ONNX file, with a proof beside it."""
     against: str | None = declare(None, MODEL, metavar="OTHER", is_common=True)
     """Check this folder or file in place of MODEL: a file that another tool wrote, or another variant of the model."""
@@ -36,7 +37,16 @@ class VerifyRequest(ModuleAnswerRequest, DeviceFields):
     depth: int | None = declare(None, OUTPUT, minimum=1, default_words="all")
     """Levels of the module tree to show."""
     junit: Path | None = declare(None, OUTPUT, is_common=True)
-    """Also write a JUnit report (XML): a test case for each output and each compared module."""
+    """Also write a JUnit report: a test case for each output and each compared module."""
+
+    @property
+    def named_model(self) -> str:
+        """The model.
+
+        Raises:
+            UsageError: no model is specified.
+        """
+        return model_name({"model": self.model}, "a build folder or an ONNX file")
 
 
 def plan_verification(request: VerifyRequest) -> AnswerPlan[Mapping[str, Path]]:
@@ -51,14 +61,15 @@ def plan_verification(request: VerifyRequest) -> AnswerPlan[Mapping[str, Path]]:
     from winml.modelkit.builds.proofs import proof_folder, resolve_verified
 
     request.refuse_unknown_provider()
-    folder = proof_folder(request.model)
-    parts = resolve_verified(request.model, request.against, request.submodel)
+    model = request.named_model
+    folder = proof_folder(model)
+    parts = resolve_verified(model, request.against, request.submodel)
     return plan_answer(
         "verify",
         parts,
         request,
         reads=(*proof_paths(folder), *(file for path in parts.values() for file in source_files(path))),
-        steps=[PlannedStep("verifying", f"{path} with the proof of {request.model}") for path in parts.values()],
+        steps=[PlannedStep("verifying", f"{path} with the proof of {model}") for path in parts.values()],
         parts=list(parts),
     )
 
@@ -74,9 +85,9 @@ def run_verification(plan: AnswerPlan[Mapping[str, Path]], request: VerifyReques
     from winml.modelkit.ort.opened_model import RunOptions
 
     return replay_model(
-        request.model,
+        request.named_model,
         plan.subject,
         by_module=request.by_module,
-        provider=RunOptions(request.model, **request.provider_options).stated_provider,
+        provider=RunOptions(request.named_model, **request.provider_options).stated_provider,
         min_sqnr_db=request.min_sqnr,
     )

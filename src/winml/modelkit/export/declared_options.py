@@ -52,7 +52,7 @@ def _parse_classes(text: str) -> object:
 class ProofFields:
     """Options of the proof, for commands that make a model from PyTorch."""
 
-    proof: bool = declare(False, VERIFICATION, is_common=True)
+    proof: bool = declare(False, VERIFICATION)
     """Store a proof beside the model: inputs, and PyTorch's outputs and values of modules. winml verify compares the
     model with it on any machine, without PyTorch."""
     proof_inputs: Path | None = declare(None, VERIFICATION, metavar="FILE", default_words="generated samples")

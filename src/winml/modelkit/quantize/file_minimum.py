@@ -18,9 +18,6 @@ from winml.modelkit.quantize.pipeline import read_minimum
 from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.tags.tagging import all_nodes
 
-_FOREIGN = "int8"
-"""Precision whose minimum applies to files of other quantizers."""
-
 
 def file_minimum(path: Path, provider: ChosenProvider | None = None) -> QualityMinimum:
     """Return the minimum quality of a file relative to PyTorch: that of its quantization, or of its float type.
@@ -35,7 +32,8 @@ def file_minimum(path: Path, provider: ChosenProvider | None = None) -> QualityM
     model = load_by_reference(path)
     minimum = read_minimum(model)
     if minimum is None and any(node.op_type in QUANTIZED_OPERATORS for node in all_nodes(model)):
-        minimum = PRECISIONS[_FOREIGN].minimum
+        # The precision of another quantizer is unknown.
+        minimum = QualityMinimum.least_of(precision.minimum for precision in PRECISIONS.values())
     is_float = minimum is None
     if minimum is None:
         types = [name for name in ("float16", "bfloat16") if computes_in(model, ir.DataType[name.upper()])]

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from winml.modelkit.arrays import Array
 
-Kept = Literal["all", "rows", "sketch"]
-"""Stored numbers of a value."""
+ExcerptKind = Literal["all", "rows", "sketch"]
+"""Stored numbers of a value: all, evenly spaced rows, or a count sketch."""
 
 _BLOCK = 1 << 20
 """Numbers that are added to a sketch at a time. Chosen: 8 MB for their hashes."""
 
 
-def choose_excerpt(array: Array, most_numbers: int, *, by_rows: bool) -> tuple[Kept, Array]:
+def choose_excerpt(array: Array, most_numbers: int, *, by_rows: bool) -> tuple[ExcerptKind, Array]:
     """Return the excerpt of an array of at most so many numbers, and its kind.
 
     Args:
@@ -37,17 +37,17 @@ def choose_excerpt(array: Array, most_numbers: int, *, by_rows: bool) -> tuple[K
     return "sketch", _sketch(array, most_numbers)
 
 
-def take_excerpt(array: Array, kept: Kept, stored: Array) -> Array:
+def take_excerpt(array: Array, kind: ExcerptKind, stored: Array) -> Array:
     """Return the numbers of an array that correspond to a stored excerpt of an array of the same shape.
 
     Args:
         array: The value of another run.
-        kept: Kind of the excerpt.
+        kind: Kind of the excerpt.
         stored: The excerpt, whose shape determines the rows or the size of the sketch.
     """
-    if kept == "all":
+    if kind == "all":
         return array
-    return _take_rows(array, stored.shape[0]) if kept == "rows" else _sketch(array, stored.size)
+    return _take_rows(array, stored.shape[0]) if kind == "rows" else _sketch(array, stored.size)
 
 
 def _storable(array: Array) -> Array:
@@ -85,7 +85,7 @@ def _hash_positions(positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Hash positions by SplitMix64.
 
     >>> [hex(value) for value in _hash_positions(np.arange(2, dtype=np.uint64))]
-    ['0xe220a8397b1dcdaf', '0x910a2dec89025cc1']
+    ['0xe220a8397b1dcdaf', '0x6e789e6aa1b965f4']
     """
     with np.errstate(over="ignore"):
         mixed = (positions + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)

@@ -1,4 +1,4 @@
-"""Reports of a replayed proof for CI systems: JUnit XML, and workflow commands of GitHub Actions."""
+"""Reports of a replayed proof: for readers of JUnit reports, and annotations of GitHub Actions."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def junit_text(result: ProofReplay) -> str:
     return f"{ET.tostring(root, encoding='unicode', xml_declaration=True)}\n"
 
 
-def _cases(part: ProofReplay) -> Iterator[ET.Element]:
-    """Yield a test case for each judged output and each compared module call of a part."""
-    for output in part.outputs:
+def _cases(replay: ProofReplay) -> Iterator[ET.Element]:
+    """Yield a test case for each output and each compared module call of a replay."""
+    for output in replay.outputs:
         words = nearness_words(output.fidelity)
-        problem = "" if part.is_output_within(output) else f"{words}; {part.limit_words}"
+        problem = "" if replay.is_output_within(output) else f"{words}; {replay.limit_words}"
         yield _case("outputs", output.fidelity.name, problem, words)
-    for module in part.modules or ():
+    for module in replay.modules or ():
         if module.fidelity is not None:
             words = nearness_words(module.fidelity)
-            problem = f"first module that diverges: {words}" if module is part.first_divergence else ""
-            yield _case("modules", module.identity.words or "(root)", "" if part.is_within else problem, words)
+            problem = f"first module that diverges: {words}" if module is replay.first_divergence else ""
+            yield _case("modules", module.identity.words or "(root)", "" if replay.is_within else problem, words)
 
 
 def _case(group: str, name: str, problem: str, words: str) -> ET.Element:

@@ -55,6 +55,8 @@ _SLACK_DB = 3.0
 _OTHER_VALUE = 0.5
 """Relative error from which a value of PyTorch is another one than the value of the file. Chosen: the file was compared
 with PyTorch before, and two independent values have an error of 1.4."""
+_OTHER_ROUNDED_VALUE = 1.0
+"""As above, for a quantized file. Chosen: an error as large as the value."""
 
 
 @dataclass
@@ -100,10 +102,15 @@ class ProofMaker:
         file = OnnxSide(tagged, by_module=True)
         run = RunOptions(tagged.name, input_data=self.request.inputs, seed=self.request.seed)
         samples = create_file_samples(file.session(), CompareOptions(run, draws=MOST_SAMPLES), self.processors, tagged)
-        part, arrays = record_part(name, reference, file, samples, limit_bytes)
-        self.parts.append(with_quality(part, arrays, deployed, minimum, provider))
+        part, arrays = _record_part(name, reference, file, samples, limit_bytes)
+        self.parts.append(_with_quality(part, arrays, deployed, minimum, provider))
         self.arrays.update(arrays)
         self.limit_bytes += limit_bytes
+
+    @property
+    def has_user_data(self) -> bool:
+        """True if the proof contains inputs of the user."""
+        return self.request.inputs is not None
 
     @property
     def words(self) -> str:
@@ -128,7 +135,7 @@ class ProofMaker:
                 **library_versions(("numpy", "onnx", "onnxruntime", "torch", "transformers")),
             },
             limit_bytes=self.limit_bytes,
-            user_data=self.request.inputs is not None,
+            user_data=self.has_user_data,
             parts=tuple(self.parts),
         )
         return write_proof(Proof(record, self.arrays), folder, files)
@@ -140,7 +147,7 @@ def _part_limit(model: Path, parts: int) -> int:
     return int(min(max(_SHARE * size, _LEAST_BYTES), _MOST_BYTES) / max(parts, 1))
 
 
-def record_part(
+def _record_part(
     name: str, reference: TorchSide, file: OnnxSide, samples: SampleValues, limit_bytes: int
 ) -> tuple[ProofPart, dict[str, Array]]:
     """Run a PyTorch model and its file, and return the record of the part with the stored arrays.
@@ -189,7 +196,7 @@ def record_part(
     return part.model_copy(update={"tensors": recorder.tensors, "modules": modules}), recorder.arrays
 
 
-def with_quality(
+def _with_quality(
     part: ProofPart, arrays: Arrays, path: Path, minimum: QualityMinimum, provider: ChosenProvider | None = None
 ) -> ProofPart:
     """Replay a part on the file that is deployed, and return the part with its quality, limits and time.
@@ -260,9 +267,9 @@ class _Recorder:
         self, key: str, array: Array, most_numbers: int, *, by_rows: bool = False, is_of_file: bool = False
     ) -> None:
         """Store the excerpt of a value under a key."""
-        kept, self.arrays[key] = choose_excerpt(array, most_numbers, by_rows=by_rows)
+        kind, self.arrays[key] = choose_excerpt(array, most_numbers, by_rows=by_rows)
         self.tensors[key] = ProofTensor(
-            shape=array.shape, dtype=str(array.dtype), kept=kept, source="file" if is_of_file else "pytorch"
+            shape=array.shape, dtype=str(array.dtype), excerpt=kind, source="file" if is_of_file else "pytorch"
         )
 
 
@@ -334,7 +341,9 @@ def _is_other(own: Array, value: Array, *, is_rounded: bool) -> bool:
     total = FidelitySum("")
     total.add(own, value)
     fidelity = total.of_value()
-    return not is_rounded and (bool(fidelity.problem) or fidelity.relative_error > _OTHER_VALUE)
+    if is_rounded:
+        return fidelity.relative_error > _OTHER_ROUNDED_VALUE
+    return bool(fidelity.problem) or fidelity.relative_error > _OTHER_VALUE
 
 
 def _module_of(boundary: ModuleBoundary) -> ProofModule:

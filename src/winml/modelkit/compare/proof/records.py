@@ -14,7 +14,7 @@ import pydantic
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
-from winml.modelkit.compare.proof.excerpts import Kept
+from winml.modelkit.compare.proof.excerpts import ExcerptKind
 from winml.modelkit.errors import InputError, UsageError, WinMLError
 from winml.modelkit.file_names import proof_paths
 from winml.modelkit.onnx.files.output_files import OutputFiles
@@ -24,19 +24,25 @@ from winml.modelkit.options import Options, parse_options, read_json_file
 SCHEMA_VERSION: Final = 1
 
 
-class ProofTensor(Options):
+class _ProofRecord(Options):
+    """Base of the records: keys that a later version added are ignored."""
+
+    model_config = pydantic.ConfigDict(extra="ignore")
+
+
+class ProofTensor(_ProofRecord):
     """One value of which numbers are stored."""
 
     shape: tuple[int, ...]
     """Shape of the whole value."""
     dtype: str
-    kept: Kept = "all"
+    excerpt: ExcerptKind = "all"
     """Stored numbers: ``all``, evenly spaced ``rows``, or a ``sketch``."""
     source: Literal["pytorch", "file"] = "pytorch"
     """Model that computed the value: ``file`` is the ONNX file that the proof was made with."""
 
 
-class ProofModule(Options):
+class ProofModule(_ProofRecord):
     """One call of a module, with the names of its values in the file that the proof was made with."""
 
     module: str
@@ -58,7 +64,7 @@ class ProofModule(Options):
     """Part of the error that its inputs do not explain; missing if unknown."""
 
 
-class ProofOutput(Options):
+class ProofOutput(_ProofRecord):
     """Quality of one output when the proof was made."""
 
     name: str
@@ -70,7 +76,7 @@ class ProofOutput(Options):
     top1_agreement: float | None = None
 
 
-class ProofSamples(Options):
+class ProofSamples(_ProofRecord):
     """Samples of the proof."""
 
     source: QualitySource
@@ -86,7 +92,7 @@ class ProofSamples(Options):
         return QualitySamples(self.source, self.count, self.seed, self.note, self.data)
 
 
-class ProofPart(Options):
+class ProofPart(_ProofRecord):
     """One part of the model."""
 
     name: str
@@ -123,7 +129,7 @@ class ProofPart(Options):
         return f"{self.name}/{kind}/{number}{name}"
 
 
-class ProofRecord(Options):
+class ProofRecord(_ProofRecord):
     """Content of ``proof.json``."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
