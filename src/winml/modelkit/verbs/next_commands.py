@@ -6,9 +6,9 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from winml.modelkit.errors import TaskError, spell_flag
-from winml.modelkit.evaluate.declared_options import DataSetFields
 from winml.modelkit.fields import command_words
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, DECODER, VAE_DECODER, files_folder
 
@@ -58,9 +58,17 @@ def timing_command(source: Path, result: Path) -> str:
     return measuring_command("perf", [result] if part_files(str(result)) else [source, result], [])
 
 
-def diverging_command(reference: str | Path, candidate: str | Path, data: DataSetFields) -> str:
-    """Return the command that finds the module whose outputs diverge, on the samples of a dataset if one is named."""
-    words = [spell_flag("by_module"), *command_words(data, DataSetFields)]
+def diverging_command(reference: str | Path, candidate: str | Path, data: Mapping[str, Any]) -> str:
+    """Return the command that finds the module whose outputs diverge.
+
+    Args:
+        reference: The reference.
+        candidate: The compared model.
+        data: Fields of :class:`~winml.modelkit.evaluate.declared_options.DataSetFields`: the samples to compare on.
+    """
+    from winml.modelkit.evaluate.declared_options import DataSetFields
+
+    words = [spell_flag("by_module"), *command_words(DataSetFields(**data), DataSetFields)]
     return measuring_command("compare", [reference, candidate], words)
 
 
@@ -77,7 +85,7 @@ def running_command(folder: Path, parts: Mapping[str, Path]) -> str:
         return shlex.join(["python", "-c", code])
     if _has_bfloat16(_main_part(parts)):  # the CPU, which the other commands use, cannot run it
         return measuring_command("inspect", [folder], [])
-    return task_command(folder, parts)[1] or measuring_command("run", [folder], ["--schema"])
+    return task_command(folder, parts)[1] or measuring_command("run", [folder], [spell_flag("schema")])
 
 
 def task_command(folder: Path, parts: Mapping[str, Path]) -> tuple[str, str | None]:
