@@ -22,6 +22,7 @@ from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.verbs.next_commands import (
     diverging_command,
     measuring_command,
+    model_files,
     timing_command,
     transforming_command,
 )
@@ -68,10 +69,8 @@ def command(**options: Any) -> None:
 
 def _command_after(request: verb.QuantizeRequest, source: Path, output: Path, result: QuantizedFile) -> str:
     """Return the command that acts on a quantization: the search for the module with the error, or a measurement."""
-    from winml.modelkit.builds.found_models import part_files
-
     worst = result.fidelity.worst if result.fidelity is not None and result.fidelity.outputs else None
-    if worst is None or worst.is_close or part_files(str(output)):
+    if worst is None or worst.is_close or len(model_files(output)) > 1:
         return timing_command(source, output)
     names = ("dataset", "split", "columns") if request.options.dataset else ()
     return diverging_command(source, output, {name: getattr(request.options, name) for name in names})
