@@ -147,6 +147,8 @@ def test_text_after_the_model_is_its_input(small_file: Path) -> None:
         assert 0 == run_here("run", small_file, text, "--dry-run").code
     refused = run_here("run", small_file, "photo.jpg", "--dry-run")
     assert all(word in refused.err for word in ("'image'", "feature-extraction"))
+    unnamed = run_here("run", small_file, "--input", "A dog", "--dry-run")
+    assert (2, True) == (unnamed.code, "use --text 'A dog'" in unnamed.err), unnamed.err
     refused = run_here("run", small_file, small_file)
     assert (2, "") == (refused.code, refused.out)
     assert f"winml compare {small_file} {small_file}" in refused.err

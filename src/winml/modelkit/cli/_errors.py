@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from winml.modelkit.cli._completion import complete_arguments, complete_values
-from winml.modelkit.cli._help import POSITIONAL, DocumentedCommand, GroupedArgument, GroupedOption
+from winml.modelkit.cli._help import IS_SUGGESTION, POSITIONAL, DocumentedCommand, GroupedArgument, GroupedOption
 from winml.modelkit.cli._streams import print_json, tell
 from winml.modelkit.errors import UsageError, WinMLError, error_chain, first_line, spell_options
 from winml.modelkit.fields import DEVICE, INPUTS, Field
@@ -31,8 +31,6 @@ _LARGEST_INT = 2**63 - 1
 """Specified: maximum of integers in tensors and C libraries."""
 NEGATIVE_RESULT = 3
 """Specified: exit code of a valid negative result: a limit is not met, or two files differ."""
-IS_SUGGESTION = f"{__name__}.is_suggestion"
-"""Key of a context that parses a suggested command line: its errors lead to no other suggestion."""
 _named_paths: list[str] = []
 """Input paths of the command, for errors that name no file."""
 
@@ -101,7 +99,7 @@ class WinMLCommand(DocumentedCommand):
             if isinstance(error, click.NoSuchOption):
                 typed = (arg for arg in args if arg.startswith(error.option_name))
                 problem = f"no such option {next(typed, error.option_name)}"
-            raise misunderstood_arguments(self, ctx.command_path, args, problem) or error from None
+            raise misunderstood_arguments(ctx, args, problem) or error from None
         _named_paths[:] = self._existing_paths(ctx)
         return remaining
 

@@ -117,12 +117,12 @@ def run_verb(
         files = write(record)
     describe_result: Callable[[], Document]
     if isinstance(result, TransformedFolder):
-        source, made, describe_result = result.source, result.folder, partial(_folder_document, result, describe)
+        source, output, describe_result = result.source, result.folder, partial(_folder_document, result, describe)
     else:
         assert isinstance(record, TransformedFile)
-        source, made, describe_result = record.source, record.model_path, partial(describe, record)
+        source, output, describe_result = record.source, record.model_path, partial(describe, record)
     from winml.modelkit.verbs.next_commands import timing_command
 
-    following = timing_command(source, made) if next_command is None else next_command(source, made, record)
+    following = timing_command(source, output) if next_command is None else next_command(source, output, record)
     shown = {**result.as_record(), "next": following or None}
     show_result(shown, options, lambda: describe_result().with_files(files).with_next(following))

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import click
 
-from winml.modelkit.cli._errors import IS_SUGGESTION
-from winml.modelkit.cli._help import POSITIONAL
+from winml.modelkit.cli._help import IS_SUGGESTION, POSITIONAL
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import MODEL_SUFFIX
 
@@ -222,27 +221,25 @@ def _fill_template(
     return shlex.join(["winml", verb, *completed]), translation.omitted
 
 
-def misunderstood_arguments(
-    command: click.Command, command_path: str, arguments: Sequence[str], problem: str
-) -> UsageError | None:
+def misunderstood_arguments(context: click.Context, arguments: Sequence[str], problem: str) -> UsageError | None:
     """Return the error for arguments that another tool would take; ``None`` if no synonym is known.
 
     Args:
-        command: The command.
-        command_path: Its name with that of the program.
+        context: Context of the command.
         arguments: The arguments of the command.
         problem: What is wrong with them.
     """
+    command = context.command
     translation = _Translation(command, arguments)
     unknown = translation.unknown
     if len(unknown) > 1:
         problem = f"no such options {', '.join(unknown)}"
     line = _complete_line(command, translation.words)
     if (translation.is_changed or len(unknown) > 1) and _is_parsed(command, line):
-        error = _error(problem, [shlex.join([*command_path.split(), *line])], translation.omitted)
-        error.hint = " ".join([error.hint, *_describe_takers(command_path, translation.omitted)])
+        error = _error(problem, [shlex.join([*context.command_path.split(), *line])], translation.omitted)
+        error.hint = " ".join([error.hint, *_describe_takers(context, translation.omitted)])
         return error
-    takers = _describe_takers(command_path, unknown)
+    takers = _describe_takers(context, unknown)
     return UsageError(problem, hint=" ".join(takers)) if takers else None
 
 
@@ -251,16 +248,19 @@ def _error(problem: str, lines: Sequence[str], omitted: Sequence[str] = ()) -> U
     return UsageError(problem, hint=f"Type: {'  or: '.join(lines)}{without}")
 
 
-def _describe_takers(command_path: str, names: Iterable[str]) -> list[str]:
+def _describe_takers(context: click.Context, names: Iterable[str]) -> list[str]:
     """Return a sentence for each option that other commands have."""
-    from winml.modelkit.cli.main import VERBS
-
-    def find_takers(name: str) -> list[str]:
-        others = (verb for verb in VERBS.names if f"winml {verb}" != command_path)
-        return [verb for verb in others if name in _options_by_name(VERBS[verb])]
-
-    takers = {name: [f"winml {verb}" for verb in find_takers(name)[:_MOST_TAKERS]] for name in names}
-    return [f"{name} is an option of {', '.join(verbs)}." for name, verbs in takers.items() if verbs]
+    root = context.find_root()
+    group = root.command
+    if not isinstance(group, click.Group):
+        return []
+    paths = {verb: f"winml {verb}" for verb in group.list_commands(root)}
+    commands = {path: group.get_command(root, verb) for verb, path in paths.items() if path != context.command_path}
+    takers = {
+        name: [path for path, command in commands.items() if command is not None and name in _options_by_name(command)]
+        for name in names
+    }
+    return [f"{name} is an option of {', '.join(paths[:_MOST_TAKERS])}." for name, paths in takers.items() if paths]
 
 
 def _complete_line(command: click.Command, words: Sequence[str]) -> list[str]:

@@ -14,10 +14,9 @@ from winml.modelkit.cli._options import model_option, reading_options, request_o
 from winml.modelkit.cli._progress import live_progress, show_step
 from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import library_output_to_stderr, page_text, show_answer
-from winml.modelkit.evaluate.declared_options import DataSetFields
 from winml.modelkit.evaluate.verb import EvalRequest, plan_evaluation, run_evaluation
 from winml.modelkit.verbs.named_models import model_name, resolve_named_model
-from winml.modelkit.verbs.next_commands import diverging_command, measuring_command, timing_command
+from winml.modelkit.verbs.next_commands import diverging_command, measuring_command, model_files, timing_command
 
 if TYPE_CHECKING:
     from winml.modelkit.evaluate.records import Evaluation
@@ -66,15 +65,13 @@ def _next_command(request: EvalRequest, result: Evaluation) -> str:
 
     A model that misses a limit is compared with its baseline by module; another one is measured; a checkpoint is built.
     """
-    from winml.modelkit.builds.found_models import part_files
-
     if result.model.kind == "pytorch":
         return measuring_command("build", [result.model.name], ["-o", f"{Path(result.model.name).name}_built"])
     baseline, model = result.baseline, Path(result.model.name)
-    if baseline is None or part_files(str(model)) or not model.exists():
+    if baseline is None or not model.exists() or len(model_files(model)) > 1:
         return measuring_command("perf", [result.model.name], [])
     if not result.is_good_enough:
-        data = DataSetFields(dataset=request.dataset, split=request.split, columns=request.columns)
+        data = {name: getattr(request, name) for name in ("dataset", "split", "columns")}
         return diverging_command(baseline.name, model, data)
     return (
         measuring_command("perf", [model], [])

@@ -31,7 +31,6 @@ from winml.modelkit.file_names import files_folder
 from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.onnx.files.named_paths import named_path
 from winml.modelkit.verbs.named_models import model_request, read_export_config, sizes_by_name
-from winml.modelkit.verbs.next_commands import measuring_command, running_command, transforming_command
 
 if TYPE_CHECKING:
     from winml.modelkit.export.records import ExportResult
@@ -110,6 +109,7 @@ def pin(options: Mapping[str, Any]) -> None:
     end_dry_run(plan, options)
     result: PinnedModel = plan.run_file()
     from winml.modelkit.transform.table import pinned_document
+    from winml.modelkit.verbs.next_commands import measuring_command
 
     following = measuring_command("perf", [result.model_path], [])
     record = {**result.as_record(), "next": following}
@@ -208,6 +208,8 @@ def _show_result(result: ExportResult, options: Mapping[str, Any]) -> None:
 
 def _next_command(result: ExportResult) -> str:
     """Return the command that acts on an export: the optimization of one graph; several parts are run."""
+    from winml.modelkit.verbs.next_commands import running_command, transforming_command
+
     if len(result.parts) == 1 and result.only_part.functions is None:
         return transforming_command("optimize", result.only_part.model_path, ["--level", "full"], suffix="full")
     return running_command(

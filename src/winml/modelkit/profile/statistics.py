@@ -88,7 +88,7 @@ class Ratio(Record):
 
     @property
     def is_slowed(self) -> bool:
-        """True if other load slowed the runs of one of the two, so that their times are unreliable."""
+        """True if other load slowed the runs of one of the two, so that the times are unreliable."""
         return self.slowdown > DISTURBED
 
     @property

@@ -15,7 +15,6 @@ from winml.modelkit.cli._folders import end_dry_run, run_verb
 from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._progress import live_progress, show_step
 from winml.modelkit.cli._requests import read_request
-from winml.modelkit.evaluate.declared_options import DataSetFields
 from winml.modelkit.fields import command_words
 from winml.modelkit.quantize import verb
 from winml.modelkit.quantize.declared_options import QuantizeFields
@@ -23,6 +22,7 @@ from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.verbs.next_commands import (
     diverging_command,
     measuring_command,
+    model_files,
     timing_command,
     transforming_command,
 )
@@ -61,21 +61,19 @@ def command(**options: Any) -> None:
         _measure_sensitivity(request, options)
         return
 
-    def following(source: Path, made: Path, result: QuantizedFile) -> str:
-        return _command_after(request, source, made, result)
+    def following(source: Path, output: Path, result: QuantizedFile) -> str:
+        return _command_after(request, source, output, result)
 
     run_verb(request, options, _describe_result, lambda result: _write_page(result, options), following)
 
 
-def _command_after(request: verb.QuantizeRequest, source: Path, made: Path, result: QuantizedFile) -> str:
+def _command_after(request: verb.QuantizeRequest, source: Path, output: Path, result: QuantizedFile) -> str:
     """Return the command that acts on a quantization: the search for the module with the error, or a measurement."""
-    from winml.modelkit.builds.found_models import part_files
-
     worst = result.fidelity.worst if result.fidelity is not None and result.fidelity.outputs else None
-    if worst is None or worst.is_close or part_files(str(made)):
-        return timing_command(source, made)
-    data = {name: getattr(request.options, name) for name in ("dataset", "split", "columns")}
-    return diverging_command(source, made, DataSetFields(**data) if data["dataset"] else DataSetFields())
+    if worst is None or worst.is_close or len(model_files(output)) > 1:
+        return timing_command(source, output)
+    names = ("dataset", "split", "columns") if request.options.dataset else ()
+    return diverging_command(source, output, {name: getattr(request.options, name) for name in names})
 
 
 def _write_page(result: QuantizedFile, options: Mapping[str, Any]) -> list[Path]:

@@ -112,13 +112,13 @@ def _conclusion_words(result: sensitivity_records.QuantizationSensitivity) -> st
     ranked = sorted(powers, key=lambda entry: -entry[0])
     shares = list(itertools.accumulate(power / total for power, _ in ranked))
     count = next((number for number, share in enumerate(shares, 1) if share >= _SHARE), len(ranked))
-    is_found = count <= _MOST_CAUSES
-    causes = [module for _, module in ranked[: count if is_found else 1]]
+    has_causes = count <= _MOST_CAUSES
+    causes = [module for _, module in ranked[: count if has_causes else 1]]
     names = " and ".join(module.path or module.tag for module in causes)
     weights = percent_words(sum(module.parameters for module in causes) / parameters) if parameters else "no"
     share = percent_words(shares[len(causes) - 1])
     part = f"{share} of the error of the innermost modules, with {weights} of their parameters"
-    if is_found:
+    if has_causes:
         return f"{names} cause{'s' if len(causes) == 1 else ''} {part}"
     return f"no single module causes the error: {names}, the most sensitive, has {part}"
 

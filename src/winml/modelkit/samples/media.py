@@ -40,7 +40,7 @@ _RATES_HZ = (1000, 1_000_000)
 multiply the number of samples."""
 
 
-_FILE_KEY = "winml.file"
+_FILE_KEY = "file_name"
 """Entry of the ``info`` of an opened image: the name of its file."""
 
 

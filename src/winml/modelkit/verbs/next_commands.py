@@ -6,9 +6,9 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from winml.modelkit.errors import TaskError, spell_flag
-from winml.modelkit.evaluate.declared_options import DataSetFields
 from winml.modelkit.fields import command_words
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, DECODER, VAE_DECODER, files_folder
 from winml.modelkit.ort.execution_providers import library_words
@@ -54,20 +54,27 @@ def timing_command(source: Path, result: Path) -> str:
 
     A compiled file, a model of several parts and a model of bfloat16 are measured or described alone.
     """
-    from winml.modelkit.builds.found_models import part_files
     from winml.modelkit.ort.execution_providers import provider_options_of
 
-    files = _model_files(result)
+    files = model_files(result)
     if _has_bfloat16(*files):  # the CPU cannot run it
         return measuring_command("inspect", [result], [])
     if provider_words := shlex.split(provider_options_of(files[0])):
         return measuring_command("perf", [result], provider_words)
-    return measuring_command("perf", [result] if part_files(str(result)) else [source, result], [])
+    return measuring_command("perf", [source, result] if len(files) == 1 else [result], [])
 
 
-def diverging_command(reference: str | Path, candidate: str | Path, data: DataSetFields) -> str:
-    """Return the command that finds the module whose outputs diverge, on the samples of a dataset if one is named."""
-    words = [spell_flag("by_module"), *command_words(data, DataSetFields)]
+def diverging_command(reference: str | Path, candidate: str | Path, data: Mapping[str, Any]) -> str:
+    """Return the command that finds the module whose outputs diverge.
+
+    Args:
+        reference: The reference.
+        candidate: The compared model.
+        data: Fields of :class:`~winml.modelkit.evaluate.declared_options.DataSetFields`: the samples to compare on.
+    """
+    from winml.modelkit.evaluate.declared_options import DataSetFields
+
+    words = [spell_flag("by_module"), *command_words(DataSetFields(**data), DataSetFields)]
     return measuring_command("compare", [reference, candidate], words)
 
 
@@ -84,7 +91,7 @@ def running_command(folder: Path, parts: Mapping[str, Path]) -> str:
         return shlex.join(["python", "-c", code])
     if _has_bfloat16(_main_part(parts)):  # the CPU, which the other commands use, cannot run it
         return measuring_command("inspect", [folder], [])
-    return task_command(folder, parts)[1] or measuring_command("run", [folder], ["--schema"])
+    return task_command(folder, parts)[1] or measuring_command("run", [folder], [spell_flag("schema")])
 
 
 def task_command(folder: Path, parts: Mapping[str, Path]) -> tuple[str, str | None]:
@@ -111,11 +118,13 @@ def _main_part(parts: Mapping[str, Path]) -> Path:
     return parts.get(DECODER) or next(iter(parts.values()))
 
 
-def _model_files(model: Path) -> list[Path]:
+def model_files(model: Path) -> list[Path]:
     """Return the ONNX files of a model: a file, or a folder with parts."""
+    if not model.is_dir():
+        return [model]
     from winml.modelkit.builds.found_models import read_model_folder
 
-    return [*read_model_folder(model).parts.values()] if model.is_dir() else [model]
+    return [*read_model_folder(model).parts.values()]
 
 
 def _has_bfloat16(*paths: Path) -> bool:
@@ -131,11 +140,11 @@ def _has_bfloat16(*paths: Path) -> bool:
 
 def _find_build(model: Path, submodel: Sequence[str]) -> tuple[Path, Sequence[str]]:
     """Return the folder of the build that a file is a part of, with the part if it has several; else the arguments."""
-    from winml.modelkit.builds.found_models import read_model_folder
-
     folder = files_folder(model)
     if not model.is_file() or not (folder / BUILD_MANIFEST_NAME).is_file():
         return model, submodel
+    from winml.modelkit.builds.found_models import read_model_folder
+
     parts = read_model_folder(folder).parts
     part = next((name for name, path in parts.items() if path.resolve() == model.resolve()), None)
     if part is None:
