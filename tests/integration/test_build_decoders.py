@@ -14,6 +14,7 @@ import torch
 from checkpoints import build_model
 from generating import save_decoder
 from winml.modelkit import build_hf_model
+from winml.modelkit.ort.decoding.decoder import DecoderGraph
 from winml.modelkit.ort.sessions import Session
 
 NEW_TOKENS = 8
@@ -81,6 +82,39 @@ def test_float16_decoder_is_fused_and_verified(checkpoint: Path, tmp_path: Path,
     graph = onnx.load(result.folder / "model.onnx", load_external_data=False).graph
     dtypes = {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
     assert dtypes == {onnx.TensorProto.INT64, onnx.TensorProto.FLOAT16}
+
+
+@pytest.mark.parametrize("precision", [None, "int4"])
+def test_texts_padded_on_the_left_have_the_scores_they_have_alone(
+    checkpoint: Path, tmp_path: Path, precision: str | None
+) -> None:
+    """The graph of genai counts the tokens of a row from its start, so the runtime moves padding behind them."""
+    options = {} if precision is None else {"precision": precision}
+    result = build_hf_model(checkpoint, tmp_path / "built", config={"layout": "genai"}, verify=False, **options)
+    (attention,) = (
+        node
+        for node in onnx.load(result.folder / "model.onnx", load_external_data=False).graph.node
+        if node.op_type == "GroupQueryAttention"
+    )
+    assert len(attention.input) < 10
+    graph = DecoderGraph(Session(result.folder / "model.onnx"))
+    generator = np.random.default_rng(0)
+    tokens, steps = generator.integers(3, 90, (2, 6)), generator.integers(3, 90, (2, 3))
+    mask = np.array([[0, 0, 1, 1, 1, 1], [1] * 6])
+
+    def read(rows: slice, start: int) -> list[Any]:
+        visible, cache = mask[rows, start:], graph.empty_cache(len(mask[rows]))
+        positions = (visible.cumsum(-1) - 1).clip(0)
+        scores = [graph.run(tokens[rows, start:], visible, positions, cache)[:, -1]]
+        for number, step in enumerate(steps[rows].T, 1):
+            visible = np.pad(visible, ((0, 0), (0, 1)), constant_values=1)
+            scores.append(graph.run(step[:, None], visible, positions[:, -1:] + number, cache)[:, -1])
+        return scores
+
+    together, alone = read(slice(2), 0), [read(slice(0, 1), 2), read(slice(1, 2), 0)]
+    for row, expected in enumerate(alone):
+        for found, scores in zip(together, expected, strict=True):
+            np.testing.assert_allclose(found[row], scores[0], atol=1e-4 * np.abs(scores).max(), rtol=0)
 
 
 def test_four_bits_are_fused_and_compared_with_pytorch(checkpoint: Path, tmp_path: Path) -> None:
