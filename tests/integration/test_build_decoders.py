@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,28 @@ def test_float16_decoder_is_fused_and_verified(checkpoint: Path, tmp_path: Path,
     graph = onnx.load(result.folder / "model.onnx", load_external_data=False).graph
     dtypes = {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
     assert dtypes == {onnx.TensorProto.INT64, onnx.TensorProto.FLOAT16}
+
+
+@pytest.mark.parametrize("exclude", [[], ["model.layers.*.self_attn.q_proj"]])
+def test_projections_with_one_format_are_packed_and_name_their_modules(
+    checkpoint: Path, tmp_path: Path, exclude: list[str]
+) -> None:
+    """They are quantized one by one; a projection that stays float leaves the three separate."""
+    config = {"layout": "genai", "export": {"torch_module": ["Linear"]}, "quant": {"exclude": exclude}}
+    result = build_hf_model(checkpoint, tmp_path / "built", config=config, precision="int4", verify=False)
+    nodes = onnx.load(result.folder / "model.onnx", load_external_data=False).graph.node
+    (attention,) = (node for node in nodes if node.op_type == "GroupQueryAttention")
+    products = [
+        node for node in nodes if node.op_type in ("MatMul", "MatMulNBits") and node.output[0] in attention.input[:3]
+    ]
+    keys = [{entry.key: entry.value for entry in node.metadata_props} for node in products]
+    if exclude:
+        assert ["MatMul", "MatMulNBits", "MatMulNBits"] == sorted(node.op_type for node in products)
+    else:
+        owners = [f"model.layers.0.self_attn.{name}_proj" for name in "kqv"]
+        assert [owners] == [json.loads(entries["winml.hierarchy.modules"]) for entries in keys]
+        assert "int4" == json.loads(keys[0]["winml.quantization"])["precision"]
+        assert ["", ""] == list(attention.input[1:3])
 
 
 @pytest.mark.parametrize("precision", [None, "int4"])

@@ -114,7 +114,7 @@ def packs_projections(plan: BuildPlan) -> bool:
     """Return True if a build merges the projections of an attention after it has quantized their weights."""
     provider, section = requested_provider(plan.config), plan.config.optim
     is_supported = provider is None or provider in CAPABILITIES[PACKING].providers
-    is_disabled = section is not None and section.packed_projection_fusion is False
+    is_disabled = section is not None and getattr(section, PACKING) is False
     return is_supported and not is_disabled and PACKING in attention_variant(plan)
 
 
