@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from checkpoints import build_model
 from generating import save_decoder
 from winml.modelkit import build_hf_model
+from winml.modelkit.ort.decoding.decoder import DecoderGraph
 from winml.modelkit.ort.sessions import Session
 
 NEW_TOKENS = 8
@@ -81,6 +83,61 @@ def test_float16_decoder_is_fused_and_verified(checkpoint: Path, tmp_path: Path,
     graph = onnx.load(result.folder / "model.onnx", load_external_data=False).graph
     dtypes = {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
     assert dtypes == {onnx.TensorProto.INT64, onnx.TensorProto.FLOAT16}
+
+
+@pytest.mark.parametrize("exclude", [[], ["model.layers.*.self_attn.q_proj"]])
+def test_projections_with_one_format_are_packed_and_name_their_modules(
+    checkpoint: Path, tmp_path: Path, exclude: list[str]
+) -> None:
+    """They are quantized one by one; a projection that stays float leaves the three separate."""
+    config = {"layout": "genai", "export": {"torch_module": ["Linear"]}, "quant": {"exclude": exclude}}
+    result = build_hf_model(checkpoint, tmp_path / "built", config=config, precision="int4", verify=False)
+    nodes = onnx.load(result.folder / "model.onnx", load_external_data=False).graph.node
+    (attention,) = (node for node in nodes if node.op_type == "GroupQueryAttention")
+    products = [
+        node for node in nodes if node.op_type in ("MatMul", "MatMulNBits") and node.output[0] in attention.input[:3]
+    ]
+    keys = [{entry.key: entry.value for entry in node.metadata_props} for node in products]
+    if exclude:
+        assert ["MatMul", "MatMulNBits", "MatMulNBits"] == sorted(node.op_type for node in products)
+    else:
+        owners = [f"model.layers.0.self_attn.{name}_proj" for name in "kqv"]
+        assert [owners] == [json.loads(entries["winml.hierarchy.modules"]) for entries in keys]
+        assert "int4" == json.loads(keys[0]["winml.quantization"])["precision"]
+        assert ["", ""] == list(attention.input[1:3])
+
+
+@pytest.mark.parametrize("precision", [None, "int4"])
+def test_texts_padded_on_the_left_have_the_scores_they_have_alone(
+    checkpoint: Path, tmp_path: Path, precision: str | None
+) -> None:
+    """The graph of genai counts the tokens of a row from its start, so the runtime moves padding behind them."""
+    options = {} if precision is None else {"precision": precision}
+    result = build_hf_model(checkpoint, tmp_path / "built", config={"layout": "genai"}, verify=False, **options)
+    (attention,) = (
+        node
+        for node in onnx.load(result.folder / "model.onnx", load_external_data=False).graph.node
+        if node.op_type == "GroupQueryAttention"
+    )
+    assert len(attention.input) < 10
+    graph = DecoderGraph(Session(result.folder / "model.onnx"))
+    generator = np.random.default_rng(0)
+    tokens, steps = generator.integers(3, 90, (2, 6)), generator.integers(3, 90, (2, 3))
+    mask = np.array([[0, 0, 1, 1, 1, 1], [1] * 6])
+
+    def read(rows: slice, start: int) -> list[Any]:
+        visible, cache = mask[rows, start:], graph.empty_cache(len(mask[rows]))
+        positions = (visible.cumsum(-1) - 1).clip(0)
+        scores = [graph.run(tokens[rows, start:], visible, positions, cache)[:, -1]]
+        for number, step in enumerate(steps[rows].T, 1):
+            visible = np.pad(visible, ((0, 0), (0, 1)), constant_values=1)
+            scores.append(graph.run(step[:, None], visible, positions[:, -1:] + number, cache)[:, -1])
+        return scores
+
+    together, alone = read(slice(2), 0), [read(slice(0, 1), 2), read(slice(1, 2), 0)]
+    for row, expected in enumerate(alone):
+        for found, scores in zip(together, expected, strict=True):
+            np.testing.assert_allclose(found[row], scores[0], atol=1e-4 * np.abs(scores).max(), rtol=0)
 
 
 def test_four_bits_are_fused_and_compared_with_pytorch(checkpoint: Path, tmp_path: Path) -> None:

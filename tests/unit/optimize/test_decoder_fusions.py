@@ -154,7 +154,7 @@ def _run_text(path: Path | ir.Model, *, is_padded: bool) -> Any:
         ("qwen3", {"MatMul": 6, "RotaryEmbedding": 0, "Split": 1, "SimplifiedLayerNormalization": 3}),
         ("phi3", {"MatMul": 5, "RotaryEmbedding": 0, "Slice": 2}),
         ("qwen2", {"MatMul": 6, "Add": 1, "RotaryEmbedding": 0}),
-        ("gemma3", {"MatMul": 6, "Transpose": 1, "Split": 1}),
+        ("gemma3", {"MatMul": 6, "Transpose": 1, "Split": 1, "FastGelu": 1}),
         ("mistral", {"MatMul": 6, "RotaryEmbedding": 0}),
     ],
 )
@@ -336,5 +336,6 @@ def test_requested_level_decides_alone() -> None:
     assert OptimizeOptions(level="none").with_attention_variant(ATTENTION_VARIANT).is_empty
     assert FUSED.model_copy(update={"right_padding": False}).with_attention_variant(VARIANT).right_padding is False
     assert [entry.name for entry in FUSED.enabled()] == [
-        "simplified_layer_norm_fusion", "skip_simplified_layer_norm_fusion", "group_query_attention_fusion",
+        "tanh_gelu_fusion", "simplified_layer_norm_fusion", "skip_simplified_layer_norm_fusion",
+        "group_query_attention_fusion",
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from onnxruntime.capi import _pybind_state as ort_state
 
 from graphs import parse
 from winml.modelkit.errors import UsageError
-from winml.modelkit.optimize.capabilities import CAPABILITIES
+from winml.modelkit.optimize.capabilities import ATTENTION_VARIANT, CAPABILITIES
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import optimize
 from winml.modelkit.ort.fused_operators import kernel_types, providers_with_kernels
@@ -36,6 +36,27 @@ def test_cpu_column_equals_the_kernels_of_the_runtime() -> None:
 def test_attention_with_a_bias_runs_on_two_providers() -> None:
     """CUDA refuses the bias of GroupQueryAttention, and DirectML ignores it."""
     assert ("cpu", "webgpu") == providers_with_kernels(["com.microsoft:GroupQueryAttention(attention_bias)"])
+
+
+@pytest.mark.parametrize(
+    ("ep", "enabled"),
+    [
+        ("cpu", {"rotary_attention_fusion", "right_padding", "packed_projection_fusion"}),
+        ("cuda", {"rotary_attention_fusion", "right_padding", "packed_projection_fusion"}),
+        ("dml", {"right_padding"}),
+        ("qnn", set()),
+    ],
+)
+def test_attention_without_a_bias_runs_on_more_providers(ep: str, enabled: set[str]) -> None:
+    """Lengths instead of a mask give CUDA and DirectML a fused attention; DirectML's does not rotate."""
+    options = OptimizeOptions(ep=ep).with_decoder_fusions(ATTENTION_VARIANT)
+    assert enabled == {entry.name for entry in options.enabled()}.intersection(ATTENTION_VARIANT)
+    fusion = CAPABILITIES["group_query_attention_fusion"]
+    assert options.is_enabled(fusion) == bool(enabled)
+    assert OptimizeOptions(ep=ep).with_decoder_fusions().is_enabled(fusion) == (ep == "cpu")
+    if ep == "cuda":
+        assert not options.judging_capability(fusion).has_kernels(ep, {"float32"})
+        assert options.judging_capability(fusion).has_kernels(ep, {"float16"})
 
 
 @pytest.mark.parametrize(("dtype", "is_supported"), [("float", True), ("bfloat16", False)])

@@ -117,9 +117,10 @@ def attention_variant(plan: BuildPlan) -> frozenset[str]:
 
 def packs_projections(plan: BuildPlan) -> bool:
     """Return True if a build merges the projections of an attention after it has quantized their weights."""
-    provider = requested_provider(plan.config)
+    provider, section = requested_provider(plan.config), plan.config.optim
     is_supported = provider is None or provider in CAPABILITIES[PACKING].providers
-    return is_supported and PACKING in attention_variant(plan)
+    is_disabled = section is not None and getattr(section, PACKING) is False
+    return is_supported and not is_disabled and PACKING in attention_variant(plan)
 
 
 def _is_of_runtime(options: QuantizeOptions) -> bool:

@@ -367,6 +367,7 @@ CAPABILITIES: Registry[Capability] = Registry(
 
 DECODER_FUSIONS = (
     "simplified_layer_norm_fusion", "group_query_attention_fusion", "skip_simplified_layer_norm_fusion",
+    "tanh_gelu_fusion",
 )  # fmt: skip
 """Capabilities that convert a decoder with a cache to the operators expected by ONNX Runtime's runtimes. They read no
 weights.

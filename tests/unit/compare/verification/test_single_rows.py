@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from graphs import parse
-from winml.modelkit.compare.verification.single_rows import feeds_by_rows, joined_rows, takes_single_rows
+from winml.modelkit.compare.verification.single_rows import (
+    feeds_by_rows,
+    joined_rows,
+    reads_consecutive_tokens,
+    takes_single_rows,
+    with_consecutive_tokens,
+)
 
 
 class _Sums:
@@ -46,3 +52,25 @@ def test_operator_limited_to_one_row_is_detected() -> None:
     assert not takes_single_rows(plain)
     next(iter(plain.graph)).op_type = "GroupQueryAttention"
     assert takes_single_rows(plain)
+
+
+@pytest.mark.parametrize(("rotates", "bias", "expected"), [(0, "b", False), (1, "b", True), (0, "", True)])
+def test_attention_that_counts_in_the_cache_needs_consecutive_tokens(rotates: int, bias: str, expected: bool) -> None:
+    """It rotates by the place in the cache, or hides padding by lengths instead of a mask."""
+    inputs = f"x, x, x, , , x, x, , , , {bias}" if bias else "x, x, x, , , x, x"
+    attention = f"com.microsoft.GroupQueryAttention <num_heads = 1, kv_num_heads = 1, do_rotary = {rotates}>"
+    text = f"m (float[2] x, float[2] b) => (float[2] y) {{ y = {attention} ({inputs}) }}"
+    assert expected == reads_consecutive_tokens(parse(text, domains=', "com.microsoft" : 1'))
+    assert not reads_consecutive_tokens(parse("m (float[2] x) => (float[2] y) { y = Neg (x) }"))
+
+
+def test_consecutive_tokens_have_no_padding_and_their_place_as_position() -> None:
+    feeds = {
+        "input_ids": np.array([[7, 8], [9, 4]]),
+        "attention_mask": np.array([[1, 0, 1, 0, 1], [1] * 5]),
+        "position_ids": np.array([[9, 2], [4, 4]]),
+    }
+    changed = with_consecutive_tokens(feeds)
+    assert feeds["input_ids"] is changed["input_ids"]
+    assert changed["attention_mask"].all()
+    assert [[3, 4], [3, 4]] == changed["position_ids"].tolist()

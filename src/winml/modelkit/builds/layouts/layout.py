@@ -119,7 +119,7 @@ class Layout:
     """True if only ONNX Runtime runs the models: decoders with a cache get its operators unless a level is
     requested."""
     pads_right: bool = False
-    """True if readers pad prompts on the right, so that sliding windows of decoders have to count tokens."""
+    """True if readers pad prompts on the right, so that the attention of decoders hides padding by lengths."""
     providers: frozenset[str] | None = None
     """Short names of the providers that ``describe`` can name to the readers; None: readers choose the provider."""
 
