@@ -109,6 +109,17 @@ def test_constraints_hold_plain_versions_only() -> None:
     assert [] == [str(pin) for pin in _pins() if not re.fullmatch(r"==[0-9][0-9a-z.]*", str(pin.specifier)) or pin.url]
 
 
+def test_environment_without_torch_has_the_packages_for_windows_on_arm() -> None:
+    """Tests without torch run with what pip installs there, and with Pillow, which images need everywhere."""
+    device = {"sys_platform": "win32", "platform_machine": "ARM64"}
+    required = [Requirement(line) for line in _project()["dependencies"]]
+    expected = {item.name for item in required if item.marker is None or item.marker.evaluate(device)}
+    assert not {"torch", "transformers"} & expected
+    lines = (REPOSITORY / "tests" / "readers" / "openvino-onnxruntime.txt").read_text(encoding="utf-8").splitlines()
+    listed = {Requirement(line).name for line in lines if not line.startswith(("#", "-"))}
+    assert {*expected, "pillow"} == {name.replace("-openvino", "") for name in listed}
+
+
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "windows", "aarch64-apple-darwin")
 """Systems with wheels of torch: none are for Macs with Intel processors and for Windows on Arm."""
