@@ -91,9 +91,9 @@ class FileTokenizer:
         """Return the number of each token."""
         return self._tokenizer.get_vocab()
 
-    def num_special_tokens_to_add(self, pair: bool = False) -> int:
-        """Return the number of special tokens around a text, or around a pair."""
-        return self._tokenizer.num_special_tokens_to_add(pair)
+    def num_special_tokens_to_add(self, **options: bool) -> int:
+        """Return the number of special tokens around a text; with ``pair=True``, around two texts."""
+        return self._tokenizer.num_special_tokens_to_add(options.get("pair", False))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the tokens of a text, not truncated."""

@@ -20,10 +20,9 @@ from winml.modelkit.onnx.files.foreign_files import library_file
 from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.ort.foreign_libraries import has_transformers, library_folder
 from winml.modelkit.ort.shared_settings import shared_by_threads
-from winml.modelkit.samples.media import install_hint
 
 
-class FileConfig:
+class _FileConfig:
     """Values of a ``config.json`` as attributes, as in the configs of transformers; missing values are None."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -47,7 +46,7 @@ def open_config(folder: Path) -> Any:
     if path is None:
         return None
     if not has_transformers():
-        return FileConfig(_read_json_object(folder, CHECKPOINT_CONFIG_NAME))
+        return _FileConfig(_read_json_object(folder, CHECKPOINT_CONFIG_NAME))
     with library_folder(folder, f"{path} cannot be read", hint="Correct or replace it."):
         from transformers import AutoConfig
 
@@ -206,7 +205,9 @@ def _require_pillow(option: str) -> None:
     try:
         import PIL.Image  # noqa: F401  # checks the import
     except ImportError as error:
-        raise UsageError(f"{option}: images require Pillow, which is not installed", hint=install_hint()) from error
+        raise UsageError(
+            f"{option}: images require Pillow, which is not installed", hint="Install it: pip install pillow"
+        ) from error
 
 
 LONGEST_TEXT_CHARACTERS: Final = 4_000_000
