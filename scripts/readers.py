@@ -122,7 +122,10 @@ READERS = (
         "transformers.js", (_LAYOUTS,), NODE_PACKAGES, ("@huggingface/transformers",), (("node",), ("npm",), BROWSERS)
     ),
     Reader("openvino", ("tests/integration/test_readers_of_folders.py",), ENVIRONMENT, ("openvino",)),
-    Reader("openvino-onnxruntime", (_COMPILERS,), ENVIRONMENT, ("onnxruntime-openvino",)),
+    # Has neither torch nor transformers.
+    Reader(
+        "openvino-onnxruntime", (_COMPILERS, "tests/e2e/test_without_torch.py"), ENVIRONMENT, ("onnxruntime-openvino",)
+    ),
     Reader("openvino-plug-in", (_COMPILERS,), PACKAGES, ("onnxruntime-ep-openvino",)),
     Reader("qnn", (_COMPILERS,), PACKAGES, ("onnxruntime-qnn", "onnxruntime")),
     # Runs on the Vulkan driver in software that comes with Chromium.

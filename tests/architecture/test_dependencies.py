@@ -109,9 +109,22 @@ def test_constraints_hold_plain_versions_only() -> None:
     assert [] == [str(pin) for pin in _pins() if not re.fullmatch(r"==[0-9][0-9a-z.]*", str(pin.specifier)) or pin.url]
 
 
+def test_environment_without_torch_has_the_packages_for_windows_on_arm() -> None:
+    """Tests without torch run with what pip installs there, and with Pillow, which images need everywhere."""
+    device = {"sys_platform": "win32", "platform_machine": "ARM64"}
+    required = [Requirement(line) for line in _project()["dependencies"]]
+    expected = {item.name for item in required if item.marker is None or item.marker.evaluate(device)}
+    assert not {"torch", "transformers"} & expected
+    lines = (REPOSITORY / "tests" / "readers" / "openvino-onnxruntime.txt").read_text(encoding="utf-8").splitlines()
+    listed = {Requirement(line).name for line in lines if not line.startswith(("#", "-"))}
+    assert {*expected, "pillow"} == {name.replace("-openvino", "") for name in listed}
+
+
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "windows", "aarch64-apple-darwin")
 """Systems with wheels of torch: none are for Macs with Intel processors and for Windows on Arm."""
+WITHOUT_TORCH = (("3.12", "aarch64-pc-windows-msvc"), ("3.13", "aarch64-pc-windows-msvc"))
+"""Python and system without torch, for which PyYAML, ml_dtypes and onnx have wheels; extras need pyarrow."""
 
 
 @pytest.mark.slow
@@ -122,7 +135,7 @@ def test_constraints_resolve_on_every_python_and_system() -> None:
     The GPU libraries of torch are left out, which it pins itself.
     """
     assert _project()["requires-python"] == f">={PYTHONS[0]},<3.{int(PYTHONS[-1].partition('.')[2]) + 1}"
-    systems = list(itertools.product(PYTHONS, PLATFORMS))
+    systems = [*itertools.product(PYTHONS, PLATFORMS), *WITHOUT_TORCH]
     with ThreadPoolExecutor(len(PLATFORMS)) as threads:
         resolutions = dict(zip(systems, threads.map(lambda system: _resolve(*system), systems), strict=True))
     if unreachable := [done.stderr for done in resolutions.values() if "Failed to fetch" in done.stderr]:
@@ -140,12 +153,13 @@ def test_constraints_resolve_on_every_python_and_system() -> None:
 
 
 def _resolve(python: str, platform: str) -> subprocess.CompletedProcess[str]:
-    """Resolve all extras with the constraints, from wheels alone."""
+    """Resolve the requirements with the constraints, from wheels alone; with all extras if there is torch."""
     command = [python_of("uv").with_name("uv"), "pip", "compile", "-q", "--no-header", "--no-annotate"]
     system = ["--only-binary", ":all:", "--python-version", python, "--python-platform", platform]
+    extras = () if (python, platform) in WITHOUT_TORCH else ("--all-extras",)
     environment = {**os.environ, "MACOSX_DEPLOYMENT_TARGET": "14.0"}  # the oldest that torch supports
     return subprocess.run(
-        [*map(str, command), *system, "-c", "constraints.txt", "--all-extras", "pyproject.toml"],
+        [*map(str, command), *system, "-c", "constraints.txt", *extras, "pyproject.toml"],
         cwd=REPOSITORY, env=environment, capture_output=True, text=True, encoding="utf-8", check=False,
     )  # fmt: skip
 

@@ -158,14 +158,21 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name.startswith(_INFERENCE_PREFIX):
-        # The names come from the table of tasks, and are not repeated in _HOMES.
-        classes = importlib.import_module(f"{__name__}.generate.auto_model").INFERENCE_CLASSES
-        if name in classes:
-            return classes[name]
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; available: {', '.join(__all__)}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        if name.startswith(_INFERENCE_PREFIX):
+            # The names come from the table of tasks, and are not repeated in _HOMES.
+            classes = importlib.import_module(f"{__name__}.generate.auto_model").INFERENCE_CLASSES
+            if name in classes:
+                return classes[name]
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}; available: {', '.join(__all__)}")
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        from winml.modelkit.errors import missing_library
+
+        if (missing := missing_library(error)) is None:
+            raise
+        raise ImportError(f"{name}: {missing.message}. {missing.hint}", name=error.name) from error
     globals()[name] = value
     return value
 

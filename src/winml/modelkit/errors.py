@@ -269,6 +269,30 @@ def import_error(error: BaseException) -> InputError | None:
     )
 
 
+_MISSING_LIBRARIES: Mapping[str, tuple[str, str]] = {
+    "torch": (
+        "this requires PyTorch, which is not installed",
+        """Install it: pip install torch transformers. If there is no torch for this platform, as on Windows on Arm, \
+export or build the model on another machine and copy the folder; ONNX files and build folders need no PyTorch.""",
+    ),
+    "transformers": (
+        "these files are read by transformers, which is not installed",
+        "Install it: pip install transformers. It reads them without PyTorch.",
+    ),
+}
+"""Library that an installation may lack → message and hint."""
+
+
+def missing_library(error: BaseException) -> UsageError | None:
+    """Return the error for a model library that is not installed; `None` for all other errors."""
+    missing = (link.name or "" for link in error_chain(error) if isinstance(link, ModuleNotFoundError))
+    library = next((name for name in missing if name in _MISSING_LIBRARIES), None)
+    if library is None:
+        return None
+    message, hint = _MISSING_LIBRARIES[library]
+    return UsageError(message, hint=hint)
+
+
 def missing_name(error: BaseException) -> str:
     """Return the name that the installed version of a library lacks: ``torch 2.14.1 has no torch.jit._script``.
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
-from winml.modelkit.errors import UsageError, WinMLError, has_speller, spell_by, spell_keyword
+from winml.modelkit.errors import UsageError, WinMLError, has_speller, missing_library, spell_by, spell_keyword
 
 _ParametersT = ParamSpec("_ParametersT")
 _ResultT = TypeVar("_ResultT")
@@ -50,6 +50,8 @@ def python_function(
                 try:
                     _refuse_wrong_types(function, signature, arguments, keywords)
                     return function(*arguments, **keywords)
+                except ModuleNotFoundError as error:
+                    raise missing_library(error) or error from error
                 except WinMLError as error:
                     error.message, error.hint = _python_words(error.message), _python_words(error.hint)
                     raise

@@ -27,6 +27,7 @@ from winml.modelkit.errors import (
     ended_by_foreign_code,
     first_line,
     import_error,
+    missing_library,
     missing_name,
 )
 from winml.modelkit.registries import damaged_package
@@ -105,6 +106,8 @@ def _convert_error(error: Exception) -> WinMLError | None:
         return _errors.out_of_memory_error(error)
     if isinstance(error, OSError) and (converted := _convert_system_error(error)) is not None:
         return converted
+    if (lacking := missing_library(error)) is not None:
+        return lacking
     if damage := damaged_package(error):
         package, file = damage
         return InputError(

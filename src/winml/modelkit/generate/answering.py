@@ -1,29 +1,28 @@
 """Task results for texts, images and audio: ``winml run`` for a built model and for PyTorch alike.
 
-Uses the pipeline of transformers if it has the task; question answering, embeddings and texts of an encoder-decoder are
-implemented here, because transformers 5 has no pipeline for them. Reads only files next to the model. Also compares the
-results of a built model and of PyTorch for the same inputs.
+Classes, tokens, spans and embeddings are computed here with numpy, as the pipelines of transformers do, and need no
+PyTorch. Boxes, segments, depth and transcripts come from the pipeline of transformers. Reads only files next to the
+model. Also compares the results of a built model and of PyTorch for the same inputs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.evaluate.tasks.similarity import ALIKE, cosine, read_pooling
 from winml.modelkit.evaluate.tasks.texts import best_span
 from winml.modelkit.generate.generation.settings import position_limit, read_settings
+from winml.modelkit.generate.graph_model import GraphModel
 from winml.modelkit.generate.records import AnswerEntry, AnswerKind, ReferenceAnswer
-from winml.modelkit.models.tensors import to_numpy
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.foreign_libraries import local_files_only
@@ -41,6 +40,14 @@ _BEFORE_TEXT = 4
 """Specified by Whisper: tokens of start, language, task and times."""
 _UNLIMITED = 1 << 20
 """Chosen: maximum tokens of a text that states no limit."""
+_OF_TEXTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids"})
+"""Inputs with a row for each text."""
+_HYPOTHESIS, _CAPTION = "This example is {}.", "This is a photo of {}."
+"""Specified by transformers' pipelines: sentences that candidate labels of a text and of an image are put into."""
+_SIGLIP_TOKENS = 64
+"""Specified by transformers' pipeline: length to which the captions of SigLIP are padded."""
+_OUTSIDE = "O"
+"""Specified by the IOB format: class of a token outside of all entities."""
 _MAX_LISTED_VALUES = 8
 """Values of a tensor in an answer. Chosen: they fit on a line."""
 
@@ -90,30 +97,6 @@ class _CuttingTokenizer:
         return bool(is_full and len(self._tokenizer(*texts, **texts_by_name, verbose=False)["input_ids"]) > limit)
 
 
-class _OneTextModel:
-    """A model of images and texts that was built for one text per run, called with several texts."""
-
-    def __init__(self, model: Any) -> None:
-        """Store the model."""
-        self._model = model
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the model."""
-        return getattr(self._model, name)
-
-    def __call__(self, **inputs: Any) -> Any:
-        """Return the logits of the image for each text."""
-        rows = len(inputs["input_ids"])
-        texts = {"input_ids", "attention_mask", "token_type_ids", "position_ids"} & inputs.keys()
-        outputs = [
-            self._model(**{name: value[row : row + 1] if name in texts else value for name, value in inputs.items()})
-            for row in range(rows)
-        ]
-        joined = outputs[0]
-        joined["logits_per_image"] = torch.cat([output["logits_per_image"] for output in outputs], dim=-1)
-        return joined
-
-
 class TaskRunner:
     """Answers the inputs of a task with a model."""
 
@@ -130,7 +113,8 @@ class TaskRunner:
         """Store a model and its settings.
 
         Args:
-            model: A built model, or one of transformers.
+            model: A built model, or one of transformers. Boxes, segments, depth and transcripts need one that returns
+                tensors of PyTorch.
             task: A key of :data:`~winml.modelkit.generate.task_inputs.RUN_TASKS`.
             folder: Folder of config, tokenizer and processor.
             graph_inputs: Inputs of the built model, to which images and audio are fitted; empty: any size is accepted.
@@ -192,23 +176,53 @@ class TaskRunner:
     def _image_processor(self) -> Any:
         return self._open_processor("image processor")
 
-    def _pipeline(self, *kinds: ProcessorKind, task: str = "") -> Any:
-        """Create the pipeline of the task, or of ``task``.
+    @property
+    def _config(self) -> Any:
+        """The config of the model, which names its classes.
 
         Raises:
             InputError: no config is next to the model.
         """
-        if getattr(self._model, "config", None) is None:
+        if (config := getattr(self._model, "config", None)) is None:
             raise InputError(
                 f"{self._folder}: no config.json for transformers, which names the classes",
                 hint=f"Copy the config of the checkpoint there, or pass tensors by name: {opt.input} NAME=@FILE.npy",
             )
+        return config
+
+    def _pipeline(self, *kinds: ProcessorKind) -> Any:
+        """Create the pipeline of the task.
+
+        Raises:
+            InputError: no config is next to the model.
+        """
+        _ = self._config
         import transformers
 
         attributes = {"tokenizer": "_tokenizer", "image processor": "_image_processor",
                       "feature extractor": "_extractor"}  # fmt: skip
         processors = {kind.replace(" ", "_"): getattr(self, attributes[kind]) for kind in kinds}
-        return transformers.pipeline(task or self._task, model=self._model, device="cpu", **processors)  # type: ignore[call-overload]  # one overload a task
+        return transformers.pipeline(self._task, model=self._model, device="cpu", **processors)  # type: ignore[call-overload]  # one overload a task
+
+    def _class_name(self, number: int) -> str:
+        return str(self._config.id2label.get(int(number), f"LABEL_{number}"))
+
+    def _class_answer(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the likeliest classes for the inputs of the model."""
+        logits = _require_output(self._run_model(inputs), "logits")[0].astype(np.float32)
+        problem = getattr(self._config, "problem_type", None)
+        if problem == "regression":
+            scores = logits
+        elif problem == "multi_label_classification" or len(logits) == 1:
+            scores = _sigmoid(logits)
+        else:
+            scores = _softmax(logits)
+        return _ranked_answer({self._class_name(number): score for number, score in enumerate(scores)}, self._top)
+
+    def _tokenize(self, *texts: Any, **options: Any) -> Any:
+        """Return the tokens of texts as arrays."""
+        with tokenizer_call(self._tokenizer, *texts):
+            return self._tokenizer(*texts, return_tensors="np", **{"truncation": True, **options})
 
     def text_classes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes of a text or of a pair, or how well each of the candidate labels describes a text.
@@ -218,27 +232,30 @@ class TaskRunner:
         """
         if labels := _as_list(inputs.get("label", ())):
             return self._score_candidate_labels(inputs, labels)
-        pair = {"text_pair": inputs["text_pair"]} if inputs.get("text_pair") else {}
-        with tokenizer_call(self._tokenizer, inputs["text"]):
-            results = self._pipeline("tokenizer")({"text": inputs["text"], **pair}, top_k=self._top, truncation=True)
-        return _label_answer(results)
+        texts = [inputs[name] for name in ("text", "text_pair") if inputs.get(name)]
+        return self._class_answer(self._tokenize(*texts))
 
     def _score_candidate_labels(self, inputs: Mapping[str, Any], labels: Sequence[str]) -> Answer:
         if inputs.get("text_pair"):
             raise UsageError("label and text_pair cannot be combined", hint="Omit one of them.")
-        pipeline = self._pipeline("tokenizer", task="zero-shot-classification")
-        if pipeline.entailment_id < 0:
-            classes = ", ".join(map(str, self._model.config.id2label.values()))
+        names = {number: str(name) for number, name in self._config.id2label.items()}
+        entailment = next((number for number, name in names.items() if name.lower().startswith("entail")), None)
+        if entailment is None:
             raise UsageError(
-                f"candidate labels require a class 'entailment'; the model has {classes}",
+                f"candidate labels require a class 'entailment'; the model has {', '.join(names.values())}",
                 hint=f"Omit {opt.label}, or use a model of natural language inference.",
             )
-        text = inputs["text"]
-        with tokenizer_call(self._tokenizer, text):
-            result = pipeline(text, candidate_labels=list(labels))
-        return _label_answer([
-            {"label": label, "score": score} for label, score in zip(result["labels"], result["scores"], strict=True)
-        ])  # fmt: skip
+        pairs = [(inputs["text"], _HYPOTHESIS.format(label)) for label in labels]
+        logits = [
+            _require_output(self._run_model(self._tokenize(*pair, truncation="only_first")), "logits")[0]
+            for pair in pairs
+        ]
+        if len(labels) == 1:
+            contradiction = -1 if entailment == 0 else 0
+            scores = _softmax(logits[0][[contradiction, entailment]])[1:]
+        else:
+            scores = _softmax(np.asarray([row[entailment] for row in logits]))
+        return _ranked_answer(dict(zip(labels, scores, strict=True)))
 
     def entities(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the entities of a text: neighbouring tokens of one class together.
@@ -246,21 +263,29 @@ class TaskRunner:
         Raises:
             InputError: a file beside the model is missing or damaged, or the text is too long.
         """
-        with tokenizer_call(self._tokenizer, inputs["text"]):
-            results = self._pipeline("tokenizer")(inputs["text"], aggregation_strategy="simple")
-        return Answer(
-            "entities",
-            tuple(
-                AnswerEntry(
-                    label=str(row["entity_group"]),
-                    score=float(row["score"]),
-                    text=inputs["text"][row["start"] : row["end"]] if row["start"] is not None else row["word"],
-                    start=row["start"],
-                    end=row["end"],
-                )
-                for row in results
-            ),
-        )
+        text, has_offsets = inputs["text"], self._tokenizer.is_fast
+        rows = self._tokenize(text, return_special_tokens_mask=True, return_offsets_mapping=has_offsets)
+        is_special = rows.pop("special_tokens_mask")[0]
+        offsets = rows.pop("offset_mapping")[0] if has_offsets else None
+        tokens = rows["input_ids"][0]
+        scores = _softmax(_require_output(self._run_model(rows), "logits")[0].astype(np.float32))
+        groups: list[tuple[str, list[int]]] = []
+        for place in np.flatnonzero(is_special == 0).tolist():
+            name = self._class_name(scores[place].argmax())
+            is_first, tag = name.startswith("B-"), name[2:] if name.startswith(("B-", "I-")) else name
+            if groups and groups[-1][0] == tag and not is_first:
+                groups[-1][1].append(place)
+            else:
+                groups.append((tag, [place]))
+        entries = []
+        for tag, places in groups:
+            if tag == _OUTSIDE:
+                continue
+            start, end = (None, None) if offsets is None else (int(offsets[places[0]][0]), int(offsets[places[-1]][1]))
+            words = self._tokenizer.decode(tokens[places]) if start is None else text[start:end]
+            score = float(scores[places].max(axis=-1).mean())
+            entries.append(AnswerEntry(label=tag.split("-", 1)[-1], score=score, text=words, start=start, end=end))
+        return Answer("entities", tuple(entries))
 
     def masked_tokens(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the most likely tokens for each mask.
@@ -276,15 +301,18 @@ class TaskRunner:
             )
         if mask not in text:
             raise UsageError(f"text {text!r} has no mask", hint=f"Put {mask} where the model should predict a token.")
-        with tokenizer_call(self._tokenizer, text):
-            results = self._pipeline("tokenizer")(text, top_k=self._top, tokenizer_kwargs={"truncation": True})
-        return Answer(
-            "labels",
-            tuple(
-                AnswerEntry(label=row["token_str"], score=float(row["score"]), text=row["sequence"])
-                for row in _flat_rows(results)
-            ),
-        )
+        rows = self._tokenize(text)
+        tokens = rows["input_ids"][0]
+        places = np.flatnonzero(tokens == self._tokenizer.mask_token_id)
+        scores = _softmax(_require_output(self._run_model(rows), "logits")[0, places].astype(np.float32))
+        entries = []
+        for place, row in zip(places, scores, strict=True):
+            for number in np.argsort(-row, kind="stable")[: self._top]:
+                filled = np.where(np.arange(len(tokens)) == place, number, tokens)
+                entry_text = self._tokenizer.decode(filled, skip_special_tokens=len(places) == 1)
+                token = self._tokenizer.decode([int(number)])
+                entries.append(AnswerEntry(label=token, score=float(row[number]), text=entry_text))
+        return Answer("labels", tuple(entries))
 
     def span(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the part of the context that answers the question; a long context is read in windows.
@@ -324,9 +352,7 @@ class TaskRunner:
         return Answer("spans", (best,))
 
     def _run_model(self, inputs: Mapping[str, Any]) -> Arrays:
-        with torch.inference_mode():
-            outputs = self._model(**{name: torch.as_tensor(np.asarray(value)) for name, value in inputs.items()})
-        return {name: to_numpy(value) for name, value in outputs.items() if isinstance(value, torch.Tensor)}
+        return run_arrays(self._model, {name: np.asarray(value) for name, value in inputs.items()})
 
     def embeddings(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the embedding of one text or recording, or the similarity of each to the first."""
@@ -378,10 +404,8 @@ class TaskRunner:
             return processor
         image_size = tuple(processor(images=[image], return_tensors="np")["pixel_values"].shape[-2:])
         if image_size != spec.shape[-2:]:
-            from transformers.image_utils import SizeDict
-
             height, width = (int(size) for size in spec.shape[-2:] if isinstance(size, int))
-            processor.size = SizeDict(height=height, width=width)
+            processor.size = type(processor.size)(height=height, width=width)
             if getattr(processor, "do_center_crop", None):
                 processor.do_center_crop = False
             self._notes[
@@ -392,8 +416,8 @@ class TaskRunner:
 
     def image_classes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes of an image."""
-        self._fit_image_processor(inputs["image"])
-        return _label_answer(self._pipeline("image processor")(inputs["image"], top_k=self._top))
+        processor = self._fit_image_processor(inputs["image"])
+        return self._class_answer(processor(images=[inputs["image"]], return_tensors="np"))
 
     def labelled_image(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the score of each candidate label for an image.
@@ -401,14 +425,19 @@ class TaskRunner:
         Raises:
             InputError: a file beside the model is missing or damaged, or a label is too long.
         """
-        self._fit_image_processor(inputs["image"])
-        labels = _as_list(inputs["label"])
-        with tokenizer_call(self._tokenizer, labels):
-            pipeline = self._pipeline("image processor", "tokenizer")
-            tokens = self._graph_inputs.get(TEXT)
-            if tokens is not None and tokens.shape[0] == 1:
-                pipeline.model = _OneTextModel(pipeline.model)
-            return _label_answer(pipeline(inputs["image"], candidate_labels=list(labels)))
+        image, labels = inputs["image"], _as_list(inputs["label"])
+        pixels = dict(self._fit_image_processor(image)(images=[image], return_tensors="np"))
+        is_siglip = "siglip" in str(self._config.model_type)
+        options = {"padding": "max_length", "max_length": _SIGLIP_TOKENS} if is_siglip else {"padding": True}
+        texts = dict(self._tokenize([_CAPTION.format(label) for label in labels], **options))
+        tokens = self._graph_inputs.get(TEXT)
+        rows = [slice(None)]
+        if tokens is not None and tokens.shape[0] == 1:
+            rows = [slice(row, row + 1) for row in range(len(labels))]
+        outputs = [self._run_model({**pixels, **{name: values[row] for name, values in texts.items()}}) for row in rows]
+        logits = np.concatenate([_require_output(output, "logits_per_image")[0] for output in outputs])
+        scores = _sigmoid(logits) if is_siglip else _softmax(logits.astype(np.float32))
+        return _ranked_answer(dict(zip(labels, scores, strict=True)))
 
     def boxes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the objects in an image, each with its box."""
@@ -447,7 +476,7 @@ class TaskRunner:
         """Return the depth of the pixels of an image, in the model's unit."""
         self._fit_image_processor(inputs["image"])
         result = self._pipeline("image processor")(inputs["image"])
-        return Answer("depth", *_describe_tensors({"depth": to_numpy(result["predicted_depth"]).squeeze()}))
+        return Answer("depth", *_describe_tensors({"depth": result["predicted_depth"].numpy(force=True).squeeze()}))
 
     def image_embeddings(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the embedding of one image, or the similarity of each to the first."""
@@ -561,7 +590,8 @@ class TaskRunner:
     def audio_classes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes of a recording."""
         samples = self._resample_uncut(inputs["audio"])
-        return _label_answer(self._pipeline("feature extractor")(samples, top_k=self._top))
+        rate_hz = samples["sampling_rate"]
+        return self._class_answer(self._extractor(samples["raw"], sampling_rate=rate_hz, return_tensors="np"))
 
 
 _ANSWERS: Mapping[str, Callable[[TaskRunner, Mapping[str, Any]], Answer]] = {
@@ -582,7 +612,25 @@ _ANSWERS: Mapping[str, Callable[[TaskRunner, Mapping[str, Any]], Answer]] = {
 }
 
 
-def tensor_answer(model: Any, tensors: Arrays, names: Iterable[str] | None = None) -> Answer:
+def run_arrays(model: Any, arrays: Arrays) -> Arrays:
+    """Run a model on arrays by name and return its outputs by name.
+
+    Args:
+        model: A built model, or one of transformers.
+        arrays: The inputs.
+    """
+    if type(model) is GraphModel:
+        return model.run(**arrays)
+    import torch
+
+    from winml.modelkit.models.tensors import to_numpy
+
+    with torch.inference_mode():
+        outputs = model(**{name: torch.as_tensor(array) for name, array in arrays.items()})
+    return {name: to_numpy(value) for name, value in outputs.items() if isinstance(value, torch.Tensor)}
+
+
+def tensor_answer(model: Any, tensors: Arrays, names: Collection[str] | None = None) -> Answer:
     """Return the outputs of a model for tensors by name.
 
     Args:
@@ -594,14 +642,8 @@ def tensor_answer(model: Any, tensors: Arrays, names: Iterable[str] | None = Non
         UsageError: an input is missing, unknown, or of an unsupported type or shape.
         StageError: ONNX Runtime fails.
     """
-    with torch.inference_mode():
-        output = model(**{name: torch.as_tensor(array) for name, array in tensors.items()})
-    selected_names = None if names is None else set(names)
-    arrays = {
-        name: to_numpy(value)
-        for name, value in output.items()
-        if isinstance(value, torch.Tensor) and (selected_names is None or name in selected_names)
-    }
+    outputs = run_arrays(model, tensors)
+    arrays = {name: array for name, array in outputs.items() if names is None or name in names}
     return Answer("tensors", *_describe_tensors(arrays))
 
 
@@ -623,20 +665,25 @@ def _describe_tensors(arrays: Arrays) -> tuple[tuple[AnswerEntry, ...], Arrays]:
     return tuple(entries), arrays
 
 
-def _label_answer(results: Any) -> Answer:
-    return Answer(
-        "labels",
-        tuple(AnswerEntry(label=str(row["label"]), score=float(row["score"])) for row in _flat_rows(results)),
-    )
+def _ranked_answer(scores: Mapping[str, Any], count: int | None = None) -> Answer:
+    """Return labels with their scores, the highest first.
+
+    Args:
+        scores: Label → score.
+        count: Number of labels; None: all.
+    """
+    ranked = sorted(scores.items(), key=lambda item: -float(item[1]))[:count]
+    return Answer("labels", tuple(AnswerEntry(label=label, score=float(score)) for label, score in ranked))
 
 
-def _flat_rows(results: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the records of a pipeline's answer, from nested lists too."""
-    if isinstance(results, Mapping):
-        yield results
-    else:
-        for entry in results:
-            yield from _flat_rows(entry)
+def _softmax(logits: Array) -> Array:
+    """Return the softmax along the last axis."""
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def _sigmoid(logits: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-logits)))
 
 
 def _embedding_answer(names: Sequence[str], embeddings: Sequence[Array], notes: tuple[str, ...]) -> Answer:

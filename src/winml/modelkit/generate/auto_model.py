@@ -17,13 +17,14 @@ from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
 from winml.modelkit.builds.found_models import onnx_file_in, part_files
 from winml.modelkit.errors import InputError, TaskError, UsageError, opt
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, DECODER, EMBEDDING, ENCODER, PROMPT, VISION, files_folder
-from winml.modelkit.generate.built_model import WinMLModel, config_beside, pad_token_beside
+from winml.modelkit.generate.built_model import WinMLModel
 from winml.modelkit.generate.generation.transformers_loop import (
     DecoderModel,
     EncoderDecoderModel,
     VisionLanguageModel,
     generation_config_beside,
 )
+from winml.modelkit.generate.graph_model import config_beside, pad_token_beside
 from winml.modelkit.models.caches.layout import CACHE_ARGUMENTS
 from winml.modelkit.models.checkpoints.task import canonical_task, inference_class, inference_classes
 from winml.modelkit.models.request import ModelRequest

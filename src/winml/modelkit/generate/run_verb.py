@@ -503,7 +503,6 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
     """
     plan.recover()
     from winml.modelkit.generate.answering import tensor_answer
-    from winml.modelkit.generate.auto_model import WinMLAutoModel
     from winml.modelkit.generate.records import InferenceResult
 
     notes: list[str] = []
@@ -521,7 +520,7 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
         subject = plan.subject
     notes += _damaged_bounds_notes(request.files)
     started = time.perf_counter()
-    model: Any = WinMLAutoModel.open_files(request.files, **request.provider_options)
+    model = _open_model(request, subject)
     session_ms = (time.perf_counter() - started) * 1000
     started = time.perf_counter()
     if subject.task is None:
@@ -572,6 +571,32 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
     return result, _make_writer(answers[0][1], calls[0][1], request.save)
 
 
+_OF_PIPELINES = frozenset({
+    "automatic-speech-recognition", "depth-estimation", "image-segmentation", "object-detection",
+    "text2text-generation",
+})  # fmt: skip
+"""Tasks whose results transformers computes from tensors of PyTorch."""
+
+
+def _open_model(request: RunRequest, subject: RunSubject) -> Any:
+    """Open the model as a graph that takes arrays, or as a class of its task, which takes tensors of PyTorch.
+
+    A decoder without tensors for its cache starts with an empty one, as its class provides it.
+    """
+    from winml.modelkit.onnx.bundle import described_model
+
+    names = {tensor.name for tensor in _read_tensors(request.files, "inputs")}
+    is_decoder = described_model(_described_file(request)).get("task") == "text-generation"
+    is_complete = subject.task is not None or not is_decoder or names <= subject.tensors.keys()
+    if len(request.files) == 1 and subject.task not in _OF_PIPELINES and is_complete:
+        from winml.modelkit.generate.graph_model import GraphModel
+
+        return GraphModel(next(iter(request.files.values())), **request.provider_options)
+    from winml.modelkit.generate.auto_model import WinMLAutoModel
+
+    return WinMLAutoModel.open_files(request.files, **request.provider_options)
+
+
 def _split_calls(
     definition: RunTask, texts: Mapping[str, tuple[str, ...]]
 ) -> list[tuple[str | None, Mapping[str, tuple[str, ...]]]]:
@@ -600,11 +625,10 @@ def _make_runner(model: Any, built: Any, task: str, request: RunRequest) -> Task
         request: The request of the user.
     """
     from winml.modelkit.generate.answering import AUDIO, TEXT, TaskRunner
-    from winml.modelkit.generate.generation.transformers_loop import EncoderDecoderModel
 
     folder = files_folder(_described_file(request))
     graph_inputs = built.inputs if len(request.files) == 1 else ()
-    if isinstance(built, EncoderDecoderModel):
+    if {ENCODER, DECODER} <= request.files.keys():
         # The encoder pads a shorter text itself, and makes audio and images fit.
         graph_inputs = tuple(spec for spec in built.graph.encoder.inputs if spec.name == TEXT)
     if model is not built:

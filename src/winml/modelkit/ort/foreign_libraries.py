@@ -6,15 +6,26 @@ Only ``models/checkpoints/hub.py`` accesses the Hub, before the libraries read a
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 from winml.modelkit.errors import InputError
 from winml.modelkit.onnx.files.foreign_files import check_library_files, foreign_parser
 from winml.modelkit.ort.shared_settings import shared_by_threads
+
+
+def has_transformers() -> bool:
+    """Return True if transformers is installed; without a torch for the platform, winml is installed without both."""
+    return importlib.util.find_spec("transformers") is not None
+
+
+_KERNELS = "transformers.integrations.hub_kernels"
 
 
 @shared_by_threads
@@ -24,10 +35,15 @@ def local_files_only() -> Iterator[None]:
     Threads share the change: the last to leave restores the original settings. An attempt raises OSError (the Hub),
     ImportError (a kernel) or ValueError (code of a checkpoint), as with a missing file or package.
     """
+    if not has_transformers():
+        yield
+        return
     from huggingface_hub import constants
     from transformers import dynamic_module_utils
-    from transformers.integrations import hub_kernels
 
+    # Kernels are for PyTorch, and the module is imported only with it.
+    has_kernels = importlib.util.find_spec("torch") is not None
+    hub_kernels: Any = importlib.import_module(_KERNELS) if has_kernels else SimpleNamespace(get_kernel=None)
     # The only function that loads a kernel; its callers look it up on use.
     was_offline, get_kernel = constants.HF_HUB_OFFLINE, hub_kernels.get_kernel
     # Seconds that transformers waits for an answer to its question whether code may run. At 0 it refuses without a

@@ -86,7 +86,9 @@ def open_image(cell: object, folders: Sequence[Path] | None, label: str) -> Imag
         import PIL.Image
         import PIL.ImageOps
     except ImportError as error:
-        raise UsageError("images require Pillow, which is not installed", hint=install_hint()) from error
+        raise UsageError(
+            "images require Pillow, which is not installed", hint="Install it: pip install pillow"
+        ) from error
     source, name = (cell, label) if isinstance(cell, PIL.Image.Image) else _find_source(cell, folders, label)
     if isinstance(source, Unreadable):
         return source
@@ -155,7 +157,7 @@ def open_recording(cell: object, folders: Sequence[Path] | None, label: str) -> 
     try:
         import soundfile
     except (ImportError, OSError) as error:
-        raise UsageError(f"audio files require soundfile: {error}", hint=install_hint()) from error
+        raise UsageError(f"audio files require soundfile: {error}", hint="Install it: pip install soundfile") from error
     source, name = _find_source(cell, folders, label)
     if isinstance(source, Unreadable):
         return source
@@ -191,7 +193,7 @@ def resampled(recording: Recording, rate_hz: int) -> NDArray[np.float32]:
     except ImportError as error:
         raise UsageError(
             f"resampling audio from {recording.rate_hz} Hz to {rate_hz} Hz requires scipy, which is not installed",
-            hint=install_hint(),
+            hint="Install it: pip install scipy",
         ) from error
     common = math.gcd(recording.rate_hz, rate_hz)
     samples: NDArray[np.float32] = resample_poly(

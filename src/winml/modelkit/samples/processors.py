@@ -15,15 +15,29 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from winml.modelkit.errors import InputError, UsageError, first_line, is_panic
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_NAME
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from winml.modelkit.onnx.files.foreign_files import library_file
 from winml.modelkit.options import JsonError, read_json_file
+from winml.modelkit.ort.foreign_libraries import has_transformers, library_folder
 from winml.modelkit.ort.shared_settings import shared_by_threads
-from winml.modelkit.samples.media import install_hint
+
+
+class _FileConfig:
+    """Values of a ``config.json`` as attributes, as in the configs of transformers; missing values are None."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        """Store the values; names of classes are by number."""
+        names = values.get("id2label") or dict(enumerate(("LABEL_0", "LABEL_1")))
+        self.id2label = {int(number): str(name) for number, name in names.items()}
+        self._values = values
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a value of the file."""
+        return self.__dict__.get("_values", {}).get(name)
 
 
 def open_config(folder: Path) -> Any:
-    """Return the config in a folder, or None if there is no config.
+    """Return the config in a folder, of transformers if that is installed, or None if there is no config.
 
     Raises:
         InputError: the config is damaged.
@@ -31,8 +45,8 @@ def open_config(folder: Path) -> Any:
     path = library_file(folder, CHECKPOINT_CONFIG_NAME)
     if path is None:
         return None
-    from winml.modelkit.ort.foreign_libraries import library_folder
-
+    if not has_transformers():
+        return _FileConfig(_read_json_object(folder, CHECKPOINT_CONFIG_NAME))
     with library_folder(folder, f"{path} cannot be read", hint="Correct or replace it."):
         from transformers import AutoConfig
 
@@ -104,7 +118,7 @@ def processor_files(folder: Path) -> tuple[Path, ...]:
 
 
 def open_processor(kind: ProcessorKind, folder: Path, option: str, *, instead: str = "or use .npz files") -> Any:
-    """Open the transformers object of a processor.
+    """Open the transformers object of a processor, or one with the same calls if transformers is not installed.
 
     Args:
         kind: Kind of the processor.
@@ -125,13 +139,43 @@ def open_processor(kind: ProcessorKind, folder: Path, option: str, *, instead: s
         )
     if kind == "image processor":
         _require_pillow(option)
-    from winml.modelkit.ort.foreign_libraries import library_folder
-
+    if not has_transformers():
+        return _open_file_processor(kind, folder, option)
     with library_folder(folder, f"the {kind} in {folder} cannot be read", hint="Correct or replace its files."):
         import transformers
 
         with tokenizer_call(folder):
             return getattr(transformers, info.class_name).from_pretrained(folder)
+
+
+def _open_file_processor(kind: ProcessorKind, folder: Path, option: str) -> Any:
+    """Open a processor from its JSON files.
+
+    Raises:
+        UsageError: only transformers reads these files.
+        InputError: the files are damaged.
+    """
+    from winml.modelkit.onnx.files.foreign_files import foreign_parser
+
+    path, hint = library_file(folder, TOKENIZER_NAME), "Correct or replace its files."
+    with foreign_parser(f"the {kind} in {folder} cannot be read", hint=hint), tokenizer_call(folder):
+        if kind == "tokenizer" and path is not None:
+            from winml.modelkit.samples.file_tokenizer import FileTokenizer
+
+            names = ("special_tokens_map.json", TOKENIZER_CONFIG_NAME)
+            values = [_read_json_object(folder, name) for name in names]
+            return FileTokenizer(path, {**values[0], **values[1]})
+        if kind == "image processor":
+            from winml.modelkit.samples.file_image_processor import DEFAULTS, FileImageProcessor, processor_class
+
+            config = _read_json_object(folder, "preprocessor_config.json")
+            config = config or _read_json_object(folder, "processor_config.json").get("image_processor", {})
+            if processor_class(config) in DEFAULTS:
+                return FileImageProcessor(config)
+    raise UsageError(
+        f"{option}: the {kind} in {folder} is read by transformers, which is not installed",
+        hint="Install it: pip install transformers. It reads them without PyTorch.",
+    )
 
 
 def position_count(folder: Path) -> int | None:
@@ -161,7 +205,9 @@ def _require_pillow(option: str) -> None:
     try:
         import PIL.Image  # noqa: F401  # checks the import
     except ImportError as error:
-        raise UsageError(f"{option}: images require Pillow, which is not installed", hint=install_hint()) from error
+        raise UsageError(
+            f"{option}: images require Pillow, which is not installed", hint="Install it: pip install pillow"
+        ) from error
 
 
 LONGEST_TEXT_CHARACTERS: Final = 4_000_000

@@ -38,7 +38,7 @@ from transformers.utils.generic import ModelOutput
 
 from winml.modelkit.errors import InputError, UsageError, first_line, opt
 from winml.modelkit.file_names import DECODER, GENERATION_CONFIG_NAME, files_folder
-from winml.modelkit.generate.built_model import as_array, config_beside
+from winml.modelkit.generate.built_model import as_array
 from winml.modelkit.generate.generation.decoder_prompt import read_prompt
 from winml.modelkit.generate.generation.loop import GeneratedToken
 from winml.modelkit.generate.generation.settings import (
@@ -48,6 +48,7 @@ from winml.modelkit.generate.generation.settings import (
     read_generation_config,
 )
 from winml.modelkit.generate.generation.text import open_tokenizer
+from winml.modelkit.generate.graph_model import config_beside
 from winml.modelkit.models.caches.layout import CACHE_ARGUMENTS, loop_cache_name
 from winml.modelkit.models.inputs.modalities.text import KINDS_PARAMETER
 from winml.modelkit.models.tensors import to_numpy, to_torch

@@ -6,6 +6,7 @@ transformers has, such as beams, use its loop.
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -206,6 +207,13 @@ def _choose_token_source(graph: DecoderGraph, prompt: PreparedPrompt) -> TokenSo
     if prompt.settings.for_transformers is None:
         tokens = generate_tokens(graph, prompt.before, prompt.settings, inputs=inputs, beginning=prompt.beginning)
         return "winml", tokens
+    if importlib.util.find_spec("torch") is None:
+        keys = ", ".join(prompt.settings.for_transformers)
+        raise UsageError(
+            f"{keys}: only the generation loop of transformers supports this, and it requires PyTorch, which is not "
+            "installed",
+            hint=f"Omit the option ({opt.num_beams}, {opt.stop}), or remove the key from generation_config.json.",
+        )
     import torch
 
     from winml.modelkit.generate.generation.transformers_loop import generate_with_loop, model_of_graph, own_loop

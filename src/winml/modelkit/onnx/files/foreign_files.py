@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from winml.modelkit.errors import InputError, WinMLError, failed_import, first_line, import_error, is_panic
+from winml.modelkit.errors import (
+    InputError,
+    WinMLError,
+    failed_import,
+    first_line,
+    import_error,
+    is_panic,
+    missing_library,
+)
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below, file_within
 
 MODULES_NAME = "modules.json"
@@ -184,6 +192,8 @@ def foreign_parser(
             raise
         if not isinstance(failure, Exception) and not is_panic(failure):
             raise
+        if (missing := missing_library(failure)) is not None:
+            raise missing from failure
         broken = import_error(failure)
         # Modules of transformers also fail on the requests of a file.
         if broken is not None and failed_import(failure) != "transformers":
