@@ -54,7 +54,7 @@ _WORD_STARTS = ("\u0120", "\u2581")
 """Specified by byte-level BPE and by SentencePiece: prefix of a token at the start of a word."""
 _PIECE_PREFIX = "##"
 """Specified by WordPiece: prefix of a token inside a word."""
-_COMMON_WORDS = (  # noqa: SIM905  # one text is easier to read
+_COMMON_WORDS = (
     "the of and to in a is that for it was on are as with his they at be this from have or by one had not but what all "
     "were when we there can an your which their said if do will each about how up out them then she many some so these "
     "would other into has more her two like him see time could no make than first been its who now people my made over "
