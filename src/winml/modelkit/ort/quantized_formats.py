@@ -3,7 +3,8 @@
 The one source for quantization, tuning, inspection, notes and documents. The installed provider is asked once for each
 of its versions with the graphs of ``probe_graphs``; the answers are stored in the cache. For a provider that is not
 installed, ``recorded_formats.json`` holds the answers of a stated version, or what its documentation states.
-Only providers that compile for NPUs or CPUs are asked: providers with kernels list them (``kernels``).
+Only providers that compile are asked, without engines of graphics processors: providers with kernels list them
+(``kernels``).
 """
 
 from __future__ import annotations
