@@ -189,7 +189,7 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
             id="export",
         ),
         pytest.param(
-            ["inspect", "bert"], {"builds", "evaluate", "generate", "normalize", "optimize", "quantize"}, 140,
+            ["inspect", "bert"], {"builds", "evaluate", "generate", "normalize", "optimize", "quantize"}, 141,
             id="inspect",
         ),
         pytest.param(
@@ -197,7 +197,7 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
             id="inspect-file",
         ),
         pytest.param(
-            ["quantize", "-m", "net.onnx", "-o", "out.onnx"], {"builds", "compile", "generate", *_CHECKPOINTS}, 183,
+            ["quantize", "-m", "net.onnx", "-o", "out.onnx"], {"builds", "compile", "generate", *_CHECKPOINTS}, 189,
             id="quantize",
         ),
         pytest.param(
@@ -205,11 +205,11 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
             id="compare",
         ),
         pytest.param(
-            ["diff", "net.onnx", "net.onnx"], {"builds", "normalize", "quantize", *_CHECKPOINTS, "onnxruntime"}, 105,
+            ["diff", "net.onnx", "net.onnx"], {"builds", "normalize", "quantize", *_CHECKPOINTS, "onnxruntime"}, 106,
             id="diff",
         ),
         pytest.param(
-            ["perf", "net.onnx", "--iterations", "2"], {"builds", "evaluate", "quantize", *_CHECKPOINTS, "onnx_ir"}, 98,
+            ["perf", "net.onnx", "--iterations", "2"], {"builds", "evaluate", "quantize", *_CHECKPOINTS, "onnx_ir"}, 99,
             id="perf",
         ),
     ],

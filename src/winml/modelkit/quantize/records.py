@@ -65,6 +65,13 @@ class BudgetTrial(Record):
     perplexity: float | None = field(default=None, metadata=entry(digits=4, omit_none=True))
     """Perplexity on the held-out samples, if it is a limit."""
 
+    @property
+    def is_mixture(self) -> bool:
+        """True if modules have different formats."""
+        from winml.modelkit.quantize.precisions import MIXED
+
+        return self.form == MIXED
+
 
 @dataclass(frozen=True)
 class BudgetSearch(Record):

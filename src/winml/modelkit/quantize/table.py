@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from winml.modelkit.compare.words import coverage_words, fidelity_words
 from winml.modelkit.errors import opt
-from winml.modelkit.quantize.precisions import MIXED
 from winml.modelkit.quantize.records import BudgetSearch, QuantizedFile
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
@@ -133,7 +132,7 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
         [
             doc.Dot(
                 name=f"{trial.form}, {trial.mean_bits:.2f} bits",
-                grade="best" if trial.is_chosen else "fair" if trial.form != MIXED else "good",
+                grade="best" if trial.is_chosen else "fair" if not trial.is_mixture else "good",
                 value=trial.sqnr_db,
                 size=3.0 if trial.is_chosen else 1.0,
                 bar=trial.size_bytes,
