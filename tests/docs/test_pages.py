@@ -27,7 +27,7 @@ NOT_RUN = {
     "README": 2,
     "benchmarks/README": 1,
     "docs/coming_from/optimum": 1,
-    "docs/guide/compile": 4,
+    "docs/guide/compile": 5,
     "docs/guide/data_sets": 1,
     "docs/guide/diffusion": 3,
     "docs/guide/eval": 1,

@@ -232,9 +232,9 @@ def test_result_is_judged_on_the_samples_of_the_user(
     """The quality record names the dataset; ``--samples`` selects from it. A build keeps no quality record."""
     requests: list[DataSetRequest] = []
 
-    def read(inputs: Any, sizes: Any, request: DataSetRequest, folder: Path) -> SampleValues:
+    def read(inputs: Any, sizes: Any, request: DataSetRequest, folder: Path, model: Path | None) -> SampleValues:
         requests.append(request)
-        return all_values(inputs, sizes, request, folder)
+        return all_values(inputs, sizes, request, folder, model)
 
     all_values = quality_samples.data_set_values
     monkeypatch.setattr(quality_samples, "data_set_values", read)

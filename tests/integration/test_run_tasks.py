@@ -422,7 +422,7 @@ def test_each_of_several_texts_has_its_result(folder: Path, monkeypatch: pytest.
     assert 2 == run_here("run", model, "--text", TEXT, "--text", OTHER, *pairs).code
     misspelled = run_here("run", model, "--text", TEXT, "--text-pair", OTHER)
     assert 2 == misspelled.code
-    assert "--input text_pair=" in misspelled.err
+    assert "--input 'text_pair=" in misspelled.err
 
 
 def test_tokenizer_without_mask_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

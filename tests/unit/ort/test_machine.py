@@ -23,7 +23,7 @@ class EpReadyState(IntEnum):
 
 
 PACKAGE = "MicrosoftCorporationII.WinML.Qualcomm.QNN.EP.1.8_1.8.13.0_arm64__8wekyb3d8bbwe"
-FOLDER = r"C:\\Program Files\\WindowsApps\\" + PACKAGE
+FOLDER = "C:\\\\Program Files\\\\WindowsApps\\\\" + PACKAGE
 LISTING = [
     ("QNNExecutionProvider", "1.8.13.0", 0, FOLDER + r"\\ExecutionProvider\\onnxruntime_providers_qnn.dll"),
     ("VitisAIExecutionProvider", "1.8.26.0", 1, ""),

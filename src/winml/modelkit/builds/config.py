@@ -105,7 +105,7 @@ class QuantSection(QuantizeOptions):
 class CompileSection(CompileOptions):
     """Target of the compilation. A build compiles if an execution provider is specified."""
 
-    share_weights: bool = False
+    share_weights: bool | None = None
     """Store the weights of a prompt graph and a step once, in one compiled file. It opens on a device only."""
 
 

@@ -644,7 +644,7 @@ STAGES: tuple[Stage, ...] = (
         options=_compile_options,
         work=_run_compile,
         idle=idle_compilation,
-        joins_parts=lambda config: config.compile is not None and config.compile.share_weights,
+        joins_parts=lambda config: config.compile is not None and bool(config.compile.share_weights),
     ),
 )
 

@@ -487,6 +487,7 @@ def share_interval(share: float, samples: int) -> tuple[float, float]:
     >>> [round(end, 2) for end in share_interval(1.0, 16)]
     [0.81, 1.0]
     """
+    share = min(max(share, 0.0), 1.0)  # a record may hold any number
     spread = _NORMAL_95**2 / samples
     middle = (share + spread / 2) / (1 + spread)
     reach = math.sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)

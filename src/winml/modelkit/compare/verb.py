@@ -58,8 +58,7 @@ class CompareRequest(ModuleAnswerRequest, DataSetFields, DeviceFields):
     sizes: dict[str, int] = declare(
         {}, SIZES, spelling="--shape-config", metavar="JSON", read=read_sizes, is_common=True
     )
-    """Sizes of dynamic dimensions by name or input:axis, such as {"batch_size": 4} or batch_size=4: JSON text, a file
-    or pairs."""
+    """Sizes of dynamic dimensions by name or input:axis, such as batch_size=4: pairs, JSON text or a file."""
     dataset: str | None = declare(None, DATASET, metavar="DATA", is_common=True)
     """Dataset to run on, instead of random values: a file, a folder, or a name on the Hub."""
     samples: int | None = declare(None, DATASET, minimum=1, default_words="16, fewer for large models", is_common=True)
