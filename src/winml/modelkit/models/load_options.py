@@ -62,8 +62,8 @@ class InputFields:
     """The inputs of a model, as stated for a command."""
 
     shape_config: str | None = declare(None, SIZES, metavar="JSON", is_common=True)
-    """Sizes by name, such as sequence_length=64, or JSON. The JSON is text or a file. A name instead of a number makes the
-    dimension dynamic."""
+    """Sizes by name, such as sequence_length=64, or JSON. The JSON is text or a file. A name instead of a number makes
+    the dimension dynamic."""
     batch_size: int | None = declare(None, SIZES, minimum=1, default_words="1")
     """Batch size."""
     input_specs: str | None = declare(None, SIZES, metavar="JSON")
