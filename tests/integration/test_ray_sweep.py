@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -72,7 +73,11 @@ def test_cluster_returns_the_local_table_despite_a_killed_node(
     }
     (tmp_path / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     command = [sys.executable, "-m", "winml.modelkit", "sweep", "plan.json", "-o", "far", "--ray", cluster.address]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as run:
+    with (
+        subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as run,
+        contextlib.ExitStack() as failing,
+    ):
+        failing.callback(run.kill)  # leaving the process would wait for it
         assert run.stderr is not None
         until = time.monotonic() + 120
         while len(list(tmp_path.glob("started-*"))) < 2:
@@ -84,6 +89,7 @@ def test_cluster_returns_the_local_table_despite_a_killed_node(
         lost = next((line for line in run.stderr if "its worker was lost" in line), "")
         (tmp_path / "released").touch()
         words = run.stderr.read()
+        failing.pop_all()
     assert 0 == run.wait(), words
     far = read_results(tmp_path / "far")
     near = sweep_models(plan, tmp_path / "near", options=SweepOptions(seconds=120.0))
