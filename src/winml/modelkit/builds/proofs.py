@@ -301,12 +301,12 @@ def verify_model(
         return replay_model(name, parts, by_module=by_module, provider=run.stated_provider, min_sqnr_db=min_sqnr_db)
     if reference is None:
         from winml.modelkit.models.request import reference_checkpoint
-        from winml.modelkit.onnx.files.reading import read_structure
+        from winml.modelkit.onnx.files.reading import read_metadata
 
         side = resolve_side(os.fspath(model))
         if isinstance(side, ModelRequest):
             raise UsageError(f"{model}: no ONNX file", hint="Export it first: export_model.")
-        metadata = {entry.key: entry.value for entry in read_structure(side).metadata_props}
+        metadata = read_metadata(side)
         try:
             reference = reference_checkpoint(metadata, str(model), RECORDED)
         except UsageError as error:
