@@ -300,7 +300,11 @@ def test_prompt_and_step_share_their_weights_in_one_file(tmp_path: Path) -> None
     code, _, err = winml(QNN, "generate", tmp_path / "shared", *place[:4], "-p", "the king")
     assert 2 == code
     assert "--share-weights" in err
-    code, record, err = winml(QNN, "build", "-m", folder, "-o", tmp_path / "shared", *place, "--share-weights")
+    again = (*place, "--share-weights", "--proof")
+    code, record, err = winml(QNN, "build", "-m", folder, "-o", tmp_path / "shared", *again)
+    assert 0 == code, err
+    parts = json.loads((tmp_path / "shared/proof/proof.json").read_text(encoding="utf-8"))["parts"]
+    assert ["export_prompt.onnx", "export_decoder.onnx"] == [part["file"] for part in parts], "no simulator opens them"
     stages = [stage for part in record["parts"] for stage in part["stages"] if stage["name"] == "compile"]
     assert ["reused", "reused"] == [stage["status"] for stage in stages], err
 

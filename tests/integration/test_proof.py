@@ -8,7 +8,9 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,9 +23,13 @@ from torch import nn
 from architecture.sources import REPOSITORY
 from e2e.in_process import run_here
 from winml.modelkit import build_model, export_model, optimize_model, quantize_model, verify_model
+from winml.modelkit.builds.config import CompileSection
+from winml.modelkit.builds.proofs import _may_lack_device
 from winml.modelkit.compare.proof.excerpts import choose_excerpt, take_excerpt
 from winml.modelkit.errors import InputError, UsageError, VerificationError
 from winml.modelkit.metadata_keys import MODULE_KEY
+from winml.modelkit.ort.devices import ChosenProvider
+from winml.modelkit.ort.execution_providers import find_execution_provider
 
 LAYERS = 6
 WIDTH = 16
@@ -273,6 +279,22 @@ def test_model_with_other_inputs_is_refused(proven: Path, tmp_path: Path) -> Non
     export_model(Other(), tmp_path / "other.onnx", torch.randn(2, 5, WIDTH))
     with pytest.raises(UsageError):
         verify_model(proven, against=tmp_path / "other.onnx")
+
+
+@pytest.mark.parametrize("unread", [{"reference": nn.Identity()}, {"seed": 1}, {"sizes": {"batch_size": 2}}])
+@pytest.mark.parametrize("stated", [{"min_sqnr_db": 30}, {"against": "net.onnx"}])
+def test_argument_that_no_proof_reads_is_refused(proven: Path, stated: dict[str, Any], unread: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(unread))):
+        verify_model(proven, **stated, **unread)
+
+
+def test_file_without_its_device_may_have_a_proof_of_the_export() -> None:
+    compiled = CompileSection(ep="qnn")
+    device = ChosenProvider(find_execution_provider("qnn"), "npu")
+    assert _may_lack_device(compiled, None)
+    assert _may_lack_device(compiled, replace(device, stand_in="cpu"))
+    assert not _may_lack_device(compiled, device)
+    assert not _may_lack_device(CompileSection(), None), "a file of the CPU that cannot run is an error"
 
 
 FACTORY = """

@@ -13,6 +13,7 @@ from winml.modelkit.options import (
     JsonError,
     Options,
     load_metadata,
+    load_metadata_record,
     nearest,
     parse_options,
     read_json,
@@ -240,6 +241,11 @@ def test_load_metadata_refuses_numbers_and_levels_that_no_graph_has(text: str) -
     """A reader of metadata handles one error class, and 64-bit numbers only."""
     with pytest.raises(JsonError):
         load_metadata(f'{{"size": {text}}}')
+
+
+@pytest.mark.parametrize(("text", "record"), [('{"a": 1}', {"a": 1}), ("[1]", {}), ("{", {}), ('{"a": 1e999}', {})])
+def test_damaged_metadata_record_is_empty(text: str, record: dict[str, int]) -> None:
+    assert record == load_metadata_record(text)
 
 
 def test_load_metadata_reads_numbers_of_64_bits() -> None:

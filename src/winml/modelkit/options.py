@@ -377,6 +377,15 @@ def load_metadata(text: str) -> Any:
     return load_json(text, parse_int=_parse_int64, parse_float=_parse_finite_float, parse_constant=_refuse_nan)
 
 
+def load_metadata_record(text: str) -> dict[str, Any]:
+    """Parse a JSON object from the metadata of a model; ``{}`` if damaged or of another kind."""
+    try:
+        record = load_metadata(text)
+    except JsonError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
 def _parse_int64(digits: str) -> int:
     """Parse an integer; raises ValueError beyond 64 bits."""
     if len(digits) > _INT64_DIGITS or not -(1 << 63) <= int(digits) < 1 << 63:

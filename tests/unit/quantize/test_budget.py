@@ -59,7 +59,7 @@ def test_budget_holds_and_is_never_worse_than_uniform(source: Path, bits: float)
     assert search.mean_bits <= bits
     chosen = next(trial for trial in search.frontier if trial.is_chosen)
     assert chosen.sqnr_db is not None
-    others = [trial.sqnr_db for trial in search.frontier if trial.form != "mixed" and trial.mean_bits <= bits]
+    others = [trial.sqnr_db for trial in search.frontier if not trial.is_mixture and trial.mean_bits <= bits]
     assert all(chosen.sqnr_db >= other for other in others if other is not None)
 
 
@@ -163,7 +163,7 @@ def test_smallest_reaches_the_quality(source: Path) -> None:
     chosen = next(trial for trial in search.frontier if trial.is_chosen)
     assert chosen.sqnr_db is not None
     assert chosen.sqnr_db >= 25.0
-    smaller = [trial for trial in search.frontier if trial.size_bytes < chosen.size_bytes and trial.form != "mixed"]
+    smaller = [trial for trial in search.frontier if trial.size_bytes < chosen.size_bytes and not trial.is_mixture]
     assert all(trial.sqnr_db is None or trial.sqnr_db < 30 for trial in smaller)
 
 
@@ -378,7 +378,7 @@ def test_algorithm_and_blocks_are_chosen_by_module(source: Path) -> None:
     search = searched(source, budget="5.4bits", algorithm="auto", samples=8)
     assert search.mean_bits <= 5.4
     chosen = next(trial for trial in search.frontier if trial.is_chosen)
-    uniform = {trial.form: trial for trial in search.frontier if trial.form != "mixed"}
+    uniform = {trial.form: trial for trial in search.frontier if not trial.is_mixture}
     assert {"int4/64", "int4/64 hqq", "int4/16"} < uniform.keys()
     assert {"gptq", "awq", "k_quant", "rtn"} <= {form.partition(" ")[2] for form in uniform}
     fitting = [trial.sqnr_db for trial in uniform.values() if trial.mean_bits <= 5.4 and trial.sqnr_db is not None]

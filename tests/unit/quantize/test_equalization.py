@@ -20,6 +20,7 @@ from winml.modelkit.quantize.calibration.calibration_data import Calibration, Ca
 from winml.modelkit.quantize.equalization import Equalization, equalize
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import quantize
+from winml.modelkit.quantize.precisions import KIND_RULES
 from winml.modelkit.tags.tagging import read_tag
 
 Array = np.ndarray[Any, Any]
@@ -177,6 +178,21 @@ def test_quantized_outputs_improve_with_an_outlier_channel() -> None:
         return float(((np.stack(_outputs(result.model, samples)) - expected) ** 2).sum())
 
     assert noise(smooth_quant=0.5) < noise() / 10
+
+
+def test_smoothing_of_mixed_bits_is_judged_by_the_bits_of_each_layer() -> None:
+    """With 16 bits, the weights decide, and one activation less is balanced."""
+    model = _graph(NORMALIZED, NORMALIZED_TAGS, NORMALIZED_WEIGHTS)
+    values = np.exp(np.random.default_rng(2).standard_normal(16)).astype(np.float32)
+    model.graph.initializers["w_scale"].const_value = ir.Tensor(values, name="w_scale")
+
+    def balanced(precision: str, **options: Any) -> list[str]:
+        settings = QuantizeOptions(precision=precision, ep="qnn", smooth_quant=1.0, **options)
+        notes = quantize(model.clone(), settings, modules_of(model), _samples((2, 5, 16))).notes
+        return [note for note in notes if note.startswith("SmoothQuant")]
+
+    assert balanced("w8a8") == balanced("mixed", activation_bits=dict.fromkeys(KIND_RULES, 8))
+    assert balanced("w8a8") != balanced("w8a16")
 
 
 def test_activation_before_a_worsened_layer_is_not_smoothed() -> None:

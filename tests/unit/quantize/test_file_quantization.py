@@ -26,6 +26,7 @@ from winml.modelkit.errors import (
 )
 from winml.modelkit.inspect.onnx_inspection import inspect_onnx
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY, TAG_KEY
+from winml.modelkit.quantize.pipeline import read_minimum
 from winml.modelkit.quantize.records import QuantizedFile
 
 TIED = f"""m (float[2, 64] x, int64[2] i) => (float[2, 64] g, float[2, 64] y, float[2, 64] z, float[2, 256] v)
@@ -417,3 +418,15 @@ def test_source_of_an_opset_that_onnxruntime_does_not_run_is_compared_after_conv
     with pytest.raises(VerificationError) as refused:
         optimize_onnx(source, tmp_path / "same.onnx")
     assert "optimize_model(opset=17)" in refused.value.hint
+
+
+@pytest.mark.parametrize(("quantized", "least_db"), [(2, 30.0), (0, 12.0)])
+def test_mixture_has_the_minimum_of_its_modules(quantized: int, least_db: float) -> None:
+    """The mark of a mixture in a record is no request for the precision of the same name."""
+    model = parse("m (float[2] x) => (float[2] y) { y = Relu (x) }")
+    module = {"tag": "/M", "requested": "bf16", "quantized": quantized, "left": {}}
+    record = {"requested": {"precision": "mixed"}, "modules": [module]}
+    model.metadata_props[QUANTIZATION_KEY] = json.dumps(record)
+    minimum = read_minimum(model)
+    assert minimum is not None
+    assert least_db == minimum.sqnr_db

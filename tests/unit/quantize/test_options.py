@@ -9,7 +9,7 @@ import pytest
 
 from winml.modelkit.errors import ConfigError, UsageError
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.precisions import MODES
+from winml.modelkit.quantize.precisions import BLOCK_OPSET, MODES
 
 
 @pytest.mark.parametrize(
@@ -116,3 +116,20 @@ def test_remedy_is_an_unused_option_of_the_mode(given: dict[str, Any], named: tu
     remedies = QuantizeOptions(**given).remedies()
     assert len(named) == len(remedies)
     assert all(option in remedy for option, remedy in zip(named, remedies, strict=True))
+
+
+@pytest.mark.parametrize("given", [{"block_size": 32}, {"block_sizes": {"a": 32}}], ids=str)
+def test_blocks_without_a_provider_of_blocks_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="--block-size"):
+        QuantizeOptions(precision="w8a8", mode="qdq", ep="vitisai", **given).refuse_contradictions()
+
+
+def test_block_size_beside_weight_only_leaves_qdq_without_blocks() -> None:
+    rules = MODES["qdq"]
+    both = QuantizeOptions(precision="w8a8", per_module={"lm_head": "int4"}, block_size=128, ep="qnn")
+    both.refuse_contradictions()
+    assert both.qdq_block_size is None
+    assert rules.least_opset == both.least_opset(rules)
+    alone = QuantizeOptions(precision="w8a8", block_size=128)
+    assert 128 == alone.qdq_block_size
+    assert BLOCK_OPSET == alone.least_opset(rules)

@@ -241,7 +241,7 @@ def _budget() -> Document:
         for n, form in enumerate(("int8", "int4", "int4"))
     ]
     trials = [
-        BudgetTrial(form, bits, int(1000 * bits), db, is_chosen=bits == 4.5)
+        BudgetTrial(form, bits, int(1000 * bits), db, is_chosen=bits == 4.5, is_mixture=form == "mixed")
         for form, bits, db in (("int4", 4.1, 18.5), ("mixed", 4.5, 24.0), ("mixed", 6.0, 29.0), ("int8", 8.1, 38.0))
     ]
     search = BudgetSearch("at most 4.5 bits", 4.5, "mixed", tuple(choices), tuple(trials), 12, 8, "random")

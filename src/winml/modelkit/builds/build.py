@@ -202,6 +202,7 @@ class _Build(StageWalk):
         folder.save(manifest)
         if proof is not None:
             manifest = self._write_proof(manifest, proof)
+            notes += proof.notes
         result = BuildResult(folder.path, manifest, (*folder.notes, *manifest.notes, *notes))
         section = self.plan.config.eval
         return result if section is None else self._write_evaluation(result, section)

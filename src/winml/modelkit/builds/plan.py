@@ -415,7 +415,7 @@ def idle_compilation(config: WinMLBuildConfig) -> str:
         return "no execution provider is specified (compile.ep)"
     provider = find_execution_provider(section.ep)
     # A section without compile options only names the target of the result.
-    is_merely_for = not section.model_dump(exclude_none=True, exclude={"ep", "device", "min_sqnr_db"})
+    is_merely_for = not section.model_dump(exclude_defaults=True, exclude={"ep", "device", "min_sqnr_db"})
     if is_merely_for and not provider.has_compiled_form:
         return f"{provider.name} compiles when a session is created, and cannot write compiled files"
     return ""

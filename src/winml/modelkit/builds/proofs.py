@@ -14,7 +14,7 @@ from winml.modelkit.compare.proof.records import Proof, ProofPart, read_proof
 from winml.modelkit.compare.proof.replay import RECORDED_PYTORCH, replay_part
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.records import ProofReplay
-from winml.modelkit.errors import ModelPathError, StageError, UsageError, VerificationError, opt
+from winml.modelkit.errors import ModelPathError, StageError, UsageError, VerificationError, first_line, opt
 from winml.modelkit.fields import RECORDED
 from winml.modelkit.file_names import ONLY_PART, PROOF_RECORD_NAME, files_folder
 from winml.modelkit.models.request import ModelRequest
@@ -28,6 +28,7 @@ from winml.modelkit.words import sqnr_words
 if TYPE_CHECKING:
     from torch import nn
 
+    from winml.modelkit.builds.config import CompileSection
     from winml.modelkit.builds.plan import BuildPlan
     from winml.modelkit.compare.comparing import CompareOptions
     from winml.modelkit.compare.proof.recording import ProofMaker
@@ -69,11 +70,12 @@ def record_build(
             provider = _built_provider(plan)
             try:
                 maker.add(name, reference, tagged, path, file_minimum(path, provider), provider)
-            except StageError:
-                if provider is None and path == tagged:
+            except (StageError, UsageError) as error:
+                if path == tagged or not _may_lack_device(plan.config.compile, provider):
                     raise
-                # The provider of a compiled file may be missing here.
                 maker.add(name, reference, tagged, tagged, file_minimum(tagged))
+                reason = first_line(error)
+                maker.notes.append(f"{path.name} cannot be opened here ({reason}): the proof is of {tagged.name}.")
         if plan.verify:
             _refuse_other_model(plan.request.model, maker.parts[-1])
     return maker
@@ -109,6 +111,12 @@ def _built_provider(plan: BuildPlan) -> ChosenProvider | None:
         return choose_provider(section.ep, section.device, section.ep_options or {})
     except (UsageError, StageError):
         return None
+
+
+def _may_lack_device(section: CompileSection | None, provider: ChosenProvider | None) -> bool:
+    """Return True if a compiled file may not open on this machine: its provider is missing, or simulates its device."""
+    is_compiled = section is not None and section.ep is not None
+    return is_compiled and (provider is None or bool(provider.stand_in))
 
 
 def _has_proof(model: str) -> bool:
@@ -159,8 +167,7 @@ def resolve_verified(model: str, against: str | None, submodel: Sequence[str] = 
         if not isinstance(file, Path):
             raise UsageError(f"{against or model}: is no ONNX model", hint="Pass a build folder or an ONNX file.")
         description = read_part_description(file) if part == ONLY_PART else None
-        is_one = description is not None and description.is_one_of_several
-        parts[description.name if is_one and description is not None else part] = file
+        parts[description.name if description is not None and description.is_one_of_several else part] = file
     return parts
 
 
@@ -219,6 +226,8 @@ def _replay_file(
 
 _NOTED_LOSS_DB = 6.0
 """Chosen: the error has doubled."""
+_ROUNDING_DB = 100.0
+"""SQNR of rounding. Chosen: float32 sums in another order have 110 dB and more."""
 
 
 def _loss_notes(part: ProofPart, result: ProofReplay) -> tuple[str, ...]:
@@ -234,11 +243,7 @@ def _loss_notes(part: ProofPart, result: ProofReplay) -> tuple[str, ...]:
     return (f"The same file is worse than when the proof was made: {', '.join(losses)}.",) if losses else ()
 
 
-_ROUNDING_DB = 100.0
-"""SQNR of rounding. Chosen: float32 sums in another order have 110 dB and more."""
-
-
-_OF_PROOFS = {"by_module", "ep", "device", "ep_options"}
+_PROOF_KEYWORDS = {"by_module", "ep", "device", "ep_options"}
 """Keywords of :func:`verify_model` that also apply to a proof."""
 
 
@@ -270,29 +275,38 @@ def verify_model(
         their limits.
 
     Raises:
-        UsageError: the file has no proof and names no checkpoint on this machine; or as :func:`compare_models` raises.
+        UsageError: the file has no proof and names no checkpoint on this machine; an argument does not apply to a
+            proof; or as :func:`compare_models` raises.
         InputError: a file is damaged.
         StageError: one of the models cannot be run.
     """
-    is_replayed = reference is None and options is None and changes.keys() <= _OF_PROOFS
-    if is_replayed or against is not None or min_sqnr_db is not None:
+    name = os.fspath(model)
+    proof_options = {"against": against, "min_sqnr_db": min_sqnr_db}
+    stated = [key for key, value in proof_options.items() if value is not None]
+    unread = [key for key, value in {"reference": reference, "options": options}.items() if value is not None]
+    unread += [key for key in changes if key not in _PROOF_KEYWORDS]
+    if stated and unread:
+        raise UsageError(
+            f"{unread[0]} does not apply to a proof, which {' and '.join(stated)} compares with: its samples and "
+            "reference outputs are recorded",
+            hint=f"Omit {unread[0]}, or omit {' and '.join(stated)}.",
+        )
+    if stated or (not unread and _has_proof(name)):
         from winml.modelkit.ort.opened_model import RunOptions
 
-        name = os.fspath(model)
-        if against is not None or min_sqnr_db is not None or _has_proof(name):
-            proof_folder(name)  # raises without one
-            run = RunOptions(name, **{key: value for key, value in changes.items() if key != "by_module"})
-            parts = resolve_verified(name, None if against is None else os.fspath(against))
-            by_module = bool(changes.get("by_module"))
-            return replay_model(name, parts, by_module=by_module, provider=run.stated_provider, min_sqnr_db=min_sqnr_db)
+        proof_folder(name)  # raises without one
+        run = RunOptions(name, **{key: value for key, value in changes.items() if key != "by_module"})
+        parts = resolve_verified(name, None if against is None else os.fspath(against))
+        by_module = bool(changes.get("by_module"))
+        return replay_model(name, parts, by_module=by_module, provider=run.stated_provider, min_sqnr_db=min_sqnr_db)
     if reference is None:
         from winml.modelkit.models.request import reference_checkpoint
-        from winml.modelkit.onnx.files.reading import read_structure
+        from winml.modelkit.onnx.files.reading import read_metadata
 
         side = resolve_side(os.fspath(model))
         if isinstance(side, ModelRequest):
             raise UsageError(f"{model}: no ONNX file", hint="Export it first: export_model.")
-        metadata = {entry.key: entry.value for entry in read_structure(side).metadata_props}
+        metadata = read_metadata(side)
         try:
             reference = reference_checkpoint(metadata, str(model), RECORDED)
         except UsageError as error:

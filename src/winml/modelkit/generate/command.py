@@ -254,11 +254,11 @@ def _adapter_path(files: Mapping[str, Path], name: str | None) -> Path | None:
             f"--adapter {name}: the model has several graphs, and their adapters are merged by the build",
             hint="Omit --adapter.",
         )
-    from winml.modelkit.onnx.files.reading import read_structure
+    from winml.modelkit.onnx.files.reading import read_metadata
     from winml.modelkit.ort.adapters import adapter_beside
 
     path = files[ONLY_PART]
-    return adapter_beside(path, name, {entry.key: entry.value for entry in read_structure(path).metadata_props})
+    return adapter_beside(path, name, read_metadata(path))
 
 
 def _reference_request(files: Mapping[str, Path], reference: str | None, adapter: str | None) -> ModelRequest | None:
@@ -271,10 +271,10 @@ def _reference_request(files: Mapping[str, Path], reference: str | None, adapter
     if reference is None:
         return None
     from winml.modelkit.models.request import reference_checkpoint
-    from winml.modelkit.onnx.files.reading import read_structure
+    from winml.modelkit.onnx.files.reading import read_metadata
 
     path = files.get(DECODER) or files[ONLY_PART]
-    metadata = {entry.key: entry.value for entry in read_structure(path).metadata_props}
+    metadata = read_metadata(path)
     return reference_checkpoint(metadata, str(path), reference, adapter)
 
 

@@ -432,9 +432,9 @@ def _read_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
 
 
 def _read_metadata(files: Mapping[str, Path]) -> list[dict[str, str]]:
-    from winml.modelkit.onnx.files.reading import read_structure
+    from winml.modelkit.onnx.files.reading import read_metadata
 
-    return [{entry.key: entry.value for entry in read_structure(path).metadata_props} for path in files.values()]
+    return [read_metadata(path) for path in files.values()]
 
 
 def _graph_bounds(files: Mapping[str, Path]) -> tuple[DynamicDimension, ...]:
@@ -693,12 +693,12 @@ def _reference_request(request: RunRequest) -> ModelRequest:
         UsageError: neither the user nor the model names a checkpoint on this disk.
     """
     from winml.modelkit.models.request import reference_checkpoint
-    from winml.modelkit.onnx.files.reading import read_structure
+    from winml.modelkit.onnx.files.reading import read_metadata
 
     if request.checkpoint is not None and request.reference == RECORDED:
         return request.checkpoint
     path = _described_file(request)
-    metadata = {entry.key: entry.value for entry in read_structure(path).metadata_props}
+    metadata = read_metadata(path)
     return reference_checkpoint(metadata, str(path), str(request.reference))
 
 

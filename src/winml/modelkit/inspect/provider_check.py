@@ -13,7 +13,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnxruntime as ort
@@ -28,7 +27,7 @@ from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.module_tree import read_tree
 from winml.modelkit.onnx.node_facts import GraphFacts, NodeFacts, read_facts
 from winml.modelkit.optimize.capabilities import LEAST_STANDARD_OPSET
-from winml.modelkit.options import load_metadata
+from winml.modelkit.options import load_metadata, load_metadata_record
 from winml.modelkit.ort.device_trace import NO_REASON, CompiledNode, place_modules, read_compilation_trace
 from winml.modelkit.ort.devices import (
     ChosenProvider,
@@ -154,7 +153,7 @@ def _read_compiled_fit(path: Path, ep: str) -> ProviderFit | None:
     model = read_structure(path)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     provider, trace = find_execution_provider(ep), read_compilation_trace(metadata)
-    record = _load_record(metadata.get(COMPILE_KEY, "{}"))
+    record = load_metadata_record(metadata.get(COMPILE_KEY, "{}"))
     if trace is None or record.get("provider") != provider.name:
         return None
     tree = read_tree([*model.graph.node], metadata, path.stem)
@@ -187,14 +186,6 @@ def _read_compiled_fit(path: Path, ep: str) -> ProviderFit | None:
         notes=(),
         modules=trace.place_modules(paths),
     )
-
-
-def _load_record(text: str) -> Mapping[str, Any]:
-    """Return a metadata record; empty for a damaged record."""
-    try:
-        return dict(load_metadata(text))
-    except (TypeError, ValueError):
-        return {}
 
 
 _PLACEMENT_KINDS: tuple[FindingKind, ...] = ("refused", "operator")

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.metadata_keys import MODEL_KEY, PART_KEY
-from winml.modelkit.options import JsonError, load_metadata
+from winml.modelkit.options import load_metadata, load_metadata_record
 from winml.modelkit.records import Record, entry
 
 
@@ -109,9 +109,9 @@ def described_model(path: Path) -> dict[str, Any]:
         WinMLError: the file does not exist, or is no ONNX file.
     """
     # Only readers of files import onnx.
-    from winml.modelkit.onnx.files.reading import read_structure
+    from winml.modelkit.onnx.files.reading import read_metadata
 
-    return model_record({entry.key: entry.value for entry in read_structure(path).metadata_props})
+    return model_record(read_metadata(path))
 
 
 _FIELD_TYPES = {"adapters": list, "random_weights": bool, "seed": int}
@@ -120,11 +120,7 @@ _FIELD_TYPES = {"adapters": list, "random_weights": bool, "seed": int}
 
 def model_record(metadata: Mapping[str, str]) -> dict[str, Any]:
     """Return ``winml.model`` from the metadata of a file, without fields of a wrong type; ``{}`` if damaged."""
-    try:
-        record = load_metadata(metadata.get(MODEL_KEY, "{}"))
-    except JsonError:
-        return {}
-    fields = record.items() if isinstance(record, dict) else ()
+    fields = load_metadata_record(metadata.get(MODEL_KEY, "{}")).items()
     return {key: value for key, value in fields if isinstance(value, _FIELD_TYPES.get(key, str))}
 
 
@@ -136,9 +132,9 @@ def read_part_description(path: Path) -> PartDescription | None:
         InputError: the description cannot be read.
     """
     # Only readers of files import onnx.
-    from winml.modelkit.onnx.files.reading import read_structure
+    from winml.modelkit.onnx.files.reading import read_metadata
 
-    text = next((entry.value for entry in read_structure(path).metadata_props if entry.key == PART_KEY), None)
+    text = read_metadata(path).get(PART_KEY)
     if text is None:
         return None
     try:

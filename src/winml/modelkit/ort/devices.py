@@ -17,7 +17,7 @@ import onnxruntime as ort
 
 from winml.modelkit.errors import UsageError, WinMLError, opt
 from winml.modelkit.metadata_keys import COMPILE_KEY
-from winml.modelkit.options import load_metadata
+from winml.modelkit.options import load_metadata_record
 from winml.modelkit.ort.execution_providers import (
     EXECUTION_PROVIDERS,
     Device,
@@ -66,8 +66,16 @@ class ChosenProvider:
         """Open a file on this provider; the options are those of :class:`~winml.modelkit.ort.sessions.Session`.
 
         Raises:
-            UsageError: the file shares its weights with other parts, which a simulator does not support.
+            UsageError: as :meth:`session_options`.
             WinMLError: as :class:`~winml.modelkit.ort.sessions.Session` raises.
+        """
+        return Session(path, **self.session_options(path), **options)
+
+    def session_options(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Return the options of a session of a file on this provider.
+
+        Raises:
+            UsageError: the file shares its weights with other parts, which a simulator does not support.
         """
         shares = self.provider.compiles and _shares_weights(Path(path))
         if shares and self.stand_in:
@@ -76,18 +84,18 @@ class ChosenProvider:
                 f"{self.device} only, not in its simulator",
                 hint=f"Run it on the device, or build it without {opt.share_weights}.",
             )
-        return Session(path, providers=self.names, provider_options=self.options, shares_contexts=shares, **options)
+        return {"providers": self.names, "provider_options": self.options, "shares_contexts": shares}
 
 
 def _shares_weights(path: Path) -> bool:
     """Return True if a file was compiled with weights that it shares with other parts; False for any other file."""
-    from winml.modelkit.onnx.files.reading import read_structure  # imports onnx
+    from winml.modelkit.onnx.files.reading import read_metadata  # imports onnx
 
     try:
-        metadata = {entry.key: entry.value for entry in read_structure(path).metadata_props}
-        return bool(load_metadata(metadata[COMPILE_KEY]).get("shares_weights"))
-    except (WinMLError, KeyError, ValueError, AttributeError):
+        metadata = read_metadata(path)
+    except WinMLError:
         return False  # opening the file reports what is wrong with it
+    return bool(load_metadata_record(metadata.get(COMPILE_KEY, "{}")).get("shares_weights"))
 
 
 def processor_hint() -> str:

@@ -316,9 +316,9 @@ def provider_options_of(path: Path) -> str:
     Raises:
         WinMLError: the file does not exist, or is no ONNX file.
     """
-    from winml.modelkit.onnx.files.reading import read_structure  # imports onnx
+    from winml.modelkit.onnx.files.reading import read_metadata  # imports onnx
 
-    metadata = {entry.key: entry.value for entry in read_structure(path).metadata_props}
+    metadata = read_metadata(path)
     return _options_for_compiled(metadata.get(COMPILE_KEY, ""))
 
 

@@ -223,6 +223,7 @@ def open_session(
     outputs: Sequence[str] = (),
     providers: Sequence[str] = CPU,
     provider_options: Mapping[str, str] = {},
+    shares_contexts: bool = False,
 ) -> Session:
     """Open a file, to run node by node as written, or optimized as ONNX Runtime does by default.
 
@@ -236,6 +237,7 @@ def open_session(
         outputs: Values of the main graph that are returned as well; only of a file that runs as it is written.
         providers: Execution providers, the preferred one first.
         provider_options: Options of the preferred one.
+        shares_contexts: Share compiled contexts with other sessions of this process.
 
     Raises:
         ModelPathError: the file cannot be read.
@@ -250,6 +252,7 @@ def open_session(
         "name": str(path),
         "providers": providers,
         "provider_options": provider_options,
+        "shares_contexts": shares_contexts,
     }
     if not as_written:
         is_newer = read_structure(path).ir_version > newest_ir_version()

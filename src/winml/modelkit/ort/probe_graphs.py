@@ -273,8 +273,8 @@ def _product_probes() -> dict[str, Probe]:
         for operator, kinds in (("MatMul", tuple(_SCALES)), ("Gemm", tuple(_SCALES)), ("Conv", ("channel",))):
             for scales in kinds:
 
-                def make(of: tuple[int, int, str] = (weights, activations, scales), name: str = operator) -> Any:
-                    return _convolution(*of) if name == "Conv" else _product(*of, name)
+                def make(settings: tuple[int, int, str] = (weights, activations, scales), name: str = operator) -> Any:
+                    return _convolution(*settings) if name == "Conv" else _product(*settings, name)
 
                 words = f"{operator}, {weights}-bit weights with {_SCALES[scales]}, {activations}-bit activations"
                 probes[product_key(weights, activations, scales, operator)] = Probe(words, make)

@@ -41,7 +41,7 @@ from winml.modelkit.quantize.module_parts import ModulePart, list_parts, only_op
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import quantize
 from winml.modelkit.quantize.placements import CPU_PLACEMENT, placement_for
-from winml.modelkit.quantize.precisions import BFLOAT16, FLOAT32, INT4, MIXED, PRECISIONS, Precision
+from winml.modelkit.quantize.precisions import BFLOAT16, FLOAT32, INT4, MIXTURE, PRECISIONS, Precision
 from winml.modelkit.quantize.preparation import PreparedGraph
 from winml.modelkit.quantize.records import BudgetChoice, BudgetSearch, BudgetTrial
 from winml.modelkit.quantize.sensitivity_records import FidelityTarget, MeasuredVariant
@@ -702,6 +702,7 @@ class _Study:
                 _read_decibels(measured),
                 formats == chosen,
                 measured.scores.get(PERPLEXITY.name),
+                is_mixture=_is_mixture(formats),
             )
             for formats, measured in self._trials.items()
         ]
@@ -785,9 +786,14 @@ def _sufficient_size(size_bytes: int) -> str:
     return f"{math.ceil(10 * size_bytes / unit) / 10:g}{name}" if size_bytes < 1e5 * unit else f"{size_bytes}B"
 
 
+def _is_mixture(formats: Sequence[_Format]) -> bool:
+    """Return True if modules have different formats."""
+    return len(set(formats)) > 1
+
+
 def _format_name(formats: Sequence[_Format]) -> str:
     """Return the name of a single format, or ``mixed``."""
-    return formats[0].name if len(set(formats)) == 1 else MIXED
+    return MIXTURE if _is_mixture(formats) else formats[0].name
 
 
 def _read_decibels(measured: MeasuredVariant) -> float | None:

@@ -92,7 +92,7 @@ class QuantizeFields:
     block_size: BlockSize | None = declare(
         None, QUANTIZATION, default_words="32 with 4 bits; with 8 bits 64, and a scale per channel with `qdq`"
     )
-    """Weight-only and `qdq`: number of values of a weight that share a scale."""
+    """Weight-only and `qdq`: number of values of a weight that share a scale. With both modes: weight-only alone."""
     block_sizes: dict[str, BlockSize] = declare({}, QUANTIZATION, metavar="JSON", read=_json_reader("--block-sizes"))
     """Weight-only and `qdq`: block size by selector, such as {"BertLayer.0": 128}. The first selector that matches a
     module applies, before `block_size`. The command takes JSON text, a file or pairs."""

@@ -513,7 +513,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
     def _note_weak_result(self, fidelity: FidelityInfo) -> FidelityInfo:
         """Note a low SQNR of quantized activations, with the command that finds their modules; return the comparison.
 
-        Outputs with scores have a low SQNR by nature: their predictions decide.
+        Outputs judged by top-1 agreement are omitted.
         """
         worst, search = fidelity.worst, self._search_words
         ratio_db = fidelity.judged_db(worst)

@@ -28,7 +28,7 @@ from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.specs import PAST_PREFIX, PRESENT_PREFIX
 from winml.modelkit.onnx.weights import add_initializer
-from winml.modelkit.options import JsonError, load_metadata
+from winml.modelkit.options import load_metadata_record
 from winml.modelkit.quantize.precisions import INT8
 from winml.modelkit.words import count_noun
 
@@ -122,11 +122,8 @@ def quantize_cache(model: ir.Model, maxima: Mapping[str, Array]) -> tuple[str, .
 
 def _read_record(model: ir.Model) -> dict[str, Any]:
     """Quantization record of a model; ``{}`` if missing or damaged."""
-    try:
-        record = load_metadata(model.metadata_props.get(QUANTIZATION_KEY, "{}"))
-    except JsonError:
-        return {}
-    return record if isinstance(record, dict) and isinstance(record.get("requested", {}), dict) else {}
+    record = load_metadata_record(model.metadata_props.get(QUANTIZATION_KEY, "{}"))
+    return record if isinstance(record.get("requested", {}), dict) else {}
 
 
 def _register_scales(graph: ir.Graph, present: ir.Value, maxima: Mapping[str, Array], fresh: FreshNames) -> ir.Value:

@@ -18,7 +18,7 @@ from winml.modelkit.options import Drop, Options, drop_words, read_drop
 from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
 from winml.modelkit.quantize import precisions
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, INTEGER_ALGORITHMS, Algorithm, QuantizeFields
-from winml.modelkit.quantize.placements import CPU_PLACEMENT, PLACEMENTS, placement_for
+from winml.modelkit.quantize.placements import BLOCK_OPERATORS, CPU_PLACEMENT, PLACEMENTS, placement_for
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
@@ -216,11 +216,20 @@ class QuantizeOptions(QuantizeFields, Options):
             dict.fromkeys((*self.exclude, *self.include, *self.per_module, *self.block_sizes, *self.algorithms))
         )
 
+    @property
+    def qdq_block_size(self) -> int | None:
+        """Block size of all weights in ``qdq``; ``None`` beside ``weight-only``: it then applies to that mode alone.
+
+        Raises:
+            UsageError: a precision does not support the mode.
+        """
+        return None if "weight-only" in self.modes() else self.block_size
+
     def least_opset(self, rules: precisions.ModeRules) -> int:
         """Return the minimum opset of the operators that a mode creates with these options."""
         if not rules.needs_ranges:
             return rules.least_opset
-        has_blocks = self.block_size is not None or bool(self.block_sizes)
+        has_blocks = self.qdq_block_size is not None or bool(self.block_sizes)
         has_few_bits = any(precision.default_block is not None for precision, _ in self.requested_modes())
         return precisions.BLOCK_OPSET if has_blocks or has_few_bits else rules.least_opset
 
@@ -364,7 +373,7 @@ class QuantizeOptions(QuantizeFields, Options):
         if not modes and self.kv_cache is None:
             return  # nothing is quantized, which the caller reports
         self._refuse_unread(modes)
-        self._refuse_kinds()
+        self._refuse_idle_activation_bits()
         self._refuse_unmeasured(modes)
         self._refuse_bits(requested)
         if self.symmetric is False and self.per_channel is not False and "qdq" in modes:
@@ -447,7 +456,7 @@ class QuantizeOptions(QuantizeFields, Options):
                 hint=f"Add {opt.min_sqnr}, such as 25, or {opt.max_drop}, such as perplexity=2%.",
             )
 
-    def _refuse_kinds(self) -> None:
+    def _refuse_idle_activation_bits(self) -> None:
         """Refuse bits by kind without a precision that reads them.
 
         Raises:
@@ -463,12 +472,17 @@ class QuantizeOptions(QuantizeFields, Options):
             )
 
     def _refuse_bits(self, requested: Sequence[tuple[precisions.Precision, precisions.Mode]]) -> None:
-        """Refuse activation bits that the provider does not support.
+        """Refuse activation bits and blocks of weights that the provider does not support.
 
         Raises:
-            UsageError: bits are unsupported; the message names the fitting precisions.
+            UsageError: bits are unsupported; the message names the fitting precisions. Or no product has blocks.
         """
         placement = placement_for(self.ep)
+        block_options = {
+            f"{opt.block_size} {self.block_size}": self.qdq_block_size is not None,
+            opt.block_sizes: bool(self.block_sizes) and "weight-only" not in self.modes(),
+        }
+        stated = next((name for name, is_stated in block_options.items() if is_stated), None)
         for precision, mode in requested:
             if not precisions.MODES[mode].needs_ranges:
                 continue
@@ -485,10 +499,10 @@ class QuantizeOptions(QuantizeFields, Options):
                     hint=f"Use {provider}one of {', '.join(fitting)}.",
                 )
             bits = precision.weight_bits, precision.range_bits
-            if self.block_size is not None and (refusal := placement.product_refusal(*bits, "block")):
+            refusals = [placement.product_refusal(*bits, "block", operator) for operator in BLOCK_OPERATORS]
+            if stated is not None and all(refusals):
                 raise UsageError(
-                    f"{opt.block_size} {self.block_size}: {self.ep} does not run weights by blocks in "
-                    f"{precision.name}: {refusal}",
+                    f"{stated}: {self.ep} does not run weights by blocks in {precision.name}: {refusals[0]}",
                     hint="Omit it: weights then have a scale for each channel.",
                 )
 

@@ -6,11 +6,12 @@ Each mode has its engine, selected by data. Request and result are written to th
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import onnx
 import onnx_ir as ir
@@ -26,17 +27,18 @@ from winml.modelkit.options import load_json, parse_options
 from winml.modelkit.quantize import planning
 from winml.modelkit.quantize.attention_masks import make_masks_finite, mask_values, narrow_masks
 from winml.modelkit.quantize.calibration.activation_statistics import MeasuredValue
+from winml.modelkit.quantize.declared_options import INTEGER_ALGORITHMS, BlockSize
 from winml.modelkit.quantize.engines import integer_weights
 from winml.modelkit.quantize.engines.weight_only import algorithm_notes, block_weights
 from winml.modelkit.quantize.equalization import Equalization, equalize
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.placements import Placement, placement_for
+from winml.modelkit.quantize.placements import BLOCK_OPERATORS, Placement, placement_for
 from winml.modelkit.quantize.precisions import (
     FLOAT32,
     INTEGER_ACTIVATIONS,
     KIND_RULES,
     LEAST_CACHE_SQNR_DB,
-    MIXED,
+    MIXTURE,
     MODES,
     PRECISIONS,
     SOLVED_MODES,
@@ -215,7 +217,8 @@ def quantize(
         give_products_own_weights(model, frozenset().union(*(task.nodes for task in tasks)))
     if calibration is not None and (options.smooth_quant is not None or options.cross_layer_equalization):
         has_channel_scales = options.per_channel is not False and provider.has_channel_products
-        bits = {node.name: node.requested.range_bits for node in plan.nodes if node.mode in INTEGER_ACTIVATIONS}
+        integer_tasks = [task for task in tasks if task.mode in INTEGER_ACTIVATIONS]
+        bits = {name: task.precision.range_bits for task in integer_tasks for name in task.nodes}
         equalized = equalize(model, bits, options, calibration, has_channel_scales=has_channel_scales)
     masked: frozenset[str] = frozenset()
     if provider.finite_masks and options.needs_ranges:
@@ -254,7 +257,9 @@ def quantize(
         *transfer.notes,
         *integer_weights.shared_weight_notes(model, reached, quantized),
         *algorithm_notes(quantized, options),
+        *_missing_block_notes(model, tasks),
         *_solved_integer_notes(model, tasks),
+        *_rounded_integer_notes(model, tasks),
     )
     earlier = _read_earlier_record(model)
     outcome = _module_outcomes(model, plan.nodes, reached, reasons or {})
@@ -298,6 +303,49 @@ def _solved_integer_notes(model: ir.Model, tasks: Sequence[planning.EngineTask])
     others = ", ".join(f"{operator} {number}" for operator, number in counts.items())
     rounded = f" Rounded to nearest: {others}." if others else ""
     return (f"{count_noun(count, 'product')} got integers from the calibration samples (gptq).{rounded}",)
+
+
+def _rounded_integer_notes(model: ir.Model, tasks: Sequence[planning.EngineTask]) -> Iterator[str]:
+    """Note the products in ``qdq`` whose algorithm has no integers of one zero point: it applies to weight-only."""
+    counts = Counter(
+        algorithm
+        for task, node in _iterate_integer_layers(model, tasks)
+        if (algorithm := task.algorithm_of(node)) not in INTEGER_ALGORITHMS | {"rtn"} and node.op_type != "Gather"
+    )
+    for algorithm, count in counts.items():
+        yield (
+            f"{count_noun(count, 'layer')} in qdq {'was' if count == 1 else 'were'} rounded to nearest: "
+            f"{opt.algorithm} {algorithm} applies to weight-only."
+        )
+
+
+def _missing_block_notes(model: ir.Model, tasks: Sequence[planning.EngineTask]) -> Iterator[str]:
+    """Note the products for which blocks were requested and whose weights have a scale per channel or tensor."""
+    counts: Counter[str] = Counter()
+    for task, node in _iterate_integer_layers(model, tasks):
+        blocks = task.scaling.requested_blocks(node, 1) if node.op_type in BLOCK_OPERATORS else None
+        if blocks is None:
+            continue
+        bits = task.precision.weight_bits, task.precision.range_bits
+        refusal = task.provider.product_refusal(*bits, "block", node.op_type)
+        if blocks.depth % blocks.size:
+            divisor = math.gcd(blocks.depth, blocks.size)
+            advice = f"; {opt.block_size} {divisor} does" if divisor in get_args(BlockSize) else ""
+            counts[f"{blocks.size} does not divide the depth of {blocks.depth}{advice}"] += 1
+        elif task.placement.is_by_unit and refusal:
+            counts[f"the provider does not run {node.op_type} in blocks: {refusal}"] += 1
+    for reason, count in counts.items():
+        yield f"{count_noun(count, 'product')} in qdq without blocks, with a scale per channel or weight: {reason}."
+
+
+def _iterate_integer_layers(
+    model: ir.Model, tasks: Sequence[planning.EngineTask]
+) -> Iterator[tuple[planning.EngineTask, ir.Node]]:
+    """Yield the nodes with a weight that tasks of mode ``qdq`` quantize."""
+    nodes = {node.name: node for node in model.graph if planning.constant_weight(node) is not None}
+    for task in tasks:
+        if task.mode == "qdq":
+            yield from ((task, node) for name, node in nodes.items() if name in task.nodes)
 
 
 def _drop_records(model: ir.Model, planned: Sequence[planning.PlannedNode]) -> None:
@@ -384,16 +432,18 @@ def _count_activations(
 ) -> tuple[ActivationCount, ...]:
     """Count the quantized activations by kind and bits; a value that readers convert counts once, as it is made."""
     makers = {value.name: node.name or "" for node in model.graph for value in node.outputs}
-    bits: dict[str, int] = {}
+    bits_of: dict[str, int] = {}
     for task in tasks:
         for value in task.placement.values:
-            if value.readers is None or value.name not in bits:
-                bits[value.name] = task.precision.range_bits
-    counts = Counter((kinds.get(makers.get(name, ""), "other") if kinds else "", of) for name, of in bits.items())
+            if value.readers is None or value.name not in bits_of:
+                bits_of[value.name] = task.precision.range_bits
+    counts = Counter(
+        (kinds.get(makers.get(name, ""), "other") if kinds else "", bits) for name, bits in bits_of.items()
+    )
     order = ["", *KIND_RULES]
     return tuple(
-        ActivationCount(kind, of, count)
-        for (kind, of), count in sorted(counts.items(), key=lambda entry: (order.index(entry[0][0]), entry[0][1]))
+        ActivationCount(kind, bits, count)
+        for (kind, bits), count in sorted(counts.items(), key=lambda entry: (order.index(entry[0][0]), entry[0][1]))
     )
 
 
@@ -519,7 +569,8 @@ def read_minimum(model: ir.Model) -> QualityMinimum | None:
         return None
     if (stated_db := record.requested.get("min_sqnr_db")) is not None:
         return QualityMinimum(float(stated_db))
-    names = {str(record.requested.get("precision")), *(module.requested for module in record.modules)}
+    # The requested precision of all modules is a precision only if no module has another, which may be a mixture's.
+    names = {module.requested for module in record.modules} or {str(record.requested.get("precision"))}
     minimums = [precision.minimum for name, precision in PRECISIONS.items() if name in names]
     if record.requested.get("kv_cache") is not None:
         minimums.append(QualityMinimum(LEAST_CACHE_SQNR_DB))
@@ -540,12 +591,12 @@ def _create_record(
     """Record of request and result, JSON-ready.
 
     If the precision was selected per module (``is_chosen``), the requested precision is the common precision of all
-    modules, or ``mixed``.
+    modules, or the mark of a mixture.
     """
     chosen = {module.requested for module in outcome if module.quantized} if is_chosen else {options.base.name}
     # The location of the data on this machine is omitted; the calibration record describes the data.
     requested = {
-        "precision": MIXED if len(chosen) > 1 else next(iter(chosen), options.base.name),
+        "precision": MIXTURE if len(chosen) > 1 else next(iter(chosen), options.base.name),
         **options.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=_NOT_RECORDED),
     }
     calibrated = {} if calibration is None else {"calibration": dict(calibration.as_record())}

@@ -219,6 +219,9 @@ def _format_key(precision: Precision, mode: str) -> str:
     return {"weight-only": f"MatMulNBits/{precision.weight_bits}/rank 3", "dynamic": "MatMulInteger"}.get(mode, "")
 
 
+BLOCK_OPERATORS = ("MatMul", "Gemm")
+"""Products whose weights may have blocks."""
+
 CPU_PLACEMENT = "cpu"
 """Short name of the default placement: for providers without an entry, or if no provider is selected."""
 

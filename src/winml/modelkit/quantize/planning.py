@@ -515,7 +515,7 @@ class EngineTask:
     @property
     def scaling(self) -> WeightScaling:
         """Bits of the precision, and requested scales of weights in QuantizeLinear and DequantizeLinear."""
-        size = self.options.block_size or self.precision.default_block
+        size = self.options.qdq_block_size or self.precision.default_block
         bits = self.precision.weight_bits, self.precision.range_bits
         return WeightScaling(*bits, self.is_per_channel, size if self.is_per_channel else None, self.block_sizes)
 

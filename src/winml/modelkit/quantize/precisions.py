@@ -214,7 +214,9 @@ INT8, INT4, W8A8, W8A16, FLOAT16, BFLOAT16, FLOAT32 = "int8", "int4", "w8a8", "w
 """Precisions with a special role: :data:`INT8` is the default, :data:`INT4` the default of a search for bits of
 weights, and :data:`W8A8` the default of a search for bits of weights and activations."""
 MIXED = "mixed"
-"""Precision with activation bits by kind; also the name of modules with several precisions in a record."""
+"""Precision with activation bits by kind."""
+MIXTURE = "mixed"
+"""Mark of modules with several precisions in a record, which had this name before there was a precision of it."""
 
 _BUILT_IN = {
     precision.name: precision

@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import onnx_ir as ir
 
 from winml.modelkit.onnx.cutting import Cutter
 from winml.modelkit.onnx.weights import constant_tensor, transposed_weight
-from winml.modelkit.quantize.placements import OperatorRule, Placement, Role
+from winml.modelkit.quantize.placements import BLOCK_OPERATORS, OperatorRule, Placement, Role
 
 _WITH_QUANTIZED_OUTPUT = frozenset({"Conv", "ConvTranspose"})
 """Layers with a quantized output. Specified: ONNX Runtime's integer kernels of convolutions require an integer output;
@@ -207,6 +208,15 @@ class _Placing:
         self._quantized_values[value] = QuantizedValue(value.name or "", None)
 
 
+class RequestedBlocks(NamedTuple):
+    """Blocks of the weight of a product."""
+
+    axis: int
+    size: int
+    depth: int
+    """Number of values along the axis."""
+
+
 @dataclass(frozen=True)
 class WeightScaling:
     """Requested bits and scales of the weights of one precision."""
@@ -221,19 +231,24 @@ class WeightScaling:
     """Name of a node → block size of its weight, if set by a rule."""
 
     def block_axis(self, node: ir.Node, index: int) -> tuple[int, int] | None:
-        """Return axis and size of the blocks of a weight; ``None`` if it has none, or if the size does not divide it.
+        """Return axis and size of the blocks of a weight; ``None`` without blocks, or if they do not divide it."""
+        blocks = self.requested_blocks(node, index)
+        return None if blocks is None or blocks.depth % blocks.size else (blocks.axis, blocks.size)
+
+    def requested_blocks(self, node: ir.Node, index: int) -> RequestedBlocks | None:
+        """Return the blocks that are requested for a weight; ``None`` without blocks.
 
         Products alone have blocks, along the axis of their sums.
         """
         size = self.block_sizes.get(node.name or "", self.block_size)
         value = node.inputs[index]
         shape = value.shape if value is not None else None
-        if size is None or shape is None or node.op_type not in ("MatMul", "Gemm") or index != 1 or len(shape) != 2:
+        if size is None or shape is None or node.op_type not in BLOCK_OPERATORS or index != 1 or len(shape) != 2:
             return None
         is_transposed = node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0
         axis = int(is_transposed)
         depth = shape[axis]
-        return (axis, size) if isinstance(depth, int) and depth % size == 0 else None
+        return RequestedBlocks(axis, size, depth) if isinstance(depth, int) else None
 
 
 def place_units(model: ir.Model, names: frozenset[str], placement: Placement, scaling: WeightScaling) -> QdqPlacement:

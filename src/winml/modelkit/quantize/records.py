@@ -64,13 +64,8 @@ class BudgetTrial(Record):
     is_chosen: bool = False
     perplexity: float | None = field(default=None, metadata=entry(digits=4, omit_none=True))
     """Perplexity on the held-out samples, if it is a limit."""
-
-    @property
-    def is_mixture(self) -> bool:
-        """True if modules have different formats."""
-        from winml.modelkit.quantize.precisions import MIXED
-
-        return self.form == MIXED
+    is_mixture: bool = False
+    """True if modules have different formats: ``form`` may also be the precision ``mixed``."""
 
 
 @dataclass(frozen=True)

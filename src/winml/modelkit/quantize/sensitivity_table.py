@@ -115,9 +115,9 @@ def _conclusion_words(result: sensitivity_records.QuantizationSensitivity) -> st
     has_causes = count <= _MOST_CAUSES
     causes = [module for _, module in ranked[: count if has_causes else 1]]
     names = " and ".join(module.path or module.tag for module in causes)
-    weights = percent_words(sum(module.parameters for module in causes) / parameters) if parameters else "no"
-    share = percent_words(shares[len(causes) - 1])
-    part = f"{share} of the error of the innermost modules, with {weights} of their parameters"
+    weights = sum(module.parameters for module in causes)
+    of_weights = f", with {percent_words(weights / parameters)} of their parameters" if parameters else ""
+    part = f"{percent_words(shares[len(causes) - 1])} of the error of the innermost modules{of_weights}"
     if has_causes:
         return f"{names} cause{'s' if len(causes) == 1 else ''} {part}"
     return f"no single module causes the error: {names}, the most sensitive, has {part}"

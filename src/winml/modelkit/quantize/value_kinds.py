@@ -64,7 +64,8 @@ class _Classification:
                 for value in node.inputs:
                     self._mark_added(value)
         for node in self._nodes:
-            self._kinds.setdefault(node, self._remaining_kind(node))
+            if node not in self._kinds:
+                self._kinds[node] = self._remaining_kind(node)
         return self._kinds
 
     def _computed_inputs(self, node: ir.Node) -> list[ir.Value]:
@@ -178,9 +179,8 @@ class _Classification:
             return "function"
         if node.op_type in ("Conv", "ConvTranspose"):
             return "convolution"
-        if self._biased_product(node) is not None:
-            product = self._biased_product(node)
-            return "convolution" if product is not None and product.op_type.startswith("Conv") else "intermediate"
+        if (product := self._biased_product(node)) is not None:
+            return "convolution" if product.op_type.startswith("Conv") else "intermediate"
         makers = [value.producer() for value in self._computed_inputs(node)]
         kinds = [self._kinds[maker] for maker in makers if maker is not None]
         if node.op_type in _FOLLOWING or node.op_type in _MOVING:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx import numpy_helper
 
 from graphs import parse
 from installed_versions import TWO_BITS
@@ -225,3 +226,41 @@ def test_algorithm_of_a_module_overrides_the_default(source: Path, data: Path) -
     assert {"/M/MatMul": "gptq", "/M/Gemm": "hqq"} == found
     assert result.calibration is not None
     assert "gptq" == result.calibration.record["method"]
+
+
+def test_large_bias_of_a_channel_leaves_the_solved_integers_of_the_others(data: Path, tmp_path: Path) -> None:
+    """The bias needs a larger scale in its channel alone."""
+    integers = {}
+    for name, algorithm, bias in (("solved", "gptq", 0.0), ("biased", "gptq", 300.0), ("nearest", "rtn", 300.0)):
+        model = parse(f"m (float[N, 64] x) => (float[N, 8] y) <{weight('w', 64, 8)}, {weight('b', 8)}> {{"
+                      "y = Gemm (x, w, b) }")  # fmt: skip
+        values = np.random.default_rng(1).standard_normal((64, 8)).astype(np.float32)
+        values[:, 2] *= 1e-9
+        model.graph.initializers["w"].const_value = ir.tensor(values, name="w")
+        biases = np.array([0, 0, bias, 0, 0, 0, 0, 0], np.float32)
+        model.graph.initializers["b"].const_value = ir.tensor(biases, name="b")
+        ir.save(model, tmp_path / "in.onnx")
+        result = quantize_onnx(
+            tmp_path / "in.onnx", tmp_path / f"{name}.onnx", precision="w8a8", mode="qdq", algorithm=algorithm,
+            calibration_data=str(data), min_sqnr_db=-100.0,
+        )  # fmt: skip
+        assert (algorithm == "gptq") == any("1 product got integers" in note for note in result.notes)
+        written = onnx.load(result.model_path)
+        [stored] = [tensor for tensor in written.graph.initializer if tensor.name == "w_quantized"]
+        integers[name] = np.delete(numpy_helper.to_array(stored), 2, axis=1)
+    assert np.array_equal(integers["solved"], integers["biased"])
+    assert not np.array_equal(integers["solved"], integers["nearest"])
+
+
+def test_layers_in_qdq_beside_weights_of_awq_are_noted(data: Path, tmp_path: Path) -> None:
+    """The algorithm has no integers with one zero point."""
+    weights = f"{weight('w', 64, 64)}, {weight('v', 64, 64)}, {weight('b', 64)}"
+    ir.save(
+        parse(f"m (float[N, 64] x) => (float[N, 64] y) <{weights}> {{ a = MatMul (x, w) y = Gemm (a, v, b) }}"),
+        tmp_path / "in.onnx",
+    )
+    result = quantize_onnx(
+        tmp_path / "in.onnx", tmp_path / "both.onnx", precision="w8a8", per_module={"/M/MatMul": "int4"},
+        algorithm="awq", calibration_data=str(data), min_sqnr_db=-100.0,
+    )  # fmt: skip
+    assert any(note.startswith("1 layer in qdq was rounded to nearest") and "awq" in note for note in result.notes)

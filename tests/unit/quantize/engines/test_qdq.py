@@ -332,3 +332,14 @@ def test_channels_have_one_zero_point_and_a_scale_that_their_bias_fits_into(prec
     assert 1.0 == tensors["w1_scale"][1]
     assert np.abs(tensors["wb_quantized"].astype(np.int64)).max() < 2**31 - 1
     assert _sqnr_db(expected, _run(result.model, {"x": IMAGE})) > 25
+
+
+def test_weight_that_blocks_do_not_divide_is_noted() -> None:
+    """The note names the depth, and the largest block that divides it."""
+    body = "m (float[2, 48] x) => (float[2, 8] y) { a = MatMul (x, w1) y = MatMul (a, w2) }"
+    model = tagged_graph(body, ("/M/A", "/M/B"), {"w1": (48, 32), "w2": (32, 8)}, opset=21)
+    samples = [{"x": np.random.default_rng(0).standard_normal((2, 48)).astype(np.float32)}]
+    [note] = [note for note in quantized(model, samples, precision="w4a16").notes if "without blocks" in note]
+    assert note.startswith("1 product ")
+    assert "depth of 48" in note
+    assert " 16 does" in note

@@ -292,7 +292,7 @@ def refuse_models(layout: Layout, models: Sequence[Path], config: Path | None = 
         UsageError: the readers expect another kind of decoder.
         TaskError: the readers have no class for the task or the model.
     """
-    from winml.modelkit.onnx.files.reading import read_structure  # imports onnx
+    from winml.modelkit.onnx.files.reading import read_metadata, read_structure  # imports onnx
 
     computing = (path for path in models if layout.cross_keys == DECODER and _reads_cross_attention_cache(path))
     if decoder := next(computing, None):
@@ -305,7 +305,7 @@ def refuse_models(layout: Layout, models: Sequence[Path], config: Path | None = 
     for start, kind in layout.unknown_inputs.items():
         if any(name.startswith(start) for name in inputs):
             raise _unknown_model_error(layout, kind)
-    metadata = {entry.key: entry.value for entry in read_structure(models[0]).metadata_props}
+    metadata = read_metadata(models[0])
     task = model_record(metadata).get("task")
     refuse_unknown_type(layout, config, task, has_cache=any(name.startswith("past_") for name in inputs))
     if MODEL_KEY in metadata:  # the task of another tool's file is unknown

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -94,9 +94,7 @@ class OnnxSide:
         self.is_rounded = False
         self._session: Session | None = None
         self._as_written = as_written
-        self._place: dict[str, Any] = (
-            {} if provider is None else {"providers": provider.names, "provider_options": provider.options}
-        )
+        self._provider = provider
         self._states = QuantizedStates()
         self._tapped: frozenset[str] = frozenset()
         self._shapes: dict[str, tuple[int | str | None, ...]] = {}
@@ -155,6 +153,7 @@ class OnnxSide:
         session, one at a time.
 
         Raises:
+            UsageError: the file shares its weights with other parts, which a simulator does not support.
             StageError: ONNX Runtime cannot load the file.
         """
         return self._open_session(tapped) if self._session is None else self._session
@@ -204,7 +203,8 @@ class OnnxSide:
         names = [name for name in dict.fromkeys(tapped) if name not in self.output_names]
         self._session = None  # two sessions would hold the weights twice
         is_as_written = self._as_written or bool(names)
-        self._session = open_session(self.path, as_written=is_as_written, outputs=names, **self._place)
+        place = {} if self._provider is None else self._provider.session_options(self.path)
+        self._session = open_session(self.path, as_written=is_as_written, outputs=names, **place)
         self._states = QuantizedStates.of(self.path, self._session)
         self._tapped = frozenset(names)
         self._shapes.update(self._session.output_shapes)

@@ -72,6 +72,7 @@ class ProofMaker:
     parts: list[ProofPart] = field(default_factory=list)
     arrays: dict[str, Array] = field(default_factory=dict)
     limit_bytes: int = 0
+    notes: list[str] = field(default_factory=list)
 
     def add(
         self,

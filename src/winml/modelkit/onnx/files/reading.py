@@ -77,6 +77,16 @@ def read_structure(path: Path, *, as_written: bool = False) -> onnx.ModelProto:
     return _read_model(path, lambda *_: b"", as_written=as_written)
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return the metadata of a model file.
+
+    Raises:
+        ModelPathError: the file is missing, is a directory or cannot be opened.
+        InputError: the file is empty, cut off, or not an ONNX file.
+    """
+    return {entry.key: entry.value for entry in read_structure(path).metadata_props}
+
+
 def read_referring(path: Path, *, initializers_only: bool = False) -> onnx.ModelProto:
     """Read a model whose larger initializers refer to their bytes in the model file itself.
 

@@ -228,8 +228,8 @@ class _Rewriting:
                     task = _with_weight_bits(task, bits)
                 scales = _weight_scales(value, axis, task, is_unit=is_unit, floor=floor, block_size=block_size)
                 solved = self._solved_weight(value, scales)
-                if solved is not None and (floor is None or np.all(solved[1].scales >= floor)):
-                    tensor, scales = solved
+                if solved is not None:
+                    tensor, scales = solved[0], _raise_scales(solved[1], floor)
             else:
                 scales = self._activation_scales(value)
             tag = _common_tag([use.node for use in value.uses() if use.node.name in self._readers], self._modules)
@@ -579,6 +579,11 @@ def _weight_scales(
         # Channels of zeros have another zero point otherwise.
         middle = 0 if is_signed else 128
         scales = replace(scales, zero_points=np.full_like(scales.zero_points, middle))
+    return _raise_scales(scales, floor)
+
+
+def _raise_scales(scales: WeightScales, floor: Array | None) -> WeightScales:
+    """Return scales of at least a minimum, per channel or scalar; ``None``: no minimum."""
     return scales if floor is None else replace(scales, scales=np.maximum(scales.scales, floor).astype(np.float32))
 
 
