@@ -88,7 +88,8 @@ def shared_contexts(sources: Sequence[Path], options: CompileOptions, beside: Pa
             sent = folder / f"sent_{number}.onnx"
             save_for_provider(model, sent)
             files[sent] = compiled[source] = folder / f"returned_{number}.onnx"
-        yield SharedContexts(folder, compiled, write_contexts(files, chosen, embed=False))
+        outcomes = write_contexts(files, chosen, embed=False)
+        yield SharedContexts(folder, compiled, dict(zip(sources, outcomes.values(), strict=True)))
 
 
 def compilation(

@@ -58,6 +58,13 @@ def read_device_trace(folder: Path) -> DeviceTrace:
     return DeviceTrace(operators, reasons)
 
 
+def take_device_trace(folder: Path) -> DeviceTrace:
+    """Read the trace that a provider wrote into a folder, and remove its file: the next model writes its own."""
+    trace = read_device_trace(folder)
+    (folder / _TRACE_NAME).unlink(missing_ok=True)
+    return trace
+
+
 @dataclass(frozen=True)
 class ModulePlacement(Record):
     """Nodes of one module on the device, and reasons of its other nodes."""
