@@ -167,6 +167,10 @@ class MeasureError(StageError):
     """Nothing could be measured: the graph does not run, or the execution provider records no profile."""
 
 
+class NoAnswerError(StageError):
+    """A process did not answer in time, which may be due to a busy machine."""
+
+
 class WriteError(StageError):
     """An output file could not be written; earlier files are unchanged."""
 

@@ -6,6 +6,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from winml.modelkit.errors import NoAnswerError
 from winml.modelkit.ort.devices import choose_provider
 from winml.modelkit.ort.probe_graphs import PROBES, product_key
 from winml.modelkit.ort.quantized_formats import (
@@ -43,6 +44,13 @@ def test_installed_provider_is_asked_in_one_process(monkeypatch: pytest.MonkeyPa
     keys = (product_key(8, 16, "channel"), "MatMulNBits/4/rank 2")
     monkeypatch.setattr("winml.modelkit.ort.probe_graphs.PROBES", {key: PROBES[key] for key in keys})
     assert dict.fromkeys(keys, "") == _ask_provider(chosen)
+
+
+def test_provider_that_answers_too_late_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine decides no format, so nothing is stored."""
+    monkeypatch.setattr("winml.modelkit.ort.quantized_formats._SECONDS", 0.001)
+    with pytest.raises(NoAnswerError, match="did not respond"):
+        _ask_provider(choose_provider("cpu", None, {}))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import onnx
 import onnxruntime as ort
 
-from winml.modelkit.errors import StageError, opt
+from winml.modelkit.errors import NoAnswerError, StageError, opt
 from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.ort.device_trace import take_device_trace, without_node_name
 from winml.modelkit.ort.devices import ChosenProvider
@@ -80,16 +80,16 @@ class RuntimeProcess:
             the provider does not run the node, from trace or log.
 
         Raises:
-            StageError: the process ended without an answer, or did not answer in time. The next question starts another
-                process.
+            NoAnswerError: the process did not answer in time. The next question starts another process.
+            StageError: the process ended without an answer; likewise.
         """
         try:
             reported: dict[str, Any] = self.process.ask(question, seconds=seconds)
         except (TimeoutError, ProcessEndedError) as error:
-            problem = "terminated its process without a result"
+            kind, problem = StageError, "terminated its process without a result"
             if isinstance(error, TimeoutError):
-                problem = f"did not respond within {error}; its process was terminated"
-            raise StageError(
+                kind, problem = NoAnswerError, f"did not respond within {error}; its process was terminated"
+            raise kind(
                 f"{self.who} {problem}",
                 hint=f"{_last_line(self.log)} Use different {opt.ep_options}, or a different {opt.ep}.".strip(),
             ) from None

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.errors import StageError, UsageError, WriteError
+from winml.modelkit.errors import NoAnswerError, StageError, UsageError, WriteError
 from winml.modelkit.onnx.files.named_paths import FORMATS_FOLDER, cache_root, pause_recording
 from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.onnx.files.resumable_results import write_atomically
@@ -101,7 +101,7 @@ def _formats_of_installed(ep: str) -> QuantizedFormats | None:
 
     Raises:
         UsageError: the provider finds no device on this machine.
-        StageError: it cannot be loaded.
+        StageError: it cannot be loaded, or did not answer in time.
     """
     import onnxruntime as ort
 
@@ -127,7 +127,11 @@ def _formats_of_installed(ep: str) -> QuantizedFormats | None:
 
 
 def _ask_provider(chosen: ChosenProvider) -> dict[str, str]:
-    """Ask a provider with all graphs; return key of a format → reason against it."""
+    """Ask a provider with all graphs; return key of a format → reason against it.
+
+    Raises:
+        NoAnswerError: it did not answer in time, which tells nothing of a format.
+    """
     import onnx
 
     from winml.modelkit.ort.kernels import RuntimeProcess
@@ -144,6 +148,8 @@ def _ask_provider(chosen: ChosenProvider) -> dict[str, str]:
             try:
                 reported, reasons = runtime.ask({**question, "model": str(path)}, _SECONDS)
                 answers[key] = _find_refusal(reported, reasons, chosen.provider.name)
+            except NoAnswerError:
+                raise
             except StageError as error:
                 answers[key] = error.message
     return answers
