@@ -12,6 +12,7 @@ import pytest
 from winml.modelkit.builds.build_model import cache_key
 from winml.modelkit.builds.config import (
     CompileSection,
+    OptimSection,
     QuantSection,
     WinMLBuildConfig,
     idle_quantization,
@@ -216,6 +217,18 @@ def test_data_set_is_identified_by_its_files_and_seed(tmp_path: Path) -> None:
     assert {"text": "line"} == before["quant"]["columns"]
     assert "seed" in before
     assert "owner/name:part" == options("owner/name:part")["quant"]["calibration_data"]
+
+
+def test_optimized_graph_of_a_quantized_build_has_separate_projections() -> None:
+    """The key of the stage names the fusions that it applies: projections are packed after they are quantized."""
+    optimize = next(stage for stage in STAGES if stage.name == "optimize")
+    plain, quantized = (
+        optimize.options(
+            plan_build(WinMLBuildConfig(layout="genai", optim=OptimSection(), quant=quant), ModelRequest("checkpoint"))
+        )
+        for quant in (None, section(precision="int4"))
+    )
+    assert {"packed_projection_fusion"} == {*plain["attention"]} - {*quantized["attention"]}
 
 
 def test_seed_counts_if_it_determines_the_ranges() -> None:

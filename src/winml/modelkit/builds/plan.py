@@ -115,6 +115,15 @@ def attention_variant(plan: BuildPlan) -> frozenset[str]:
     return frozenset(ATTENTION_VARIANT) - {"right_padding"} if is_for_webgpu else frozenset()
 
 
+def fused_attention_variant(plan: BuildPlan) -> frozenset[str]:
+    """Return the capabilities of :func:`attention_variant` that the optimization of a build fuses.
+
+    Projections are merged after the quantization of their weights, which is module by module.
+    """
+    quantized = {name for options in requested_quantizations(plan.config) for name in options.quantized_operators()}
+    return attention_variant(plan) - ({PACKING} if "MatMul" in quantized else set())
+
+
 def packs_projections(plan: BuildPlan) -> bool:
     """Return True if a build merges the projections of an attention after it has quantized their weights."""
     provider, section = requested_provider(plan.config), plan.config.optim

@@ -34,7 +34,7 @@ from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
 from winml.modelkit.builds.manifest_records import FileRecord, StageName, StageRecord
 from winml.modelkit.builds.plan import (
     BuildPlan,
-    attention_variant,
+    fused_attention_variant,
     idle_compilation,
     is_for_onnxruntime,
     packs_projections,
@@ -329,7 +329,7 @@ def _optimize_options(plan: BuildPlan) -> dict[str, object]:
     plug_in_record = {"plug_ins": plug_ins} if (plug_ins := options.plug_ins()) else {}
     fuses_decoders = plan.layout.for_onnxruntime or (plan.config.dtypes and is_for_onnxruntime(plan))
     fusion_record: dict[str, object] = {"fuses_decoders": True} if fuses_decoders else {}
-    if variant := attention_variant(plan):
+    if variant := fused_attention_variant(plan):
         fusion_record["attention"] = sorted(variant)
     if unfused:
         fusion_record["unfused_for_quantization"] = unfused
