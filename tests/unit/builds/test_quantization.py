@@ -219,6 +219,22 @@ def test_data_set_is_identified_by_its_files_and_seed(tmp_path: Path) -> None:
     assert "owner/name:part" == options("owner/name:part")["quant"]["calibration_data"]
 
 
+def test_compiled_file_is_judged_again_on_other_data(tmp_path: Path) -> None:
+    """The samples of a comparison decide its result; without a comparison they do not count."""
+    compile_stage = next(stage for stage in STAGES if stage.name == "compile")
+
+    def options(name: str, *, verify: bool = True, seed: int = 0) -> dict[str, Any]:
+        (tmp_path / name).write_text(f"text\n{name}\n")
+        quant = section(precision="int4", dataset=str(tmp_path / name))
+        config = WinMLBuildConfig(quant=quant, compile=CompileSection(ep="cpu"))
+        return compile_stage.options(plan_build(config, ModelRequest("checkpoint", seed=seed), verify=verify))
+
+    assert options("a.csv") == options("a.csv")
+    assert options("a.csv") != options("b.csv")
+    assert options("a.csv") != options("a.csv", seed=1)
+    assert options("a.csv", verify=False) == options("b.csv", verify=False)
+
+
 def test_optimized_graph_of_a_quantized_build_has_separate_projections() -> None:
     """The key of the stage names the fusions that it applies: projections are packed after they are quantized."""
     optimize = next(stage for stage in STAGES if stage.name == "optimize")
