@@ -61,7 +61,6 @@ class QuantizedFormats(Record):
         return f"asked of {self.source}" if self.is_installed else f"recorded of {self.source}"
 
 
-@functools.cache
 def quantized_formats(ep: str | None) -> QuantizedFormats | None:
     """Return the formats that a provider runs; `None` if nothing is known.
 
@@ -72,6 +71,12 @@ def quantized_formats(ep: str | None) -> QuantizedFormats | None:
     # GPU engines, such as TensorRT's, are built for seconds to minutes each.
     if ep is None or provider is None or not provider.compiles or provider.devices[0] == "gpu":
         return None
+    return _find_formats(ep, provider.library)
+
+
+@functools.cache
+def _find_formats(ep: str, _library: str) -> QuantizedFormats | None:
+    """Return the formats of a provider that compiles; the library of its plug-in may be named between two calls."""
     with contextlib.suppress(StageError, UsageError):  # the provider finds no device, or does not answer
         if (formats := _formats_of_installed(ep)) is not None:
             return formats
@@ -116,7 +121,9 @@ def _formats_of_installed(ep: str) -> QuantizedFormats | None:
         chosen = choose_provider(ep, None, provider.simulation_options)
     options = "".join(f", {key} {value}" for key, value in provider.simulation_options.items() if chosen.stand_in)
     source = f"{ep} {provider_version(provider)}, ONNX Runtime {ort.__version__} ({chosen.device_words}{options})"
-    identity = hashlib.sha256(json.dumps([source, __version__, dict(chosen.options)]).encode()).hexdigest()
+    identity = hashlib.sha256(
+        json.dumps([source, __version__, dict(chosen.options), provider.library]).encode()
+    ).hexdigest()
     path = cache_root() / FORMATS_FOLDER / f"{identity}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return QuantizedFormats(ep, source, is_installed=True, answers=dict(read_json_file(path)["answers"]))
