@@ -70,15 +70,18 @@ def test_trace_in_a_file_counts_the_nodes_of_each_module() -> None:
         CompiledNode("/a/MatMul", "MatMul", "/Net/A"),
         CompiledNode("/a/Erf", "Erf", "/Net/A", ERF),
         CompiledNode("/Add", "Add", "/Net", ""),
+        CompiledNode("/Add", "Add", "/Net"),  # of another branch
     )
     written = CompilationTrace(nodes, {"/a/MatMul": ("/a/MatMul",), "x": ("/a/MatMul", "/Add")}).as_metadata()
     trace = read_compilation_trace({COMPILE_TRACE_KEY: written})
     assert CompilationTrace(nodes, {"x": ("/a/MatMul", "/Add")}) == trace
     assert trace is not None
     placement = trace.place_modules({"/Net/A": "a", "/Net": ""})
-    assert (ModulePlacement("a", 2, 1, {ERF: 1}), ModulePlacement("", 1, 0, {"": 1})) == placement
+    assert (ModulePlacement("a", 2, 1, {ERF: 1}), ModulePlacement("", 2, 1, {"": 1})) == placement
 
 
-@pytest.mark.parametrize("text", [None, "{", "[]", '{"modules": {"a": 1}, "outside": {}, "operators": {}}'])
+@pytest.mark.parametrize(
+    "text", [None, "{", "[]", '{"modules": {"a": 1}, "operators": {}}', '{"modules": {"a": [["b"]]}, "operators": {}}']
+)
 def test_missing_or_damaged_trace_in_a_file_is_none(text: str | None) -> None:
     assert read_compilation_trace({} if text is None else {COMPILE_TRACE_KEY: text}) is None
