@@ -27,7 +27,7 @@ from generating import save_decoder, save_tokenizer
 from graphs import parse
 from readers import folder_of, python_of
 from weighted_graphs import CONVOLUTION, PERCEPTRON
-from winml.modelkit.metadata_keys import COMPILE_KEY, MODULES_KEY
+from winml.modelkit.metadata_keys import COMPILE_KEY, COMPILE_TRACE_KEY, MODULES_KEY
 from winml.modelkit.tags.tagging import NodeTag, write_tag
 
 QNN = "qnn"
@@ -51,6 +51,11 @@ def winml(reader: str, *arguments: str | Path) -> tuple[int, Any, str]:
         check=False,
     )
     return done.returncode, json.loads(done.stdout) if done.stdout.strip() else None, done.stderr
+
+
+def read_trace(path: Path) -> Any:
+    """Return the trace of a compilation in the metadata of a file."""
+    return json.loads({entry.key: entry.value for entry in onnx.load(path).metadata_props}[COMPILE_TRACE_KEY])
 
 
 @pytest.fixture(scope="module")
@@ -297,6 +302,9 @@ def test_prompt_and_step_share_their_weights_in_one_file(tmp_path: Path) -> None
         sizes.append([file["size_bytes"] for file in record["deploy"] if file["name"].endswith(".data")])
     assert [2, 1] == [len(names) for names in sizes]
     assert sum(sizes[1]) < sum(sizes[0])
+    for part in ("prompt.onnx", "decoder.onnx"):
+        alone, shared = (read_trace(tmp_path / name / part) for name in ("alone", "shared"))
+        assert alone == shared, "each part keeps the trace of its own compilation"
     code, _, err = winml(QNN, "generate", tmp_path / "shared", *place[:4], "-p", "the king")
     assert 2 == code
     assert "--share-weights" in err

@@ -19,6 +19,7 @@ The exit code of the command is on the class (FORMATS: 0 success, 1 failure, 2 w
     │   ├── QuantizeError           1
     │   ├── CompileError            1
     │   ├── MeasureError            1
+    │   ├── NoAnswerError           1   a process did not answer in time
     │   └── WriteError              1   the output could not be written
     ├── LimitError                  3   a result is beyond a limit of the request
     ├── VerificationError           3   two models that should give equal outputs do not
@@ -165,6 +166,10 @@ class CompileError(StageError):
 
 class MeasureError(StageError):
     """Nothing could be measured: the graph does not run, or the execution provider records no profile."""
+
+
+class NoAnswerError(StageError):
+    """A process did not answer in time, which may be due to a busy machine."""
 
 
 class WriteError(StageError):

@@ -12,6 +12,7 @@ import pytest
 from winml.modelkit.builds.build_model import cache_key
 from winml.modelkit.builds.config import (
     CompileSection,
+    OptimSection,
     QuantSection,
     WinMLBuildConfig,
     idle_quantization,
@@ -216,6 +217,34 @@ def test_data_set_is_identified_by_its_files_and_seed(tmp_path: Path) -> None:
     assert {"text": "line"} == before["quant"]["columns"]
     assert "seed" in before
     assert "owner/name:part" == options("owner/name:part")["quant"]["calibration_data"]
+
+
+def test_compiled_file_is_judged_again_on_other_data(tmp_path: Path) -> None:
+    """The samples of a comparison decide its result; without a comparison they do not count."""
+    compile_stage = next(stage for stage in STAGES if stage.name == "compile")
+
+    def options(name: str, *, verify: bool = True, seed: int = 0) -> dict[str, Any]:
+        (tmp_path / name).write_text(f"text\n{name}\n")
+        quant = section(precision="int4", dataset=str(tmp_path / name))
+        config = WinMLBuildConfig(quant=quant, compile=CompileSection(ep="cpu"))
+        return compile_stage.options(plan_build(config, ModelRequest("checkpoint", seed=seed), verify=verify))
+
+    assert options("a.csv") == options("a.csv")
+    assert options("a.csv") != options("b.csv")
+    assert options("a.csv") != options("a.csv", seed=1)
+    assert options("a.csv", verify=False) == options("b.csv", verify=False)
+
+
+def test_optimized_graph_of_a_quantized_build_has_separate_projections() -> None:
+    """The key of the stage names the fusions that it applies: projections are packed after they are quantized."""
+    optimize = next(stage for stage in STAGES if stage.name == "optimize")
+    plain, quantized = (
+        optimize.options(
+            plan_build(WinMLBuildConfig(layout="genai", optim=OptimSection(), quant=quant), ModelRequest("checkpoint"))
+        )
+        for quant in (None, section(precision="int4"))
+    )
+    assert {"packed_projection_fusion"} == {*plain["attention"]} - {*quantized["attention"]}
 
 
 def test_seed_counts_if_it_determines_the_ranges() -> None:

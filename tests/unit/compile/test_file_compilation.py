@@ -15,9 +15,11 @@ from e2e.in_process import run_here
 from graphs import parse
 from weighted_graphs import CONVOLUTION, PERCEPTRON
 from winml.modelkit import compile_onnx, optimize_onnx, quantize_onnx
+from winml.modelkit.compare.quality_samples import JudgingData
+from winml.modelkit.compile.file_compilation import _find_recorded_data
 from winml.modelkit.compile.options import CompileOptions
 from winml.modelkit.errors import InputError, StageError, UsageError
-from winml.modelkit.metadata_keys import COMPILE_KEY, MODEL_KEY, NORMALIZED_KEY
+from winml.modelkit.metadata_keys import COMPILE_KEY, MODEL_KEY, NORMALIZED_KEY, QUANTIZATION_KEY
 from winml.modelkit.onnx.contexts import context_file_names
 from winml.modelkit.onnx.files.placing import data_names, external_files, place_copy, replaceable_data
 from winml.modelkit.onnx.files.recovery import temporary_folder
@@ -125,6 +127,16 @@ def test_compiled_model_is_not_changed_again(perceptron: Path, tmp_path: Path) -
                 change(path, tmp_path / "again.onnx")
     assert NORMALIZED_KEY not in Session(ours).metadata
     assert not (tmp_path / "again.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    "requested", [{"columns": "text"}, {"columns": 3}, {"columns": {"text": 1}}, {"split": 7}, ["split"]]
+)
+def test_foreign_record_of_a_quantization_states_no_data(requested: object, tmp_path: Path) -> None:
+    """Metadata of another program is no error."""
+    (tmp_path / "a.csv").write_text("text\na\n")
+    metadata = {QUANTIZATION_KEY: json.dumps({"calibration": {"data": "a.csv"}, "requested": requested})}
+    assert (JudgingData(), "") == _find_recorded_data(metadata, [tmp_path], 0, lambda _request: True)
 
 
 def test_unknown_operator_is_refused_by_name(tmp_path: Path) -> None:

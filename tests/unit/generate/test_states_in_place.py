@@ -8,6 +8,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.errors import InputError
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.generate.generation.loop import generate_tokens
@@ -22,17 +23,43 @@ class _CopyingSession(Session):
     takes_states_in_place = False
 
 
-def _write_decoder(path: Path, *, extra: str = "", extra_output: str = "") -> Path:
-    """Write a decoder of one attention with two heads, with the vectors of its tokens as keys and values."""
+_FED_SUM = '{\\"output\\": \\"next_sum\\", \\"part\\": \\"model\\", \\"input\\": \\"sum\\"},'
+_ADDED_SUM = """
+            last = Constant <value = int64[1] {-1}> ()
+            end = Constant <value = int64[1] {9223372036854775807}> ()
+            numbers = Cast <to = 1> (input_ids)
+            sums = CumSum (numbers, place)
+            total_sum = Add (sums, sum)
+            columns_of_sum = Unsqueeze (total_sum, last)
+            logits = Add (scores, columns_of_sum)
+            next_sum = Slice (total_sum, last, end, axis)"""
+
+
+def _write_decoder(
+    path: Path,
+    *,
+    extra: str = "",
+    extra_output: str = "",
+    has_sum: bool = False,
+) -> Path:
+    """Write a decoder of one attention with two heads, with the vectors of its tokens as keys and values.
+
+    With ``has_sum``, a state of constant size is the sum of all tokens, which is added to the scores.
+    """
+    fed, scores, state, output = (
+        (_FED_SUM, "scores", ", float[batch, 1] sum", ", float[batch, 1] next_sum")
+        if has_sum
+        else ("", "logits", "", "")
+    )
     model = onnx.parser.parse_model(f"""
         <ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1],
-         metadata_props: ["winml.part": "{{\\"name\\": \\"model\\", \\"of\\": [\\"model\\"], \\"feeds\\": [
+         metadata_props: ["winml.part": "{{\\"name\\": \\"model\\", \\"of\\": [\\"model\\"], \\"feeds\\": [{fed}
             {{\\"output\\": \\"present_key\\", \\"part\\": \\"model\\", \\"input\\": \\"past_key\\"}},
             {{\\"output\\": \\"present_value\\", \\"part\\": \\"model\\", \\"input\\": \\"past_value\\"}}]}}"]>
         decoder (int64[batch, sequence] input_ids, int64[batch, total] attention_mask,
-                 float[batch, 2, past, 8] past_key, float[batch, 2, past, 8] past_value)
+                 float[batch, 2, past, 8] past_key, float[batch, 2, past, 8] past_value{state})
             => (float[batch, sequence, 32] logits, float[batch, 2, total, 8] present_key,
-                float[batch, 2, total, 8] present_value{extra_output}) {{
+                float[batch, 2, total, 8] present_value{output}{extra_output}) {{
             axis = Constant <value = int64[1] {{1}}> ()
             one = Constant <value = int32 {{1}}> ()
             place = Constant <value = int64 {{1}}> ()
@@ -47,7 +74,8 @@ def _write_decoder(path: Path, *, extra: str = "", extra_output: str = "") -> Pa
                 <num_heads = 2, kv_num_heads = 2>
                 (states, states, states, past_key, past_value, seqlens, total_length)
             columns = Transpose <perm = [1, 0]> (table)
-            logits = MatMul (attended, columns)
+            {scores} = MatMul (attended, columns)
+            {_ADDED_SUM if has_sum else ""}
             {extra}
         }}
     """)
@@ -154,3 +182,23 @@ def test_state_with_another_reader_is_copied(tmp_path: Path) -> None:
     cache = graph.empty_cache(1)
     graph.run(np.array([[1, 2, 3]]), cache=cache)
     assert (1, 2, 3, 8) == tuple(cache.values["past_key"].shape())
+
+
+def test_shorter_row_reads_no_padding_into_a_state_of_constant_size(tmp_path: Path) -> None:
+    """Each row of a padded batch has the scores that it has alone, also after the padding."""
+    graph = DecoderGraph(Session(_write_decoder(tmp_path / "model.onnx", has_sum=True)))
+    tokens, mask = np.array([[7, 7, 5, 9], [3, 1, 2, 7]]), np.array([[0, 0, 1, 1], [1] * 4])
+    steps = np.array([[4, 8], [6, 2]])
+
+    def read(rows: slice, start: int) -> list[Array]:
+        visible, cache = mask[rows, start:], graph.empty_cache(len(mask[rows]))
+        scores = [graph.run(tokens[rows, start:], visible, cache=cache)[:, -1]]
+        for step in steps[rows].T:
+            visible = np.pad(visible, ((0, 0), (0, 1)), constant_values=1)
+            scores.append(graph.run(step[:, None], visible, cache=cache)[:, -1])
+        return scores
+
+    together, alone = read(slice(2), 0), [read(slice(0, 1), 2), read(slice(1, 2), 0)]
+    for row, expected in enumerate(alone):
+        for found, scores in zip(together, expected, strict=True):
+            np.testing.assert_allclose(found[row], scores[0], rtol=1e-5, atol=1e-4)

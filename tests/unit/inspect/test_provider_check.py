@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from onnx import TensorProto, helper
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.inspect.provider_check import check_provider
 from winml.modelkit.inspect.provider_fit import ProviderFit
-from winml.modelkit.metadata_keys import MODULE_KEY, TAG_KEY
+from winml.modelkit.metadata_keys import COMPILE_KEY, COMPILE_TRACE_KEY, MODULE_KEY, TAG_KEY
 from winml.modelkit.onnx.node_facts import read_facts
-from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS
+from winml.modelkit.ort.device_trace import CompilationTrace, CompiledNode
+from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS, Device
 from winml.modelkit.ort.kernels import (
     documented_providers,
     kernel_table,
@@ -129,6 +131,26 @@ def test_compiled_model_is_refused(check: Check) -> None:
     """A compiled model has no operators to check."""
     with pytest.raises(InputError, match="already compiled"):
         check("qnn", "EPContext", domain="com.microsoft")
+
+
+@pytest.mark.parametrize(("device", "options"), [("gpu", {}), (None, {"soc_model": "43"}), (None, {"vtcm": "8"})])
+def test_compiled_file_states_one_device_and_its_options(
+    device: Device | None, options: dict[str, str], tmp_path: Path
+) -> None:
+    """Its placement was decided when it was compiled, so another request is refused instead of ignored."""
+    path = tmp_path / "npu.onnx"
+    model = helper.make_model(helper.make_graph([], "net", [], []), ir_version=9)
+    trace = CompilationTrace(
+        (CompiledNode("/Add", "Add", "/Net"), CompiledNode("/Erf", "Erf", "/Net", "no kernel")), {}
+    )
+    compiled = {"provider": "QNNExecutionProvider", "device": "npu", "options": {"soc_model": "60"}}
+    for key, value in ((COMPILE_TRACE_KEY, trace.as_metadata()), (COMPILE_KEY, json.dumps(compiled))):
+        model.metadata_props.add(key=key, value=value)
+    onnx.save(model, path)
+    fit = check_provider(path, "qnn", "npu", {"soc_model": "60"})
+    assert (2, 1) == (fit.nodes, fit.taken)
+    with pytest.raises(UsageError, match="was compiled"):
+        check_provider(path, "qnn", device, options)
 
 
 def test_tables_are_of_known_providers_and_name_their_source() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import onnx
 import onnxruntime as ort
 import pytest
 
+from winml.modelkit.errors import NoAnswerError
 from winml.modelkit.ort.devices import choose_provider
+from winml.modelkit.ort.execution_providers import LIBRARY_VARIABLE
 from winml.modelkit.ort.probe_graphs import PROBES, product_key
 from winml.modelkit.ort.quantized_formats import (
     QuantizedFormats,
     _ask_provider,
+    _find_formats,
     _find_refusal,
     quantized_formats,
     recorded_formats,
@@ -45,6 +50,13 @@ def test_installed_provider_is_asked_in_one_process(monkeypatch: pytest.MonkeyPa
     assert dict.fromkeys(keys, "") == _ask_provider(chosen)
 
 
+def test_provider_that_answers_too_late_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine decides no format, so nothing is stored."""
+    monkeypatch.setattr("winml.modelkit.ort.quantized_formats._SECONDS", 0.001)
+    with pytest.raises(NoAnswerError, match="did not respond"):
+        _ask_provider(choose_provider("cpu", None, {}))
+
+
 @pytest.mark.parametrize(
     ("reported", "words"),
     [
@@ -57,6 +69,16 @@ def test_installed_provider_is_asked_in_one_process(monkeypatch: pytest.MonkeyPa
 def test_format_runs_if_all_nodes_do_with_near_outputs(reported: dict[str, object], words: str) -> None:
     """Conversions of inputs and outputs may run on the CPU."""
     assert words == _find_refusal(reported, {"a": "too wide"}, "Own")
+
+
+def test_library_named_later_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers of an earlier call are those of another plug-in."""
+    quantized_formats("qnn")
+    before = _find_formats.cache_info().misses
+    (tmp_path / "plug_in.so").touch()
+    monkeypatch.setenv(LIBRARY_VARIABLE, f"qnn={tmp_path / 'plug_in.so'}")
+    assert recorded_formats("qnn") == quantized_formats("qnn"), "an invalid library has no answers"
+    assert before + 1 == _find_formats.cache_info().misses
 
 
 def test_provider_with_kernels_is_not_asked() -> None:

@@ -18,6 +18,7 @@ from winml.modelkit.tune.candidates import (
     placed_candidate,
     plan_candidates,
     plan_variations,
+    smaller_forms,
 )
 from winml.modelkit.tune.contestants import Contestants
 from winml.modelkit.tune.declared_options import parse_kinds
@@ -216,6 +217,12 @@ def test_named_provider_gets_its_placement_in_each_supported_precision() -> None
     assert {"qdq-w4a16", "qdq-w4a8"} <= smallest
     tensorrt = plan_candidates(options.model_copy(update={"ep": "tensorrt", "ep_options": {}}), machine)
     assert {"qdq-w8a8", "qdq-w8a8-part"} == {item.name for item in tensorrt if item.kind == "qdq"}
+
+
+def test_form_is_not_needed_beside_any_smaller_form() -> None:
+    """A form that was not measured, because a smaller one suffices, makes no form necessary."""
+    assert ["qdq-w8a16", "qdq-w8a8"] == list(smaller_forms("qdq-w16a16"))
+    assert [] == list(smaller_forms("qdq-w8a8"))
 
 
 def test_float_groups_have_the_rules_of_the_next_candidate() -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from winml.modelkit.builds.dtypes import requested_quantizations
-from winml.modelkit.builds.plan import PACKING, BuildPlan, attention_variant, is_for_onnxruntime
+from winml.modelkit.builds.plan import BuildPlan, fused_attention_variant, is_for_onnxruntime
 from winml.modelkit.errors import opt
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.coded_weights import CodedTensor
@@ -32,9 +31,7 @@ def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) 
     """
     if DecoderInterface.of(model) is None:
         return section
-    variant = attention_variant(plan)
-    if "MatMul" in {name for options in requested_quantizations(plan.config) for name in options.quantized_operators()}:
-        variant -= {PACKING}  # after the weights are quantized module by module
+    variant = fused_attention_variant(plan)
     if is_for_onnxruntime(plan) or _has_coded_weights(model):
         return section.with_decoder_fusions(variant)
     return section.with_attention_variant(variant)

@@ -92,7 +92,7 @@ class BuildPlan:
         return find_layout(self.config.layout)
 
 
-PACKING = "packed_projection_fusion"
+_PACKING = "packed_projection_fusion"
 """Capability that merges the projections of an attention."""
 _RUNTIME_MODE = "weight-only"
 """Quantization mode that makes operators of ONNX Runtime."""
@@ -103,7 +103,7 @@ def is_for_onnxruntime(plan: BuildPlan) -> bool:
     return plan.layout.for_onnxruntime or any(map(_is_of_runtime, requested_quantizations(plan.config)))
 
 
-def attention_variant(plan: BuildPlan) -> frozenset[str]:
+def _attention_variant(plan: BuildPlan) -> frozenset[str]:
     """Return the names of the capabilities that choose the variant of a decoder's attention over a cache.
 
     Programs of the layout decide where padding is. On WebGPU, nodes are fewer if the attention itself rotates queries
@@ -115,12 +115,21 @@ def attention_variant(plan: BuildPlan) -> frozenset[str]:
     return frozenset(ATTENTION_VARIANT) - {"right_padding"} if is_for_webgpu else frozenset()
 
 
+def fused_attention_variant(plan: BuildPlan) -> frozenset[str]:
+    """Return the capabilities of :func:`_attention_variant` that the optimization of a build fuses.
+
+    Projections are merged after the quantization of their weights, which is module by module.
+    """
+    quantized = {name for options in requested_quantizations(plan.config) for name in options.quantized_operators()}
+    return _attention_variant(plan) - ({_PACKING} if "MatMul" in quantized else set())
+
+
 def packs_projections(plan: BuildPlan) -> bool:
     """Return True if a build merges the projections of an attention after it has quantized their weights."""
     provider, section = requested_provider(plan.config), plan.config.optim
-    is_supported = provider is None or provider in CAPABILITIES[PACKING].providers
-    is_disabled = section is not None and getattr(section, PACKING) is False
-    return is_supported and not is_disabled and PACKING in attention_variant(plan)
+    is_supported = provider is None or provider in CAPABILITIES[_PACKING].providers
+    is_disabled = section is not None and getattr(section, _PACKING) is False
+    return is_supported and not is_disabled and _PACKING in _attention_variant(plan)
 
 
 def _is_of_runtime(options: QuantizeOptions) -> bool:

@@ -34,7 +34,7 @@ from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
 from winml.modelkit.builds.manifest_records import FileRecord, StageName, StageRecord
 from winml.modelkit.builds.plan import (
     BuildPlan,
-    attention_variant,
+    fused_attention_variant,
     idle_compilation,
     is_for_onnxruntime,
     packs_projections,
@@ -329,7 +329,7 @@ def _optimize_options(plan: BuildPlan) -> dict[str, object]:
     plug_in_record = {"plug_ins": plug_ins} if (plug_ins := options.plug_ins()) else {}
     fuses_decoders = plan.layout.for_onnxruntime or (plan.config.dtypes and is_for_onnxruntime(plan))
     fusion_record: dict[str, object] = {"fuses_decoders": True} if fuses_decoders else {}
-    if variant := attention_variant(plan):
+    if variant := fused_attention_variant(plan):
         fusion_record["attention"] = sorted(variant)
     if unfused:
         fusion_record["unfused_for_quantization"] = unfused
@@ -416,15 +416,35 @@ def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str,
     record["per_module"] = [list(rule) for rule in options.per_module.items()]
     record["algorithms"] = [list(rule) for rule in options.algorithms.items()]
     if (data := options.calibrating_data) is not None:
-        from winml.modelkit.builds.identity import file_digests
-
-        # A data set of the Hub is identified by its name.
-        files = calibration_files(data)
-        record["calibration_data"] = file_digests(files) if files else data
-        if plan.onnx_path is not None and calibration_kind(data) != "arrays":
-            # The identity of an ONNX file does not include the processor files beside it.
-            record["processors"] = file_digests(processor_files(file_names.files_folder(plan.onnx_path)))
+        record |= _data_record(plan, data)
     return record
+
+
+def _data_record(plan: BuildPlan, data: str) -> dict[str, object]:
+    """Return digests of the files of data, and of the processor files that read them beside an ONNX file.
+
+    Raises:
+        InputError: the data cannot be read.
+    """
+    from winml.modelkit.builds.identity import file_digests
+
+    # A data set of the Hub is identified by its name.
+    files = calibration_files(data)
+    record: dict[str, object] = {"calibration_data": file_digests(files) if files else data}
+    if plan.onnx_path is not None and calibration_kind(data) != "arrays":
+        # The identity of an ONNX file does not include the processor files beside it.
+        record["processors"] = file_digests(processor_files(file_names.files_folder(plan.onnx_path)))
+    return record
+
+
+def _judging_record(plan: BuildPlan) -> dict[str, object]:
+    """Return the values of the plan that affect the samples of a comparison; ``{}`` for generated samples."""
+    options = requested_quantization(plan.config)
+    data = None if options is None else options.dataset or options.calibration_data
+    if options is None or data is None or not plan.verify:
+        return {}
+    selection = {"split": options.split, "columns": dict(options.columns), "samples": options.samples}
+    return {"judged_on": {**_data_record(plan, data), **selection, "seed": plan.request.seed}}
 
 
 def _quantize_options(plan: BuildPlan) -> dict[str, object]:
@@ -551,6 +571,7 @@ def _compile_options(plan: BuildPlan) -> dict[str, object]:
         "compile": section.model_dump(mode="json", exclude_none=True),
         "verify": plan.verify,
         "produced_by": produced_by,
+        **_judging_record(plan),
     }
 
 

@@ -88,7 +88,8 @@ def shared_contexts(sources: Sequence[Path], options: CompileOptions, beside: Pa
             sent = folder / f"sent_{number}.onnx"
             save_for_provider(model, sent)
             files[sent] = compiled[source] = folder / f"returned_{number}.onnx"
-        yield SharedContexts(folder, compiled, write_contexts(files, chosen, embed=False))
+        outcomes = write_contexts(files, chosen, embed=False)
+        yield SharedContexts(folder, compiled, dict(zip(sources, outcomes.values(), strict=True)))
 
 
 def compilation(
@@ -159,10 +160,13 @@ def _find_recorded_data(
     """
     try:
         record = load_metadata(metadata[QUANTIZATION_KEY])
-        name, requested = record["calibration"]["data"], dict(record["requested"])
-    except (KeyError, TypeError, ValueError):
+        name, requested = record["calibration"]["data"], record["requested"]
+        split, columns = requested.get("split"), dict(requested.get("columns") or {})
+        if not isinstance(name, str) or not all(isinstance(value, str) for value in (split or "", *columns.values())):
+            return JudgingData(), ""
+    except (KeyError, TypeError, ValueError, AttributeError):
         return JudgingData(), ""
-    if not isinstance(name, str) or name in GENERATED_KINDS:
+    if name in GENERATED_KINDS:
         return JudgingData(), ""
     for folder in folders:
         for kind in ("file", "folder"):
@@ -170,8 +174,7 @@ def _find_recorded_data(
                 path = file_below(folder, name, kind=kind)
                 if path.suffix == ".npz" or any(path.glob("*.npz")):
                     return JudgingData(input_data=path), ""
-                columns = dict(requested.get("columns") or {})
-                request = judging_request(str(path), split=requested.get("split"), columns=columns, seed=seed)
+                request = judging_request(str(path), split=split, columns=columns, seed=seed)
                 if request is not None and is_fit(request):
                     return JudgingData(data_set=request), ""
     return JudgingData(), name

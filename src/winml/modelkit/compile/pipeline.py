@@ -97,8 +97,8 @@ class SharedContexts:
     """Folder of the files; exists until the results are written."""
     files: Mapping[Path, Path]
     """Source of a part → its compiled file."""
-    outcome: CompiledByProvider
-    """Reasons of the nodes outside of the context, and the operators on the device."""
+    outcomes: Mapping[Path, CompiledByProvider]
+    """Source of a part → reasons of its nodes outside of the context, and its operators on the device."""
     placed: dict[str, str] = field(default_factory=dict)
     """Name of a file of compiled content → its name beside the written models; filled with the first model."""
 
@@ -140,9 +140,9 @@ def compile_graph(
     if is_processor:
         rewrite_file(input_file, output_file, disabled=(), with_layouts=True)
     elif shared is None:
-        outcome = write_contexts({input_file: output_file}, chosen, embed=bool(options.embed))
+        outcome = write_contexts({input_file: output_file}, chosen, embed=bool(options.embed))[input_file]
     else:
-        output_file, outcome = shared.files[Path(source_path)], shared.outcome
+        output_file, outcome = shared.files[Path(source_path)], shared.outcomes[Path(source_path)]
     dtypes = {value.name: value.dtype for node in all_nodes(model) for value in node.inputs if value is not None}
     compiled = load_foreign(output_file)
     report = carry_tags(model, compiled)
@@ -196,8 +196,12 @@ def _trace_nodes(model: ir.Model, absorbed: Collection[ir.Node], outcome: Compil
     return CompilationTrace(tuple(nodes), outcome.operators)
 
 
-def write_contexts(files: Mapping[Path, Path], chosen: ChosenProvider, *, embed: bool) -> CompiledByProvider:
+def write_contexts(
+    files: Mapping[Path, Path], chosen: ChosenProvider, *, embed: bool
+) -> dict[Path, CompiledByProvider]:
     """Write the ``EPContext`` models of files: a node for each compiled part, and the remaining nodes.
+
+    Return file → result.
 
     The provider runs in a separate process, because its log is searched for reasons, and it may end its process.
 
@@ -212,20 +216,21 @@ def write_contexts(files: Mapping[Path, Path], chosen: ChosenProvider, *, embed:
         StageError: the provider ended its process, or did not finish in time.
         CompileError: the provider fails, or ONNX Runtime cannot load the graph; the message states the reason.
     """
-    outcome = compile_to_files(files, chosen, embed=embed)
-    if outcome.refused_options:
-        raise UsageError(
-            f"{opt.ep_options}: {outcome.refused_options}",
-            hint="Omit unsupported options; the documentation of the provider lists them.",
-        )
-    if outcome.problem:
-        raise CompileError(
-            f"{chosen.provider.name} cannot compile the graph: {outcome.problem}",
-            hint=missing_option_hint(chosen, outcome.problem)
-            or "winml inspect shows the operators and types of the file. Some devices support float16 or integers only "
-            f"(see winml quantize); others need different {opt.ep_options}.",
-        )
-    return outcome
+    outcomes = compile_to_files(files, chosen, embed=embed)
+    for outcome in outcomes.values():
+        if outcome.refused_options:
+            raise UsageError(
+                f"{opt.ep_options}: {outcome.refused_options}",
+                hint="Omit unsupported options; the documentation of the provider lists them.",
+            )
+        if outcome.problem:
+            raise CompileError(
+                f"{chosen.provider.name} cannot compile the graph: {outcome.problem}",
+                hint=missing_option_hint(chosen, outcome.problem)
+                or "winml inspect shows the operators and types of the file. Some devices support float16 or integers "
+                f"only (see winml quantize); others need different {opt.ep_options}.",
+            )
+    return outcomes
 
 
 def _write_absorbed_modules(contexts: Iterable[ir.Node], original: ir.Model) -> set[ir.Node]:

@@ -133,9 +133,11 @@ def _trace_words(record: Any) -> doc.Shortened:
     """Format the numbers of nodes in the trace of a compilation; the full text lists the trace."""
     full = _record_words(record)
     try:
-        nodes = sum(map(len, record["modules"].values()))
-        modules, outside = count_noun(len(record["modules"]), "module"), len(record["outside"])
-        return doc.Shortened(f"{count_noun(nodes, 'node')} of {modules}, {outside} outside of compiled parts", full)
+        nodes = [node for listed in record["modules"].values() for node in listed]
+        modules, outside = count_noun(len(record["modules"]), "module"), sum(len(node) > 2 for node in nodes)
+        return doc.Shortened(
+            f"{count_noun(len(nodes), 'node')} of {modules}, {outside} outside of compiled parts", full
+        )
     except (KeyError, TypeError, AttributeError):
         return doc.Shortened(full, full)  # damaged
 

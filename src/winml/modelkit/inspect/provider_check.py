@@ -121,12 +121,12 @@ def check_provider(path: Path, ep: str, device: Device | None = None, options: M
         options: Options of the provider, if it is installed.
 
     Raises:
-        UsageError: the provider is unknown, does not run on the device or has no such options; or it is not installed
-            and has no operator table.
-        InputError: the file is no ONNX model, or is compiled already.
+        UsageError: the provider is unknown, does not run on the device or has no such options; it is not installed and
+            has no operator table; or it compiled the file for another device or with other options.
+        InputError: the file is no ONNX model, or another provider compiled it.
         StageError: the installed provider cannot be loaded, ended its process, or gives no result and has no table.
     """
-    if (fit := _read_compiled_fit(path, ep)) is not None:
+    if (fit := _read_compiled_fit(path, ep, device, options)) is not None:
         return fit
     checks = _NodeChecks.of(path, ep, device, options)
     queries = (checks.by_session, checks.by_kernels)
@@ -143,11 +143,11 @@ def check_provider(path: Path, ep: str, device: Device | None = None, options: M
     )
 
 
-def _read_compiled_fit(path: Path, ep: str) -> ProviderFit | None:
+def _read_compiled_fit(path: Path, ep: str, device: Device | None, options: Mapping[str, str]) -> ProviderFit | None:
     """Return the placement recorded in a file that the provider compiled; `None` for other files.
 
     Raises:
-        UsageError: the provider is unknown.
+        UsageError: the provider is unknown, or compiled the file for another device or with other options.
         InputError: the file is no ONNX model.
     """
     model = read_structure(path)
@@ -156,6 +156,7 @@ def _read_compiled_fit(path: Path, ep: str) -> ProviderFit | None:
     record = load_metadata_record(metadata.get(COMPILE_KEY, "{}"))
     if trace is None or record.get("provider") != provider.name:
         return None
+    _refuse_other_request(path, record, device, options)
     tree = read_tree([*model.graph.node], metadata, path.stem)
     paths = {module.tag: module.path for module in tree.modules}
     outside: dict[tuple[str, str], list[CompiledNode]] = defaultdict(list)
@@ -186,6 +187,25 @@ def _read_compiled_fit(path: Path, ep: str) -> ProviderFit | None:
         notes=(),
         modules=trace.place_modules(paths),
     )
+
+
+def _refuse_other_request(
+    path: Path, record: Mapping[str, Any], device: Device | None, options: Mapping[str, str]
+) -> None:
+    """Refuse a device or options that differ from those of a compiled file, whose placement they cannot change.
+
+    Raises:
+        UsageError: names the first difference, and what the file was compiled with.
+    """
+    recorded = record.get("options")
+    used = recorded if isinstance(recorded, dict) else {}
+    hint = f"Omit it, or check the file that {path.name} was compiled from."
+    if device is not None and device != record.get("device"):
+        raise UsageError(f"{opt.device} {device}: {path} was compiled for the {record.get('device')}", hint=hint)
+    for key, value in options.items():
+        if used.get(key) != value:
+            stated = f"{key}={used[key]}" if key in used else f"no {key}"
+            raise UsageError(f"{opt.ep_options} {key}={value}: {path} was compiled with {stated}", hint=hint)
 
 
 _PLACEMENT_KINDS: tuple[FindingKind, ...] = ("refused", "operator")

@@ -58,6 +58,13 @@ def read_device_trace(folder: Path) -> DeviceTrace:
     return DeviceTrace(operators, reasons)
 
 
+def take_device_trace(folder: Path) -> DeviceTrace:
+    """Read the trace that a provider wrote into a folder, and remove its file: the next model writes its own."""
+    trace = read_device_trace(folder)
+    (folder / _TRACE_NAME).unlink(missing_ok=True)
+    return trace
+
+
 @dataclass(frozen=True)
 class ModulePlacement(Record):
     """Nodes of one module on the device, and reasons of its other nodes."""
@@ -116,13 +123,15 @@ class CompilationTrace:
     """Operator on the device → names of its source nodes."""
 
     def as_metadata(self) -> str:
-        """Return the value of the metadata key; operators of one node with the same name are omitted."""
-        modules: dict[str, dict[str, str]] = defaultdict(dict)
+        """Return the value of the metadata key; operators of one node with the same name are omitted.
+
+        Nodes are listed, since the branches of an ``If`` may have nodes of equal names.
+        """
+        modules: dict[str, list[list[str]]] = defaultdict(list)
         for node in self.nodes:
-            modules[node.tag][node.name] = node.op_type
+            modules[node.tag].append([node.name, node.op_type, *([] if node.reason is None else [node.reason])])
         record = {
             "modules": modules,
-            "outside": {node.name: node.reason for node in self.nodes if node.reason is not None},
             "operators": {name: sources for name, sources in self.operators.items() if sources != (name,)},
         }
         return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
@@ -140,11 +149,10 @@ def read_compilation_trace(metadata: Mapping[str, str]) -> CompilationTrace | No
     """Read the trace in the metadata of a compiled file; `None` without a trace, or if it is damaged."""
     try:
         record = load_metadata(metadata[COMPILE_TRACE_KEY])
-        outside = dict(record["outside"])
         nodes = tuple(
-            CompiledNode(str(name), str(op_type), str(tag), None if name not in outside else str(outside[name]))
-            for tag, operators in record["modules"].items()
-            for name, op_type in operators.items()
+            CompiledNode(str(name), str(op_type), str(tag), *map(str, reason))
+            for tag, listed in record["modules"].items()
+            for name, op_type, *reason in listed
         )
         operators = {str(name): tuple(map(str, sources)) for name, sources in record["operators"].items()}
     except (KeyError, TypeError, ValueError, AttributeError):

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import onnx
 import onnxruntime as ort
 
-from winml.modelkit.errors import StageError, opt
+from winml.modelkit.errors import NoAnswerError, StageError, opt
 from winml.modelkit.onnx.files.recovery import temporary_folder
-from winml.modelkit.ort.device_trace import read_device_trace, without_node_name
+from winml.modelkit.ort.device_trace import take_device_trace, without_node_name
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.graph_inputs import element_type
 from winml.modelkit.ort.processes import AnsweringProcess, ProcessEndedError
@@ -76,32 +76,31 @@ class RuntimeProcess:
             seconds: Time limit of the process.
 
         Returns:
-            The answer, with the printed ``copies`` of values between the CPU and the device, and the ``operators`` of
-            the trace of a compilation; and node name → reason why the provider does not run the node, from trace or
-            log.
+            The answer, with the printed ``copies`` of values between the CPU and the device; and node name → reason why
+            the provider does not run the node, from trace or log.
 
         Raises:
-            StageError: the process ended without an answer, or did not answer in time. The next question starts another
-                process.
+            NoAnswerError: the process did not answer in time. The next question starts another process.
+            StageError: the process ended without an answer; likewise.
         """
         try:
             reported: dict[str, Any] = self.process.ask(question, seconds=seconds)
         except (TimeoutError, ProcessEndedError) as error:
-            problem = "terminated its process without a result"
+            kind, problem = StageError, "terminated its process without a result"
             if isinstance(error, TimeoutError):
-                problem = f"did not respond within {error}; its process was terminated"
-            raise StageError(
+                kind, problem = NoAnswerError, f"did not respond within {error}; its process was terminated"
+            raise kind(
                 f"{self.who} {problem}",
                 hint=f"{_last_line(self.log)} Use different {opt.ep_options}, or a different {opt.ep}.".strip(),
             ) from None
-        trace = read_device_trace(self.log.parent)
+        trace = take_device_trace(self.log.parent)
         with self.log.open(encoding="utf-8", errors="replace") as lines:
             lines.seek(self._read_bytes)
             reasons = {**reasons_in_log(lines), **trace.reasons}
             lines.seek(self._read_bytes)
             copies = copies_in_log(lines)
         self._read_bytes = self.log.stat().st_size
-        return {**reported, "copies": copies, "operators": trace.operators}, reasons
+        return {**reported, "copies": copies}, reasons
 
 
 def _last_line(log: Path) -> str:
@@ -358,20 +357,24 @@ def _session_options(chosen: ChosenProvider) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class CompiledByProvider:
-    """Result of compiling files."""
+    """Result of compiling a file."""
 
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Name of an unassigned node → reason, if the provider states it."""
     operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Operator on the device → names of its source nodes; ``{}`` if the provider writes no trace."""
     problem: str = ""
-    """Reason why no file was written; ``""`` on success."""
+    """Reason why the file was not written; ``""`` on success."""
     refused_options: str = ""
     """Reason why the provider refuses its options; ``""`` if accepted."""
 
 
-def compile_to_files(files: Mapping[Path, Path], chosen: ChosenProvider, *, embed: bool) -> CompiledByProvider:
+def compile_to_files(
+    files: Mapping[Path, Path], chosen: ChosenProvider, *, embed: bool
+) -> dict[Path, CompiledByProvider]:
     """Compile files with a provider, and write the compiled models; several ones share their weights.
+
+    Return file → result, up to the first file that fails.
 
     Args:
         files: ONNX file, with its data files in the same folder → file to write.
@@ -383,10 +386,16 @@ def compile_to_files(files: Mapping[Path, Path], chosen: ChosenProvider, *, embe
     """
     pairs = [[str(source.absolute()), str(target.absolute())] for source, target in files.items()]
     question = {"compile": pairs, "embed": embed, "providers": list(chosen.names), "options": _session_options(chosen)}
-    reported, reasons = ask_onnxruntime(question, chosen.provider.name, _COMPILATION_SECONDS)
-    return CompiledByProvider(
-        reasons, reported["operators"], reported.get("problem", ""), reported.get("refused_options", "")
-    )
+    reported, logged = ask_onnxruntime(question, chosen.provider.name, _COMPILATION_SECONDS)
+    return {
+        source: CompiledByProvider(
+            {**logged, **answer.get("reasons", {})},
+            {name: tuple(sources) for name, sources in answer.get("operators", {}).items()},
+            answer.get("problem", ""),
+            answer.get("refused_options", ""),
+        )
+        for source, answer in zip(files, reported["compiled"], strict=False)
+    }
 
 
 def read_placement(name: str, reported: Mapping[str, Any], reasons: Mapping[str, str]) -> Assignment:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import onnxruntime as ort
 from onnxruntime.capi import _pybind_state as ort_state
 
 from winml.modelkit.errors import WinMLError
+from winml.modelkit.ort.device_trace import take_device_trace
 from winml.modelkit.ort.plug_ins import ORT_ERRORS, named_providers, ort_reason
 from winml.modelkit.ort.processes import answer_questions
 from winml.modelkit.ort.session_settings import SHARE_CONTEXTS
@@ -96,29 +98,39 @@ def _compare_with_cpu(session: ort.InferenceSession, model: str) -> float | None
 
 
 def _compile_models(task: Mapping[str, Any]) -> dict[str, object]:
-    """Compile models to files, several ones into a common context; return ``{}``, the problem, or the refusal of
-    options.
+    """Compile models to files, several ones into a common context, up to the first failure.
+
+    Return the ``compiled`` models in their order: of each, the operators and reasons of its trace, the problem, or the
+    refusal of options.
     """
-    name, files = task["providers"][0], task["compile"]
+    files, compiled = task["compile"], list[dict[str, object]]()
     for model, target in files:
         options = ort.SessionOptions()
-        options.log_severity_level = _SEVERITY_VERBOSE
         if len(files) > 1:
             options.add_session_config_entry(SHARE_CONTEXTS, "1")
             # The context is written with the last model.
             options.add_session_config_entry("ep.stop_share_ep_contexts", str(int(model == files[-1][0])))
-        try:
-            if "providers" in named_providers(options, task["providers"], task["options"]):
-                options.add_provider(name, dict(task["options"]))
-        except WinMLError as error:
-            return {"refused_options": error.message}
-        except ORT_ERRORS as error:
-            return {"refused_options": f"{name} does not accept {task['options']}: {ort_reason(error)}"}
-        try:
-            compiler = ort.ModelCompiler(options, model, embed_compiled_data_into_model=task["embed"])
-            compiler.compile_to_file(target)
-        except ORT_ERRORS as error:
-            return {"problem": ort_reason(error)}
+        if failure := _compile_model(model, target, options, task):
+            return {"compiled": [*compiled, failure]}
+        compiled.append(vars(take_device_trace(Path())))
+    return {"compiled": compiled}
+
+
+def _compile_model(model: str, target: str, options: ort.SessionOptions, task: Mapping[str, Any]) -> dict[str, object]:
+    """Compile a model to a file; return the problem or the refusal of options, ``{}`` on success."""
+    name = task["providers"][0]
+    options.log_severity_level = _SEVERITY_VERBOSE
+    try:
+        if "providers" in named_providers(options, task["providers"], task["options"]):
+            options.add_provider(name, dict(task["options"]))
+    except WinMLError as error:
+        return {"refused_options": error.message}
+    except ORT_ERRORS as error:
+        return {"refused_options": f"{name} does not accept {task['options']}: {ort_reason(error)}"}
+    try:
+        ort.ModelCompiler(options, model, embed_compiled_data_into_model=task["embed"]).compile_to_file(target)
+    except ORT_ERRORS as error:
+        return {"problem": ort_reason(error)}
     return {}
 
 

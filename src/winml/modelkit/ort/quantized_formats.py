@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.errors import StageError, UsageError, WriteError
+from winml.modelkit.errors import NoAnswerError, StageError, UsageError, WriteError
 from winml.modelkit.onnx.files.named_paths import FORMATS_FOLDER, cache_root, pause_recording
 from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.onnx.files.resumable_results import write_atomically
@@ -61,7 +61,6 @@ class QuantizedFormats(Record):
         return f"asked of {self.source}" if self.is_installed else f"recorded of {self.source}"
 
 
-@functools.cache
 def quantized_formats(ep: str | None) -> QuantizedFormats | None:
     """Return the formats that a provider runs; `None` if nothing is known.
 
@@ -72,6 +71,12 @@ def quantized_formats(ep: str | None) -> QuantizedFormats | None:
     # GPU engines, such as TensorRT's, are built for seconds to minutes each.
     if ep is None or provider is None or not provider.compiles or provider.devices[0] == "gpu":
         return None
+    return _find_formats(ep, provider.library)
+
+
+@functools.cache
+def _find_formats(ep: str, _library: str) -> QuantizedFormats | None:
+    """Return the formats of a provider that compiles; the library of its plug-in may be named between two calls."""
     with contextlib.suppress(StageError, UsageError):  # the provider finds no device, or does not answer
         if (formats := _formats_of_installed(ep)) is not None:
             return formats
@@ -101,7 +106,7 @@ def _formats_of_installed(ep: str) -> QuantizedFormats | None:
 
     Raises:
         UsageError: the provider finds no device on this machine.
-        StageError: it cannot be loaded.
+        StageError: it cannot be loaded, or did not answer in time.
     """
     import onnxruntime as ort
 
@@ -116,7 +121,9 @@ def _formats_of_installed(ep: str) -> QuantizedFormats | None:
         chosen = choose_provider(ep, None, provider.simulation_options)
     options = "".join(f", {key} {value}" for key, value in provider.simulation_options.items() if chosen.stand_in)
     source = f"{ep} {provider_version(provider)}, ONNX Runtime {ort.__version__} ({chosen.device_words}{options})"
-    identity = hashlib.sha256(json.dumps([source, __version__, dict(chosen.options)]).encode()).hexdigest()
+    identity = hashlib.sha256(
+        json.dumps([source, __version__, dict(chosen.options), provider.library]).encode()
+    ).hexdigest()
     path = cache_root() / FORMATS_FOLDER / f"{identity}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return QuantizedFormats(ep, source, is_installed=True, answers=dict(read_json_file(path)["answers"]))
@@ -127,7 +134,11 @@ def _formats_of_installed(ep: str) -> QuantizedFormats | None:
 
 
 def _ask_provider(chosen: ChosenProvider) -> dict[str, str]:
-    """Ask a provider with all graphs; return key of a format → reason against it."""
+    """Ask a provider with all graphs; return key of a format → reason against it.
+
+    Raises:
+        NoAnswerError: it did not answer in time, which tells nothing of a format.
+    """
     import onnx
 
     from winml.modelkit.ort.kernels import RuntimeProcess
@@ -144,6 +155,8 @@ def _ask_provider(chosen: ChosenProvider) -> dict[str, str]:
             try:
                 reported, reasons = runtime.ask({**question, "model": str(path)}, _SECONDS)
                 answers[key] = _find_refusal(reported, reasons, chosen.provider.name)
+            except NoAnswerError:
+                raise
             except StageError as error:
                 answers[key] = error.message
     return answers

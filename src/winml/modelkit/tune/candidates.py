@@ -80,6 +80,13 @@ def look_at_tuning_machine() -> TuningMachine:
     )
 
 
+def smaller_forms(name: str) -> Iterator[str]:
+    """Yield the forms that make a form unnecessary if they are within the quality limit, the nearest in size first."""
+    while smaller := INSTEAD_OF.get(name):
+        yield smaller
+        name = smaller
+
+
 def plan_candidates(options: TuneOptions, machine: TuningMachine) -> tuple[Candidate, ...]:
     """Return the forms of the file to try, the simplest first."""
     # If throughput counts, several runs at a time keep the machine busy.

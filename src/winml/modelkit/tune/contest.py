@@ -32,12 +32,12 @@ from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.transform.module_functions import graph_modules
 from winml.modelkit.tune.building import CandidateBuilds, TunedModel
 from winml.modelkit.tune.candidates import (
-    INSTEAD_OF,
     PLAIN,
     TuningMachine,
     is_requested,
     placed_candidate,
     plan_variations,
+    smaller_forms,
 )
 from winml.modelkit.tune.contestants import Contestants
 from winml.modelkit.tune.mixed_variants import FORMATS, MixedVariants
@@ -248,11 +248,12 @@ class Contest:
         return self._measure_candidate(candidate) and self._meets_limits(candidate)
 
     def _measure_form(self, candidate: Candidate) -> bool:
-        """Build and measure a form, unless its alternative is within the quality limit; True if the form runs."""
-        alternative = INSTEAD_OF.get(candidate.name)
-        if alternative is not None and self._meets_limits(self._find_candidate(alternative)):
-            self._skipped[candidate.name] = Failure("not needed", f"{alternative} is within the quality limit")
-            return False
+        """Build and measure a form, unless a smaller form is within the quality limit; True if the form runs."""
+        forms = {form.name: form for form in self.plan}
+        for smaller in smaller_forms(candidate.name):  # a plan lacks forms that the provider does not run
+            if smaller in forms and self._meets_limits(forms[smaller]):
+                self._skipped[candidate.name] = Failure("not needed", f"{smaller} is within the quality limit")
+                return False
         return self._measure_candidate(candidate)
 
     def _measure_mixed_form(self, candidate: Candidate) -> bool:

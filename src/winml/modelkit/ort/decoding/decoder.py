@@ -167,6 +167,15 @@ def _copy_with_room(state: Array, length: int, room: int) -> onnxruntime.OrtValu
     return to_ort_value(roomy)
 
 
+def _hold_earlier_tokens(before: Array, after: Array, is_hidden: Array, axis: int) -> Array:
+    """Return a growing state after a run, with the earlier tokens of the rows with a masked token restored."""
+    held = after.copy()
+    held[:, :, : before.shape[_TOKENS_AXIS]] = hold_hidden_rows(
+        before, after[:, :, : before.shape[_TOKENS_AXIS]], is_hidden, axis
+    )
+    return held
+
+
 def _last_entries(value: onnxruntime.OrtValue, count: int, axis: int) -> onnxruntime.OrtValue:
     """Return a copy of the last entries of an axis; the value itself if the axis is not longer."""
     array = to_array(value)
@@ -349,15 +358,32 @@ class DecoderGraph:
     def _run_left_aligned(self, values: Array, mask: Array, positions: Array | None, cache: GraphCache) -> Array:
         """Compute the logits of tokens with their padding moved behind them, where the graph expects it.
 
-        The number of visible tokens is the length of a row in the cache, so later runs need no other order.
+        The number of visible tokens is the length of a row in the cache, so later runs need no other order. From the
+        first column with padding, tokens are read singly if a state of constant size would include the padding.
+
+        Raises:
+            UsageError: the graph has a fixed number of tokens, which end at the last position.
         """
+        if self.held is not None:
+            raise UsageError(
+                f"the texts differ in length, but {self.name} was built for a fixed number of tokens and hides no "
+                "padding after them",
+                hint="Pass one text at a time, or texts of as many tokens.",
+            )
         past, count = cache.length, values.shape[1]
         order = np.argsort(mask[:, past:] == 0, axis=1, kind="stable")
         if positions is None:
             positions = np.broadcast_to(np.arange(past, past + count), order.shape)
         rows = np.arange(len(values))[:, None]
         hidden = np.concatenate([mask[:, :past], mask[:, past:][rows, order]], axis=1)
-        scores = self._run_step(values[rows, order], hidden, np.asarray(positions)[..., rows, order], cache)
+        values, positions = values[rows, order], np.asarray(positions)[..., rows, order]
+        first = int(np.argmin(hidden[:, past:].all(axis=0))) if self._constant_states else count
+        ends = [*([first] if first else []), *range(first + 1, count + 1)]
+        steps = [
+            self._run_step(values[:, start:end], hidden[:, : past + end], positions[..., start:end], cache)
+            for start, end in itertools.pairwise([0, *ends])
+        ]
+        scores = steps[0] if len(steps) == 1 else np.concatenate(steps, axis=1)
         logits = np.empty_like(scores)
         logits[rows, order] = scores
         return logits
@@ -453,6 +479,13 @@ class DecoderGraph:
                 for name, axis in self._constant_states.items():
                     merged = hold_hidden_rows(to_array(before[name]), to_array(cache.values[name]), is_hidden, axis)
                     cache.values[name] = to_ort_value(merged)
+                for name in self.states.keys() - self._constant_states if self._pads_right else ():
+                    # The operator writes padding over the last token of a row.
+                    cache.values[name] = to_ort_value(
+                        _hold_earlier_tokens(
+                            to_array(before[name]), to_array(cache.values[name]), is_hidden, self.batch_axes[name]
+                        )
+                    )
         cache.length = past + values.shape[1]
         self.last_cache = cache
         scores = arrays[SCORES]
