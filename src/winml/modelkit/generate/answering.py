@@ -8,7 +8,7 @@ model. Also compares the results of a built model and of PyTorch for the same in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -217,7 +217,7 @@ class TaskRunner:
             scores = _sigmoid(logits)
         else:
             scores = _softmax(logits)
-        return _ranked_answer({self._class_name(number): score for number, score in enumerate(scores)}, self._top)
+        return _ranked_answer([(self._class_name(number), score) for number, score in enumerate(scores)], self._top)
 
     def _tokenize(self, *texts: Any, **options: Any) -> Any:
         """Return the tokens of texts as arrays."""
@@ -255,7 +255,7 @@ class TaskRunner:
             scores = _softmax(logits[0][[contradiction, entailment]])[1:]
         else:
             scores = _softmax(np.asarray([row[entailment] for row in logits]))
-        return _ranked_answer(dict(zip(labels, scores, strict=True)))
+        return _ranked_answer(zip(labels, scores, strict=True))
 
     def entities(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the entities of a text: neighbouring tokens of one class together.
@@ -437,7 +437,7 @@ class TaskRunner:
         outputs = [self._run_model({**pixels, **{name: values[row] for name, values in texts.items()}}) for row in rows]
         logits = np.concatenate([_require_output(output, "logits_per_image")[0] for output in outputs])
         scores = _sigmoid(logits) if is_siglip else _softmax(logits.astype(np.float32))
-        return _ranked_answer(dict(zip(labels, scores, strict=True)))
+        return _ranked_answer(zip(labels, scores, strict=True))
 
     def boxes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the objects in an image, each with its box."""
@@ -665,14 +665,14 @@ def _describe_tensors(arrays: Arrays) -> tuple[tuple[AnswerEntry, ...], Arrays]:
     return tuple(entries), arrays
 
 
-def _ranked_answer(scores: Mapping[str, Any], count: int | None = None) -> Answer:
+def _ranked_answer(scores: Iterable[tuple[str, Any]], count: int | None = None) -> Answer:
     """Return labels with their scores, the highest first.
 
     Args:
-        scores: Label → score.
+        scores: Each label with its score; several classes may have one name.
         count: Number of labels; None: all.
     """
-    ranked = sorted(scores.items(), key=lambda item: -float(item[1]))[:count]
+    ranked = sorted(scores, key=lambda item: -float(item[1]))[:count]
     return Answer("labels", tuple(AnswerEntry(label=label, score=float(score)) for label, score in ranked))
 
 
