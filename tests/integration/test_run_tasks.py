@@ -103,7 +103,7 @@ DRAWN = {"object-detection", "image-segmentation", "depth-estimation"}
 CASES = {
     "text-classification": Case(_text("BertForSequenceClassification", ("bad", "good", "so")), ("--text", TEXT), TEXT),
     "token-classification": Case(
-        _text("BertForTokenClassification", ("O", "B-PER", "B-LOC")), ("--text", TEXT), TEXT,
+        _text("BertForTokenClassification", ("O", "B-art-film", "B-LOC")), ("--text", TEXT), TEXT,
         {"aggregation_strategy": "simple"},
     ),
     "question-answering": Case(

@@ -272,19 +272,18 @@ class TaskRunner:
         groups: list[tuple[str, list[int]]] = []
         for place in np.flatnonzero(is_special == 0).tolist():
             name = self._class_name(scores[place].argmax())
-            is_first, tag = name.startswith("B-"), name[2:] if name.startswith(("B-", "I-")) else name
-            if groups and groups[-1][0] == tag and not is_first:
+            if groups and not name.startswith("B-") and _without_position(groups[-1][0]) == _without_position(name):
                 groups[-1][1].append(place)
             else:
-                groups.append((tag, [place]))
+                groups.append((name, [place]))
         entries = []
-        for tag, places in groups:
-            if tag == _OUTSIDE:
+        for name, places in groups:
+            if _without_position(name) == _OUTSIDE:
                 continue
             start, end = (None, None) if offsets is None else (int(offsets[places[0]][0]), int(offsets[places[-1]][1]))
             words = self._tokenizer.decode(tokens[places]) if start is None else text[start:end]
             score = float(scores[places].max(axis=-1).mean())
-            entries.append(AnswerEntry(label=tag.split("-", 1)[-1], score=score, text=words, start=start, end=end))
+            entries.append(AnswerEntry(label=name.split("-", 1)[-1], score=score, text=words, start=start, end=end))
         return Answer("entities", tuple(entries))
 
     def masked_tokens(self, inputs: Mapping[str, Any]) -> Answer:
@@ -674,6 +673,11 @@ def _ranked_answer(scores: Iterable[tuple[str, Any]], count: int | None = None) 
     """
     ranked = sorted(scores, key=lambda item: -float(item[1]))[:count]
     return Answer("labels", tuple(AnswerEntry(label=label, score=float(score)) for label, score in ranked))
+
+
+def _without_position(name: str) -> str:
+    """Return the class of a token without its position in the entity, in the IOB format."""
+    return name[2:] if name.startswith(("B-", "I-")) else name
 
 
 def _softmax(logits: Array) -> Array:
