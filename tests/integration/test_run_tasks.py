@@ -427,11 +427,15 @@ def test_each_of_several_texts_has_its_result(folder: Path, monkeypatch: pytest.
     assert "--input text_pair=" in misspelled.err
 
 
-def test_tokenizer_without_mask_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a mask token the position of the predicted token cannot be marked."""
+def test_unreadable_mask_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask beyond the maximum is not read; without a mask token no position can be marked."""
     monkeypatch.chdir(folder)
     _text("BertForMaskedLM")(folder / "maskless")
     model = exported(folder / "maskless", "fill-mask", is_open=True)
+    for start in (TEXT, f"{TEXT} [MASK]"):
+        late = run_here("run", model, "--text", f"{start} {TEXT * 50} [MASK]")
+        assert 2 == late.code, late.err
+        assert "beyond the first 64 tokens" in late.err
     settings = model.parent / "tokenizer_config.json"
     record = json.loads(settings.read_text(encoding="utf-8"))
     settings.write_text(json.dumps({**record, "mask_token": None}), encoding="utf-8")
