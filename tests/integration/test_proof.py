@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from architecture.sources import REPOSITORY
+from checkpoints import save_checkpoint
 from e2e.in_process import run_here
 from winml.modelkit import build_model, export_model, optimize_model, quantize_model, verify_model
 from winml.modelkit.compare.proof.excerpts import choose_excerpt, take_excerpt
@@ -177,6 +178,16 @@ def test_proof_is_deterministic_apart_from_the_time_and_names_no_path(proven: Pa
     assert first == second
     assert str(tmp_path) not in json.dumps(records[0])
     assert not records[0]["user_data"]
+
+
+def test_proof_of_a_damaged_tokenizer_names_no_path(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint("bert", tmp_path / "bert")
+    (checkpoint / "tokenizer.json").write_text("{", encoding="utf-8")
+    done = run_here("export", "-m", checkpoint, "-o", tmp_path / "out/model.onnx", "--proof", "--no-verify")
+    assert 0 == done.code, done.err
+    text = (tmp_path / "out/proof/proof.json").read_text(encoding="utf-8")
+    assert "random" == json.loads(text)["parts"][0]["samples"]["source"]
+    assert tmp_path.name not in text
 
 
 def test_every_key_of_a_proof_is_documented(proven: Path) -> None:

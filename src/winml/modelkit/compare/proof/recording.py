@@ -173,9 +173,7 @@ def _record_part(
     about = samples.about
     part = ProofPart(
         name=name,
-        samples=ProofSamples(
-            source=about.source, count=len(feeds), seed=about.seed, data=data or about.data, note=about.note
-        ),
+        samples=ProofSamples(source=about.source, count=len(feeds), seed=about.seed, data=data or about.data),
         inputs=tuple(file.inputs),
         states=dict(file.states),
         is_rounded=reference.is_rounded,
