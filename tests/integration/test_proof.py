@@ -190,6 +190,19 @@ def test_proof_of_a_damaged_tokenizer_names_no_path(tmp_path: Path) -> None:
     assert tmp_path.name not in text
 
 
+def test_scores_of_pixels_are_not_judged_by_their_last_axis(tmp_path: Path) -> None:
+    """The recorded excerpt of a large output of rank 4 is compared as the whole output is."""
+
+    class Segmenter(nn.Conv2d):
+        def forward(self, input: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"logits": super().forward(input)}
+
+    export_model(Segmenter(1, 32, 1), tmp_path / "net.onnx", torch.randn(1, 1, 96, 96), proof=True)
+    (output,) = verify_model(tmp_path).outputs
+    assert output.fidelity.sqnr_db > 100
+    assert output.fidelity.top1_agreement is None
+
+
 def test_every_key_of_a_proof_is_documented(proven: Path) -> None:
     record = json.loads((proven / "proof/proof.json").read_text(encoding="utf-8"))
     part = record["parts"][0]

@@ -14,7 +14,7 @@ from winml.modelkit.compare.by_module.sides import ModuleBoundary, SidePair
 from winml.modelkit.compare.by_module.torch_side import TorchSide
 from winml.modelkit.compare.by_module.value_matching import match_with_torch, sort_boundaries
 from winml.modelkit.compare.comparing import CompareOptions, create_file_samples
-from winml.modelkit.compare.fidelity import FidelitySum, judged_outputs
+from winml.modelkit.compare.fidelity import SCORE_RANKS, FidelitySum, judged_outputs
 from winml.modelkit.compare.proof.excerpts import choose_excerpt
 from winml.modelkit.compare.proof.records import (
     Proof,
@@ -189,7 +189,7 @@ def _record_part(
         numbers = max(limit_bytes // (4 * 4 * len(feeds) * len(expected)), _LEAST_WIDTH)
         for key, array in expected.items():
             if array.dtype.kind not in "OSU":
-                recorder.store(part.key("outputs", key, number), array, numbers, by_rows=True)
+                recorder.store(part.key("outputs", key, number), array, numbers, by_rows=array.ndim in SCORE_RANKS)
     modules = _record_modules(recorder, replace(pair, draws=feeds[:1]), file, limit_bytes // 4)
     return part.model_copy(update={"tensors": recorder.tensors, "modules": modules}), recorder.arrays
 
