@@ -150,10 +150,12 @@ def resolve_verified(model: str, against: str | None, submodel: Sequence[str] = 
         submodel: Names of the parts; empty: all.
 
     Raises:
-        UsageError: a name is no ONNX model, or the part of a file is unknown.
+        UsageError: a name is no ONNX model, the part of a file is unknown, or a part is in one model only.
         InputError: a file is damaged.
     """
     pairs = resolve_pairs(model, against or model, submodel)
+    if pairs.notes:
+        raise UsageError(" ".join(pairs.notes), hint=f"Check some parts alone: {opt.submodel} {next(iter(pairs.parts))}")
     parts = {}
     for part, (_, file) in pairs.parts.items():
         if not isinstance(file, Path):
