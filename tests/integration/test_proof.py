@@ -21,9 +21,12 @@ from torch import nn
 from architecture.sources import REPOSITORY
 from checkpoints import save_checkpoint
 from e2e.in_process import run_here
+from two_parts import export_loaded, two_parts
 from winml.modelkit import build_model, export_model, optimize_model, quantize_model, verify_model
 from winml.modelkit.compare.proof.excerpts import choose_excerpt, take_excerpt
+from winml.modelkit.compare.proof.records import ProofRequest
 from winml.modelkit.errors import InputError, UsageError, VerificationError
+from winml.modelkit.export.exporting import HTPExporter
 from winml.modelkit.metadata_keys import MODULE_KEY
 
 LAYERS = 6
@@ -256,6 +259,22 @@ def test_command_ends_with_0_for_the_recorded_file(proven: Path, monkeypatch: py
     assert 0 == done.code
     assert json.loads(done.out)["recorded"]["is_same_file"]
     assert "::error" not in done.err
+
+
+def test_parts_are_compared_and_reported_apart(tmp_path: Path) -> None:
+    """A part without a counterpart is refused unless the others are requested alone."""
+    both, one, report = tmp_path / "both", tmp_path / "one/net_encoder.onnx", tmp_path / "verify.xml"
+    export_loaded(HTPExporter(proof=ProofRequest()), two_parts(), both / "net.onnx")
+    assert 0 == run_here("verify", both, "--by-module", "--junit", report).code
+    cases = [(case.get("classname"), case.get("name")) for case in ET.parse(report).getroot().iter("testcase")]
+    assert {("encoder.outputs", "states"), ("decoder.outputs", "logits")} <= {*cases}
+    assert len({*cases}) == len(cases)
+    one.parent.mkdir()
+    one.write_bytes((both / "net_encoder.onnx").read_bytes())
+    refused = run_here("verify", both, "--against", one)
+    assert 2 == refused.code
+    assert "--submodel encoder" in refused.err
+    assert 0 == run_here("verify", both, "--against", one, "--submodel", "encoder").code
 
 
 def test_verification_imports_no_model_library(proven: Path, tmp_path: Path) -> None:
