@@ -68,6 +68,19 @@ def test_special_tokens_and_texts_equal_those_of_transformers(tokenizers: tuple[
     assert theirs.num_special_tokens_to_add(pair=True) == ours.num_special_tokens_to_add(pair=True)
 
 
+@pytest.mark.parametrize("name", ["BertTokenizer", "GemmaTokenizer", "LlamaTokenizer", "XLMRobertaTokenizer"])
+def test_omitted_tokens_and_sides_are_those_of_the_class(name: str, tmp_path: Path) -> None:
+    """An old ``tokenizer_config.json`` states neither special tokens nor the side of the padding."""
+    getattr(transformers, name)().save_pretrained(tmp_path)
+    config = {"tokenizer_class": name, "model_max_length": 8}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = FileTokenizer(tmp_path / "tokenizer.json", config)
+    for token in ("pad_token", "pad_token_id", "mask_token", "mask_token_id"):
+        assert getattr(theirs, token) == getattr(ours, token), token
+    assert theirs.padding_side == ours._sides["padding"]
+
+
 @pytest.mark.parametrize("size", [(80, 100), (61, 40), (20, 20)], ids=str)
 @pytest.mark.parametrize(
     "processor",

@@ -155,7 +155,9 @@ def resolve_verified(model: str, against: str | None, submodel: Sequence[str] = 
     """
     pairs = resolve_pairs(model, against or model, submodel)
     if pairs.notes:
-        raise UsageError(" ".join(pairs.notes), hint=f"Check some parts alone: {opt.submodel} {next(iter(pairs.parts))}")
+        raise UsageError(
+            " ".join(pairs.notes), hint=f"Check some parts alone: {opt.submodel} {next(iter(pairs.parts))}"
+        )
     parts = {}
     for part, (_, file) in pairs.parts.items():
         if not isinstance(file, Path):
