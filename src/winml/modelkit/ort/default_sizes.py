@@ -7,6 +7,7 @@ ONNX graph. No heavy imports.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 
@@ -82,4 +83,10 @@ def fixing_command(model: str, open_names: Iterable[str]) -> str:
         open_names: Its dynamic dimensions, except sums of other dimensions.
     """
     sizes = {name: default_size(name) or 1 for name in open_names}
-    return f"winml export -m {shlex.quote(model)} -o fixed.onnx --shape-config '{json.dumps(sizes)}'"
+    are_plain = all(_PLAIN_NAME.fullmatch(name) for name in sizes)
+    text = ",".join(f"{name}={size}" for name, size in sizes.items()) if are_plain else json.dumps(sizes)
+    return shlex.join(["winml", "export", "-m", model, "-o", "fixed.onnx", "--shape-config", text])
+
+
+_PLAIN_NAME = re.compile(r"[\w.:/+*-]+")
+"""A name that needs no JSON in a pair of name and size."""
