@@ -200,7 +200,7 @@ def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, smal
         ("tune ckpt -o tuned --budget 90s", "tune ckpt -o tuned --budget 1.5"),
         ("quantize m.onnx --bits 4 --group-size 32", "quantize m.onnx -p int4 --block-size 32"),
         ("quantize m.onnx --bits 4 --sparsity 0.5", "-p int4 -o quantized.onnx (without --sparsity)"),
-        ("quantize --sparsity 0.5 m.onnx", "quantize m.onnx -o quantized.onnx (without --sparsity)"),
+        ("quantize --sparsity 0.5 m.onnx --bits 4", "quantize m.onnx -p int4 -o quantized.onnx (without"),
         ("quantize --prune m.onnx q.onnx --bits 4", "quantize m.onnx -p int4 -o q.onnx (without --prune)"),
         ("quantize --prune magnitude m.onnx q.onnx --bits 4", "quantize m.onnx -p int4 -o q.onnx (without --prune)"),
         ("build ckpt --output-dir built --dtype int8", "build ckpt -o built -p int8"),

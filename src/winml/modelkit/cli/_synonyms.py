@@ -17,6 +17,7 @@ import click
 from winml.modelkit.cli._help import IS_SUGGESTION, POSITIONAL
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import MODEL_SUFFIX
+from winml.modelkit.words import command_line
 
 _COMMANDS: Mapping[str, str] = {
     "convert onnx to-onnx to_onnx import trace convert-model capture-onnx-graph": "export {}",
@@ -216,7 +217,7 @@ def _fill_template(
     completed = _complete_line(commands[verb], line)
     if not _is_parsed(commands[verb], completed):
         completed = ["--help"]
-    return shlex.join(["winml", verb, *completed]), translation.omitted
+    return command_line(["winml", verb, *completed]), translation.omitted
 
 
 def misunderstood_arguments(context: click.Context, arguments: Sequence[str], problem: str) -> UsageError | None:
@@ -234,7 +235,7 @@ def misunderstood_arguments(context: click.Context, arguments: Sequence[str], pr
         problem = f"no such options {', '.join(unknown)}"
     line = _complete_line(command, translation.words)
     if (translation.is_changed or len(unknown) > 1) and _is_parsed(command, line):
-        error = _error(problem, [shlex.join([*context.command_path.split(), *line])], translation.omitted)
+        error = _error(problem, [command_line([*context.command_path.split(), *line])], translation.omitted)
         error.hint = " ".join([error.hint, *_describe_takers(context, translation.omitted)])
         return error
     takers = _describe_takers(context, unknown)

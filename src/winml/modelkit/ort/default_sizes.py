@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 
 from winml.modelkit.onnx.specs import current_name
+from winml.modelkit.words import command_line
 
 BATCH = 1
 """Rows of every input: chosen, the smallest."""
@@ -82,10 +82,14 @@ def fixing_command(model: str, open_names: Iterable[str]) -> str:
         model: The file, as written by the user.
         open_names: Its dynamic dimensions, except sums of other dimensions.
     """
-    sizes = {name: default_size(name) or 1 for name in open_names}
+    return size_fixing_command(model, {name: default_size(name) or 1 for name in open_names})
+
+
+def size_fixing_command(model: str, sizes: Mapping[str, int]) -> str:
+    """Return the command that fixes the dynamic dimensions of a file at these sizes."""
     are_plain = all(_PLAIN_NAME.fullmatch(name) for name in sizes)
     text = ",".join(f"{name}={size}" for name, size in sizes.items()) if are_plain else json.dumps(sizes)
-    return shlex.join(["winml", "export", "-m", model, "-o", "fixed.onnx", "--shape-config", text])
+    return command_line(["winml", "export", "-m", model, "-o", "fixed.onnx", "--shape-config", text])
 
 
 _PLAIN_NAME = re.compile(r"[\w.:/+*-]+")
