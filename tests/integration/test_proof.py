@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -23,8 +24,10 @@ from checkpoints import save_checkpoint
 from e2e.in_process import run_here
 from two_parts import export_loaded, two_parts
 from winml.modelkit import build_model, export_model, optimize_model, quantize_model, verify_model
+from winml.modelkit.builds import proofs
 from winml.modelkit.compare.proof.excerpts import choose_excerpt, take_excerpt
-from winml.modelkit.compare.proof.records import ProofRequest
+from winml.modelkit.compare.proof.records import ProofOutput, ProofRequest, read_proof
+from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.errors import InputError, UsageError, VerificationError
 from winml.modelkit.export.exporting import HTPExporter
 from winml.modelkit.metadata_keys import MODULE_KEY
@@ -356,6 +359,17 @@ def test_factory_of_other_weights_in_every_call_gives_no_proof(tmp_path: Path) -
         build_model(f"{tmp_path / 'net.py'}:make", tmp_path / "built", proof=True, input_specs=specs)
     assert not (tmp_path / "built/proof").exists()
     assert (tmp_path / "built/model.onnx").is_file()
+
+
+@pytest.mark.parametrize(("agreement", "is_refused"), [(0.95, False), (0.1, True)])
+def test_scores_that_agree_are_of_the_same_model(proven: Path, agreement: float, is_refused: bool) -> None:
+    """States of a KV cache are not judged; few bits change scores more than their order."""
+    part = read_proof(proven).record.parts[0]
+    quality = {"sqnr_db": 1.0, "lower_db": 0.0}
+    outputs = (ProofOutput(name="logits", top1_agreement=agreement, **quality), ProofOutput(name="state", **quality))
+    part = part.model_copy(update={"outputs": outputs, "states": {"past": "state"}})
+    with pytest.raises(VerificationError) if is_refused else contextlib.nullcontext():
+        proofs._refuse_other_model("model", part, QualityMinimum(6.0, 0.85))
 
 
 @pytest.mark.parametrize("error", [1e-5, 1e-2, 0.5])

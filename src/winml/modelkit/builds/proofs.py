@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -75,7 +76,7 @@ def record_build(
                 # The provider of a compiled file may be missing here.
                 maker.add(name, reference, tagged, tagged, file_minimum(tagged))
         if plan.verify:
-            _refuse_other_model(plan.request.model, maker.parts[-1])
+            _refuse_other_model(plan.request.model, maker.parts[-1], file_minimum(path, provider))
     return maker
 
 
@@ -83,14 +84,23 @@ _OTHER_MODEL_DB = 3.0
 """Chosen: independent outputs have an SQNR of -3 to 0 dB; no verified file is below."""
 
 
-def _refuse_other_model(name: str, part: ProofPart) -> None:
+def _refuse_other_model(name: str, part: ProofPart, minimum: QualityMinimum) -> None:
     """Refuse a model that was loaded again with other weights, such as that of a factory without a seed.
+
+    States of a KV cache, and scores whose agreement meets the minimum, may differ more.
 
     Raises:
         VerificationError: the outputs have nothing in common with those of the verified file.
     """
-    worst = min(part.outputs, key=lambda output: output.sqnr_db)
-    if worst.sqnr_db < _OTHER_MODEL_DB:
+    states = part.states.values()
+    judged = [
+        output
+        for output in part.outputs
+        if output.name not in states
+        and not (minimum.is_by_agreement(output.top1_agreement) and minimum.is_met(-math.inf, output.top1_agreement))
+    ]
+    worst = min(judged, key=lambda output: output.sqnr_db, default=None)
+    if worst is not None and worst.sqnr_db < _OTHER_MODEL_DB:
         raise VerificationError(
             f"no proof was made: {name}, loaded again, returns other outputs than {part.file}, which was verified "
             f"({worst.name}: {sqnr_words(worst.sqnr_db)})",
