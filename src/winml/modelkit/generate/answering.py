@@ -139,7 +139,7 @@ class TaskRunner:
             StageError: ONNX Runtime fails.
         """
         # A pipeline raises arbitrary errors for unsuitable inputs or files.
-        failure = f"{self._task}: the transformers pipeline failed"
+        failure = f"{self._task}: the inputs cannot be processed"
         hint = "Check that the processor files and the config beside the model are those of its checkpoint."
         with local_files_only(), foreign_parser(failure, hint=hint):
             answer = _ANSWERS[self._task](self, inputs)
