@@ -52,6 +52,8 @@ _LEAST_WIDTH, _MOST_WIDTH = 64, 4096
 """Numbers of a sketch. Chosen: with 64, the error of a module is known to a sixth of itself."""
 _SLACK_DB = 3.0
 """Chosen: the error of a file that misses its minimum may grow by the square root of 2, as between two machines."""
+_SLACK_SHARE = 1 / 16
+"""Chosen: of a file that misses its minimum, one prediction more of 16 may differ on another machine."""
 _OTHER_VALUE = 0.5
 """Relative error from which a value of PyTorch is another one than the value of the file. Chosen: the file was compared
 with PyTorch before, and two independent values have an error of 1.4."""
@@ -217,7 +219,8 @@ def _with_quality(
     judged = judged_outputs(outputs)
     agreements = [output.prediction_agreement for output in judged if output.prediction_agreement is not None]
     reached = QualityMinimum(
-        min(output.lower_db for output in judged) - _SLACK_DB, min(agreements) if agreements else None
+        min(output.lower_db for output in judged) - _SLACK_DB,
+        max(min(agreements) - _SLACK_SHARE, 0.0) if agreements else None,
     )
     limits = minimum if replay.is_within else reached
     compared = {(module.identity.tag, module.identity.call): module for module in replay.modules or ()}
