@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 
+from winml.modelkit.errors import spell_flag
 from winml.modelkit.onnx.specs import current_name
 from winml.modelkit.words import command_line
 
@@ -89,7 +90,7 @@ def size_fixing_command(model: str, sizes: Mapping[str, int]) -> str:
     """Return the command that fixes the dynamic dimensions of a file at these sizes."""
     are_plain = all(_PLAIN_NAME.fullmatch(name) for name in sizes)
     text = ",".join(f"{name}={size}" for name, size in sizes.items()) if are_plain else json.dumps(sizes)
-    return command_line(["winml", "export", "-m", model, "-o", "fixed.onnx", "--shape-config", text])
+    return command_line(["winml", "export", "-m", model, "-o", "fixed.onnx", spell_flag("shape_config"), text])
 
 
 _PLAIN_NAME = re.compile(r"[\w.:/+*-]+")
