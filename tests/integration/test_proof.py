@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -21,12 +22,17 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from architecture.sources import REPOSITORY
+from checkpoints import save_checkpoint
 from e2e.in_process import run_here
+from two_parts import export_loaded, two_parts
 from winml.modelkit import build_model, export_model, optimize_model, quantize_model, verify_model
+from winml.modelkit.builds import proofs
 from winml.modelkit.builds.config import CompileSection
-from winml.modelkit.builds.proofs import _may_lack_device
 from winml.modelkit.compare.proof.excerpts import choose_excerpt, take_excerpt
+from winml.modelkit.compare.proof.records import ProofOutput, ProofRequest, read_proof
+from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.errors import InputError, UsageError, VerificationError
+from winml.modelkit.export.exporting import HTPExporter
 from winml.modelkit.metadata_keys import MODULE_KEY
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.execution_providers import find_execution_provider
@@ -185,6 +191,29 @@ def test_proof_is_deterministic_apart_from_the_time_and_names_no_path(proven: Pa
     assert not records[0]["user_data"]
 
 
+def test_proof_of_a_damaged_tokenizer_names_no_path(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint("bert", tmp_path / "bert")
+    (checkpoint / "tokenizer.json").write_text("{", encoding="utf-8")
+    done = run_here("export", "-m", checkpoint, "-o", tmp_path / "out/model.onnx", "--proof", "--no-verify")
+    assert 0 == done.code, done.err
+    text = (tmp_path / "out/proof/proof.json").read_text(encoding="utf-8")
+    assert "random" == json.loads(text)["parts"][0]["samples"]["source"]
+    assert tmp_path.name not in text
+
+
+def test_scores_of_pixels_are_not_judged_by_their_last_axis(tmp_path: Path) -> None:
+    """The recorded excerpt of a large output of rank 4 is compared as the whole output is."""
+
+    class Segmenter(nn.Conv2d):
+        def forward(self, input: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"logits": super().forward(input)}
+
+    export_model(Segmenter(1, 32, 1), tmp_path / "net.onnx", torch.randn(1, 1, 96, 96), proof=True)
+    (output,) = verify_model(tmp_path).outputs
+    assert output.fidelity.sqnr_db > 100
+    assert output.fidelity.top1_agreement is None
+
+
 def test_every_key_of_a_proof_is_documented(proven: Path) -> None:
     record = json.loads((proven / "proof/proof.json").read_text(encoding="utf-8"))
     part = record["parts"][0]
@@ -240,6 +269,22 @@ def test_command_ends_with_0_for_the_recorded_file(proven: Path, monkeypatch: py
     assert "::error" not in done.err
 
 
+def test_parts_are_compared_and_reported_apart(tmp_path: Path) -> None:
+    """A part without a counterpart is refused unless the others are requested alone."""
+    both, one, report = tmp_path / "both", tmp_path / "one/net_encoder.onnx", tmp_path / "verify.xml"
+    export_loaded(HTPExporter(proof=ProofRequest()), two_parts(), both / "net.onnx")
+    assert 0 == run_here("verify", both, "--by-module", "--junit", report).code
+    cases = [(case.get("classname"), case.get("name")) for case in ET.parse(report).getroot().iter("testcase")]
+    assert {("encoder.outputs", "states"), ("decoder.outputs", "logits")} <= {*cases}
+    assert len({*cases}) == len(cases)
+    one.parent.mkdir()
+    one.write_bytes((both / "net_encoder.onnx").read_bytes())
+    refused = run_here("verify", both, "--against", one)
+    assert 2 == refused.code
+    assert "--submodel encoder" in refused.err
+    assert 0 == run_here("verify", both, "--against", one, "--submodel", "encoder").code
+
+
 def test_verification_imports_no_model_library(proven: Path, tmp_path: Path) -> None:
     """An environment of a device has ONNX Runtime, and neither torch nor transformers."""
     wrong = _planted(proven / "net.onnx", tmp_path / "wrong.onnx", "layers.2.gate")
@@ -291,10 +336,10 @@ def test_argument_that_no_proof_reads_is_refused(proven: Path, stated: dict[str,
 def test_file_without_its_device_may_have_a_proof_of_the_export() -> None:
     compiled = CompileSection(ep="qnn")
     device = ChosenProvider(find_execution_provider("qnn"), "npu")
-    assert _may_lack_device(compiled, None)
-    assert _may_lack_device(compiled, replace(device, stand_in="cpu"))
-    assert not _may_lack_device(compiled, device)
-    assert not _may_lack_device(CompileSection(), None), "a file of the CPU that cannot run is an error"
+    assert proofs._may_lack_device(compiled, None)
+    assert proofs._may_lack_device(compiled, replace(device, stand_in="cpu"))
+    assert not proofs._may_lack_device(compiled, device)
+    assert not proofs._may_lack_device(CompileSection(), None), "a file of the CPU that cannot run is an error"
 
 
 FACTORY = """
@@ -335,6 +380,17 @@ def test_factory_of_other_weights_in_every_call_gives_no_proof(tmp_path: Path) -
         build_model(f"{tmp_path / 'net.py'}:make", tmp_path / "built", proof=True, input_specs=specs)
     assert not (tmp_path / "built/proof").exists()
     assert (tmp_path / "built/model.onnx").is_file()
+
+
+@pytest.mark.parametrize(("agreement", "is_refused"), [(0.95, False), (0.1, True)])
+def test_scores_that_agree_are_of_the_same_model(proven: Path, agreement: float, is_refused: bool) -> None:
+    """States of a KV cache are not judged; few bits change scores more than their order."""
+    part = read_proof(proven).record.parts[0]
+    quality = {"sqnr_db": 1.0, "lower_db": 0.0}
+    outputs = (ProofOutput(name="logits", top1_agreement=agreement, **quality), ProofOutput(name="state", **quality))
+    part = part.model_copy(update={"outputs": outputs, "states": {"past": "state"}})
+    with pytest.raises(VerificationError) if is_refused else contextlib.nullcontext():
+        proofs._refuse_other_model("model", part, QualityMinimum(6.0, 0.85))
 
 
 @pytest.mark.parametrize("error", [1e-5, 1e-2, 0.5])

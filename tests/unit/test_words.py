@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import types
 import unicodedata
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml.modelkit.words import json_printable, message_words, printable
+from winml.modelkit.words import command_line, json_printable, message_words, printable
 
 _ANY_TEXT = st.text(st.characters(), max_size=300)
 _OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -31,6 +33,14 @@ def test_printable_json_keeps_its_meaning(record: dict[str, str]) -> None:
     text = json_printable(json.dumps(record, indent=1, ensure_ascii=False))
     assert record == json.loads(text)
     assert set() == {sign for sign in text if unicodedata.category(sign) in _OBEYED} - {"\n"}
+
+
+@pytest.mark.parametrize(
+    ("system", "line"), [("posix", "winml perf 'my model.onnx' a:0=1"), ("nt", 'winml perf "my model.onnx" a:0=1')]
+)
+def test_command_is_quoted_for_the_shell_of_the_system(system: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("winml.modelkit.words.os", types.SimpleNamespace(name=system))
+    assert line == command_line(["winml", "perf", "my model.onnx", "a:0=1"])
 
 
 @given(_ANY_TEXT)

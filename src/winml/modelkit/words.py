@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import shlex
 import unicodedata
 from collections.abc import Sequence
 
@@ -24,6 +26,15 @@ _LONG_TEXT = re.compile(
     r"(?(open)(?P=open))"
 )
 """A long text, either quoted or without spaces."""
+
+
+def command_line(words: Sequence[str]) -> str:
+    """Return the words of a command as they are typed in the shell of this system."""
+    if os.name == "nt":
+        import subprocess
+
+        return subprocess.list2cmdline(words)
+    return shlex.join(words)
 
 
 def first_words(texts: Sequence[object], count: int, noun: str = "more") -> str:

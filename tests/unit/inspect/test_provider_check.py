@@ -80,7 +80,7 @@ def test_open_size_is_a_finding_for_a_provider_with_fixed_sizes(check: Check) ->
         (finding.kind, finding.what, finding.modules) for finding in fit.findings
     ]
     assert 0 == fit.taken
-    assert """--shape-config '{"batch": 1}'""" in fit.findings[0].remedy
+    assert "--shape-config batch=1" in fit.findings[0].remedy
     assert check("tensorrt", "Sigmoid", sizes="open").runs_all
 
 

@@ -13,7 +13,9 @@ from PIL import Image
 
 from evaluation_checkpoints import WORDS, text_tokenizer
 from generating import CHAT_TEMPLATE
+from winml.modelkit.errors import InputError
 from winml.modelkit.generate.generation import template_rendering
+from winml.modelkit.samples import processors
 from winml.modelkit.samples.file_image_processor import DEFAULTS, FileImageProcessor
 from winml.modelkit.samples.file_tokenizer import FileTokenizer
 
@@ -66,6 +68,28 @@ def test_special_tokens_and_texts_equal_those_of_transformers(tokenizers: tuple[
     tokens = theirs(TEXT)["input_ids"]
     assert theirs.decode(tokens, skip_special_tokens=True) == ours.decode(tokens, skip_special_tokens=True)
     assert theirs.num_special_tokens_to_add(pair=True) == ours.num_special_tokens_to_add(pair=True)
+
+
+@pytest.mark.parametrize("name", ["BertTokenizer", "GemmaTokenizer", "LlamaTokenizer", "XLMRobertaTokenizer"])
+def test_omitted_tokens_and_sides_are_those_of_the_class(name: str, tmp_path: Path) -> None:
+    """An old ``tokenizer_config.json`` states neither special tokens nor the side of the padding."""
+    getattr(transformers, name)().save_pretrained(tmp_path)
+    config = {"tokenizer_class": name, "model_max_length": 8}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = FileTokenizer(tmp_path / "tokenizer.json", config)
+    for token in ("pad_token", "pad_token_id", "mask_token", "mask_token_id"):
+        assert getattr(theirs, token) == getattr(ours, token), token
+    assert theirs.padding_side == ours._sides["padding"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\\xff"])
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_damaged_file_of_a_tokenizer_is_named(name: str, text: str, tmp_path: Path) -> None:
+    text_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=name):
+        processors._open_file_processor("tokenizer", tmp_path, "--text")
 
 
 @pytest.mark.parametrize("size", [(80, 100), (61, 40), (20, 20)], ids=str)

@@ -5,7 +5,6 @@ Plain data, independent of the work of the stages.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -45,6 +44,7 @@ from winml.modelkit.ort.execution_providers import find_execution_provider, refu
 from winml.modelkit.quantize.calibration.calibration_files import refuse_missing_files
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import MODES
+from winml.modelkit.words import command_line
 
 if TYPE_CHECKING:
     from winml.modelkit.compare.proof.records import ProofRequest
@@ -486,7 +486,7 @@ def refuse_sizes(model: str, option: str, value: str) -> NoReturn:
     Raises:
         UsageError: always.
     """
-    command = f"winml export -m {shlex.quote(model)} -o fixed.onnx {spell_flag(option)} {shlex.quote(value)}"
+    command = f"winml export -m {command_line([model])} -o fixed.onnx {spell_flag(option)} {command_line([value])}"
     raise UsageError(
         f"{spell(option)}: a build does not change the sizes of an ONNX file such as {model}",
         hint=f"Fix them first: {command}; then build fixed.onnx.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -77,7 +78,7 @@ def record_build(
                 reason = first_line(error)
                 maker.notes.append(f"{path.name} cannot be opened here ({reason}): the proof is of {tagged.name}.")
         if plan.verify:
-            _refuse_other_model(plan.request.model, maker.parts[-1])
+            _refuse_other_model(plan.request.model, maker.parts[-1], file_minimum(path, provider))
     return maker
 
 
@@ -85,14 +86,23 @@ _OTHER_MODEL_DB = 3.0
 """Chosen: independent outputs have an SQNR of -3 to 0 dB; no verified file is below."""
 
 
-def _refuse_other_model(name: str, part: ProofPart) -> None:
+def _refuse_other_model(name: str, part: ProofPart, minimum: QualityMinimum) -> None:
     """Refuse a model that was loaded again with other weights, such as that of a factory without a seed.
+
+    States of a KV cache, and scores whose agreement meets the minimum, may differ more.
 
     Raises:
         VerificationError: the outputs have nothing in common with those of the verified file.
     """
-    worst = min(part.outputs, key=lambda output: output.sqnr_db)
-    if worst.sqnr_db < _OTHER_MODEL_DB:
+    states = part.states.values()
+    judged = [
+        output
+        for output in part.outputs
+        if output.name not in states
+        and not (minimum.is_by_agreement(output.top1_agreement) and minimum.is_met(-math.inf, output.top1_agreement))
+    ]
+    worst = min(judged, key=lambda output: output.sqnr_db, default=None)
+    if worst is not None and worst.sqnr_db < _OTHER_MODEL_DB:
         raise VerificationError(
             f"no proof was made: {name}, loaded again, returns other outputs than {part.file}, which was verified "
             f"({worst.name}: {sqnr_words(worst.sqnr_db)})",
@@ -158,10 +168,14 @@ def resolve_verified(model: str, against: str | None, submodel: Sequence[str] = 
         submodel: Names of the parts; empty: all.
 
     Raises:
-        UsageError: a name is no ONNX model, or the part of a file is unknown.
+        UsageError: a name is no ONNX model, the part of a file is unknown, or a part is in one model only.
         InputError: a file is damaged.
     """
     pairs = resolve_pairs(model, against or model, submodel)
+    if pairs.notes:
+        raise UsageError(
+            " ".join(pairs.notes), hint=f"Check some parts alone: {opt.submodel} {next(iter(pairs.parts))}"
+        )
     parts = {}
     for part, (_, file) in pairs.parts.items():
         if not isinstance(file, Path):

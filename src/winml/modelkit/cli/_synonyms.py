@@ -7,7 +7,7 @@ each on its own, and a second positional argument becomes the output. A line is 
 from __future__ import annotations
 
 import difflib
-import json
+import itertools
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +17,7 @@ import click
 from winml.modelkit.cli._help import IS_SUGGESTION, POSITIONAL
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import MODEL_SUFFIX
+from winml.modelkit.words import command_line
 
 _COMMANDS: Mapping[str, str] = {
     "convert onnx to-onnx to_onnx import trace convert-model capture-onnx-graph": "export {}",
@@ -96,16 +97,13 @@ _OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("--out-dir --dest --save-dir --save", "output", "-o {}"),
     ("--force --yes -y", "overwrite", "--overwrite"),
     ("--batch --bs -b", "batch_size", "--batch-size {}"),
-    ("--batch --bs -b --batch-size", "shape_config", """--shape-config '{"batch_size": {}}'"""),
-    ("--batch --bs -b --batch-size", "sizes", """--shape-config '{"batch_size": {}}'"""),
-    (
-        "--seq-len --seq-length --sequence-length --max-length --max-seq-len --max-seq-length",
-        "shape_config",
-        """--shape-config '{"sequence_length": {}}'""",
-    ),
-    ("--seq-len --seq-length --sequence-length --max-length", "sizes", """--shape-config '{"sequence_length": {}}'"""),
-    ("--height", "shape_config", """--shape-config '{"height": {}}'"""),
-    ("--width", "shape_config", """--shape-config '{"width": {}}'"""),
+    ("--batch --bs -b --batch-size", "shape_config", "--shape-config batch_size={}"),
+    ("--batch --bs -b --batch-size", "sizes", "--shape-config batch_size={}"),
+    ("--seq-len --seq-length --sequence-length --max-length --max-seq-len --max-seq-length", "shape_config",
+     "--shape-config sequence_length={}"),
+    ("--seq-len --seq-length --sequence-length --max-length", "sizes", "--shape-config sequence_length={}"),
+    ("--height", "shape_config", "--shape-config height={}"),
+    ("--width", "shape_config", "--shape-config width={}"),
     ("--dynamic --dynamic-shapes --dynamic-shape", "dynamic_batch", "--dynamic-batch --dynamic-seq-len"),
     ("--provider --providers --execution-provider --execution-providers --backend --target -e", "ep", "--ep {}"),
     ("--cuda --gpu", "device", "--device gpu"),
@@ -162,6 +160,7 @@ _UNITS_S: Mapping[str, float] = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 
 """Unit of a time → seconds."""
 _UNITS_OF_METAVARS: Mapping[str, float] = {"SECONDS": 1, "MINUTES": 60}
 """Placeholder of an option → seconds of its unit."""
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 _LEAST_RATIO = 0.8
 """Chosen: similarity of the names of two options from which one is a typo of the other."""
 _MOST_TAKERS = 3
@@ -218,7 +217,7 @@ def _fill_template(
     completed = _complete_line(commands[verb], line)
     if not _is_parsed(commands[verb], completed):
         completed = ["--help"]
-    return shlex.join(["winml", verb, *completed]), translation.omitted
+    return command_line(["winml", verb, *completed]), translation.omitted
 
 
 def misunderstood_arguments(context: click.Context, arguments: Sequence[str], problem: str) -> UsageError | None:
@@ -236,7 +235,7 @@ def misunderstood_arguments(context: click.Context, arguments: Sequence[str], pr
         problem = f"no such options {', '.join(unknown)}"
     line = _complete_line(command, translation.words)
     if (translation.is_changed or len(unknown) > 1) and _is_parsed(command, line):
-        error = _error(problem, [shlex.join([*context.command_path.split(), *line])], translation.omitted)
+        error = _error(problem, [command_line([*context.command_path.split(), *line])], translation.omitted)
         error.hint = " ".join([error.hint, *_describe_takers(context, translation.omitted)])
         return error
     takers = _describe_takers(context, unknown)
@@ -309,7 +308,7 @@ class _Translation:
         self._command, self._options = command, _options_by_name(command)
         self._parameters = {str(param.name): param for param in command.params}
         self.words, self.unknown, self.omitted = list[str](), list[str](), list[str]()
-        self._sizes: dict[str, object] = {}
+        self._sizes: dict[str, str] = {}
         self._rest, surplus = list(arguments), list[str]()
         self.is_changed = command.name == "export" and self._rest[:1] == [_FORMAT]
         if self.is_changed:
@@ -327,7 +326,7 @@ class _Translation:
                 (self.words if self._free > 0 else surplus).append(word)
                 self._free -= 1
         if self._sizes:  # as one option: the last of several would apply alone
-            self.words += ["--shape-config", json.dumps(self._sizes)]
+            self.words += ["--shape-config", ",".join(f"{name}={size}" for name, size in self._sizes.items())]
         for word in surplus:
             open_options = _open_options(command, self.words)
             flag = next((name for name, param in open_options if _may_be(param, word, command)), None)
@@ -349,6 +348,13 @@ class _Translation:
                 return param, spelling
         return None
 
+    def _is_surplus_next(self) -> bool:
+        """Return True if the next word is a value of an unknown option: a number, or more than the command needs."""
+        words = list(itertools.takewhile(lambda word: not word.startswith("-"), self._rest))
+        outputs = len([*_open_options(self._command, [*self.words, *self._rest])])
+        is_surplus = self._free <= 0 or len(words) > self._free + outputs
+        return bool(words) and (is_surplus or _NUMBER.fullmatch(words[0]) is not None)
+
     def _add_option(self, word: str) -> None:
         """Add an option and its value, both as winml spells them."""
         if word in _HELP:
@@ -365,8 +371,8 @@ class _Translation:
         option = option or self._find_similar(name)
         if option is None:
             self.omitted.append(name)
-            if not equals and self._free <= 0 and self._rest and not self._rest[0].startswith("-"):
-                self._rest.pop(0)  # the command is complete without this word
+            if not equals and self._is_surplus_next():
+                self._rest.pop(0)
             return
         param, spelling = option
         flag, *text = shlex.split(spelling)
@@ -378,7 +384,7 @@ class _Translation:
             return
         value = value if equals else self._rest.pop(0)
         if flag == "--shape-config" and text != ["{}"]:
-            self._sizes |= json.loads(text[0].replace("{}", value if value.isdecimal() else json.dumps(value)))
+            self._sizes[text[0].partition("=")[0]] = str(int(value)) if value.isdecimal() else value
             return
         replaced = _replace_value(self._command, param, text[0].replace("{}", value))
         self.is_changed |= replaced is not None

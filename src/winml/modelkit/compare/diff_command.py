@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +14,7 @@ from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import json_text, page_text, show_result, write_answer
 from winml.modelkit.compare.diff_verb import DiffRequest, plan_diff, run_diff
 from winml.modelkit.fields import OUTPUT
+from winml.modelkit.words import command_line
 
 if TYPE_CHECKING:
     from winml.modelkit.compare.records import StructureDiff
@@ -64,7 +64,7 @@ def command(**options: Any) -> None:
 
 def _next_command(diff: StructureDiff) -> str:
     """Return the command that compares the outputs of two files; empty if the files are equal."""
-    return "" if diff.is_same else shlex.join(["winml", "compare", str(diff.before.path), str(diff.after.path)])
+    return "" if diff.is_same else command_line(["winml", "compare", str(diff.before.path), str(diff.after.path)])
 
 
 def _render_markdown(diff: StructureDiff) -> str:

@@ -27,7 +27,7 @@ QualitySource = Literal["processor", "dataset", "random", "file"]
 """Origin of samples: the tokenizer or processor of the model, a dataset, random values, or arrays of the user."""
 LOWER, UPPER = 5, 95
 """Percentiles over the samples that bound the interval of an SQNR."""
-_SCORE_RANKS = (2, 3)
+SCORE_RANKS = (2, 3)
 """Numbers of dimensions of scores: samples, positions if any, classes. Scores of pixels have their classes first."""
 _NORMAL_95 = 1.96
 """Specified: quantile of the normal distribution for intervals of 95 %."""
@@ -374,7 +374,7 @@ class FidelitySum:
             self._problem = "" if np.array_equal(expected, actual) else "different texts"
         else:
             self._add_amounts(expected, actual)
-        self._has_scores = self._has_scores and expected.ndim in _SCORE_RANKS and expected.shape[-1] > 1
+        self._has_scores = self._has_scores and expected.ndim in SCORE_RANKS and expected.shape[-1] > 1
         if self._has_scores and not self._problem:
             self._agreeing.append(float(np.mean(expected.argmax(-1) == actual.argmax(-1))))
 

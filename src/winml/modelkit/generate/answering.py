@@ -8,7 +8,7 @@ model. Also compares the results of a built model and of PyTorch for the same in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -139,7 +139,7 @@ class TaskRunner:
             StageError: ONNX Runtime fails.
         """
         # A pipeline raises arbitrary errors for unsuitable inputs or files.
-        failure = f"{self._task}: the transformers pipeline failed"
+        failure = f"{self._task}: the inputs cannot be processed"
         hint = "Check that the processor files and the config beside the model are those of its checkpoint."
         with local_files_only(), foreign_parser(failure, hint=hint):
             answer = _ANSWERS[self._task](self, inputs)
@@ -217,7 +217,7 @@ class TaskRunner:
             scores = _sigmoid(logits)
         else:
             scores = _softmax(logits)
-        return _ranked_answer({self._class_name(number): score for number, score in enumerate(scores)}, self._top)
+        return _ranked_answer([(self._class_name(number), score) for number, score in enumerate(scores)], self._top)
 
     def _tokenize(self, *texts: Any, **options: Any) -> Any:
         """Return the tokens of texts as arrays."""
@@ -255,7 +255,7 @@ class TaskRunner:
             scores = _softmax(logits[0][[contradiction, entailment]])[1:]
         else:
             scores = _softmax(np.asarray([row[entailment] for row in logits]))
-        return _ranked_answer(dict(zip(labels, scores, strict=True)))
+        return _ranked_answer(zip(labels, scores, strict=True))
 
     def entities(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the entities of a text: neighbouring tokens of one class together.
@@ -272,26 +272,25 @@ class TaskRunner:
         groups: list[tuple[str, list[int]]] = []
         for place in np.flatnonzero(is_special == 0).tolist():
             name = self._class_name(scores[place].argmax())
-            is_first, tag = name.startswith("B-"), name[2:] if name.startswith(("B-", "I-")) else name
-            if groups and groups[-1][0] == tag and not is_first:
+            if groups and not name.startswith("B-") and _without_position(groups[-1][0]) == _without_position(name):
                 groups[-1][1].append(place)
             else:
-                groups.append((tag, [place]))
+                groups.append((name, [place]))
         entries = []
-        for tag, places in groups:
-            if tag == _OUTSIDE:
+        for name, places in groups:
+            if _without_position(name) == _OUTSIDE:
                 continue
             start, end = (None, None) if offsets is None else (int(offsets[places[0]][0]), int(offsets[places[-1]][1]))
             words = self._tokenizer.decode(tokens[places]) if start is None else text[start:end]
             score = float(scores[places].max(axis=-1).mean())
-            entries.append(AnswerEntry(label=tag.split("-", 1)[-1], score=score, text=words, start=start, end=end))
+            entries.append(AnswerEntry(label=name.split("-", 1)[-1], score=score, text=words, start=start, end=end))
         return Answer("entities", tuple(entries))
 
     def masked_tokens(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the most likely tokens for each mask.
 
         Raises:
-            UsageError: the text has no mask, or the tokenizer knows none.
+            UsageError: the text has no mask, or one beyond the maximum of tokens, or the tokenizer knows none.
         """
         text, mask = inputs["text"], self._tokenizer.mask_token
         if mask is None:
@@ -304,6 +303,11 @@ class TaskRunner:
         rows = self._tokenize(text)
         tokens = rows["input_ids"][0]
         places = np.flatnonzero(tokens == self._tokenizer.mask_token_id)
+        if len(places) < text.count(mask):
+            raise UsageError(
+                f"{mask} is beyond the first {self._tokenizer.model_max_length} tokens of the text, which are read",
+                hint=f"Shorten the text before {mask}.",
+            )
         scores = _softmax(_require_output(self._run_model(rows), "logits")[0, places].astype(np.float32))
         entries = []
         for place, row in zip(places, scores, strict=True):
@@ -437,7 +441,7 @@ class TaskRunner:
         outputs = [self._run_model({**pixels, **{name: values[row] for name, values in texts.items()}}) for row in rows]
         logits = np.concatenate([_require_output(output, "logits_per_image")[0] for output in outputs])
         scores = _sigmoid(logits) if is_siglip else _softmax(logits.astype(np.float32))
-        return _ranked_answer(dict(zip(labels, scores, strict=True)))
+        return _ranked_answer(zip(labels, scores, strict=True))
 
     def boxes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the objects in an image, each with its box."""
@@ -665,15 +669,20 @@ def _describe_tensors(arrays: Arrays) -> tuple[tuple[AnswerEntry, ...], Arrays]:
     return tuple(entries), arrays
 
 
-def _ranked_answer(scores: Mapping[str, Any], count: int | None = None) -> Answer:
+def _ranked_answer(scores: Iterable[tuple[str, Any]], count: int | None = None) -> Answer:
     """Return labels with their scores, the highest first.
 
     Args:
-        scores: Label → score.
+        scores: Each label with its score; several classes may have one name.
         count: Number of labels; None: all.
     """
-    ranked = sorted(scores.items(), key=lambda item: -float(item[1]))[:count]
+    ranked = sorted(scores, key=lambda item: -float(item[1]))[:count]
     return Answer("labels", tuple(AnswerEntry(label=label, score=float(score)) for label, score in ranked))
+
+
+def _without_position(name: str) -> str:
+    """Return the class of a token without its position in the entity, in the IOB format."""
+    return name[2:] if name.startswith(("B-", "I-")) else name
 
 
 def _softmax(logits: Array) -> Array:

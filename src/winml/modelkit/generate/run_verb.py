@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +34,7 @@ from winml.modelkit.verbs.named_models import (
     stated_keywords,
 )
 from winml.modelkit.verbs.running import ProviderFields
+from winml.modelkit.words import command_line
 
 if TYPE_CHECKING:
     from winml.modelkit.arrays import Array
@@ -230,7 +230,7 @@ def _collect_values(request: RunRequest) -> dict[str, tuple[str, ...]]:
             kind, _ = _positional_input(request.name, pair)
             raise UsageError(
                 f"{opt.input} {pair}: expected NAME=VALUE or NAME=@FILE",
-                hint=f"For {_KIND_WORDS[kind]}, use {spell(kind)} {shlex.quote(pair)}; for others, "
+                hint=f"For {_KIND_WORDS[kind]}, use {spell(kind)} {command_line([pair])}; for others, "
                 f"{opt.input} context=@article.txt or {opt.input} input_ids=[[2,5,3]].",
             )
         add(name.strip(), value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.ort.execution_providers import Device, find_execution_provider, parse_ep_options
 from winml.modelkit.progress import counted
 from winml.modelkit.verbs.named_models import model_request, named_parts, options_of_part, refuse_checkpoint_options
+from winml.modelkit.words import command_line
 
 if TYPE_CHECKING:
     from winml.modelkit.inspect.onnx_inspection import OnnxInspection
@@ -272,7 +272,7 @@ def _print_model_inspection(model: str | None, options: Mapping[str, Any]) -> No
             inspection = replace(inspection, fit=_provider_fit(path, options))
     limits = _tree_limits(options)
     # The check of a provider ends with its remedies.
-    following = shlex.join(["winml", "build", model, "-o", "built"]) if model and options["ep"] is None else ""
+    following = command_line(["winml", "build", model, "-o", "built"]) if model and options["ep"] is None else ""
     show_result(
         inspection.as_record(), options, lambda: model_inspection_document(inspection, limits).with_next(following)
     )

@@ -7,12 +7,12 @@ operator table of their documentation is used. No graph is run.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnxruntime as ort
@@ -28,6 +28,7 @@ from winml.modelkit.onnx.module_tree import read_tree
 from winml.modelkit.onnx.node_facts import GraphFacts, NodeFacts, read_facts
 from winml.modelkit.optimize.capabilities import LEAST_STANDARD_OPSET
 from winml.modelkit.options import load_metadata, load_metadata_record
+from winml.modelkit.ort.default_sizes import size_fixing_command
 from winml.modelkit.ort.device_trace import NO_REASON, CompiledNode, place_modules, read_compilation_trace
 from winml.modelkit.ort.devices import (
     ChosenProvider,
@@ -432,8 +433,8 @@ class _NodeChecks:
         ep, path = short_name(self.chosen.provider.name), self.path
         match kind:
             case "open size":
-                sizes = json.dumps({name: 1 for name in self.facts.open_places if name not in self.facts.sums})
-                command = f"winml export -m {path} -o fixed.onnx --shape-config '{sizes}'"
+                sizes = {name: 1 for name in self.facts.open_places if name not in self.facts.sums}
+                command = size_fixing_command(str(path), sizes)
                 return f"Fix the sizes (replace 1 by the sizes you need): {command}"
             case "unknown size":
                 return (

@@ -7,10 +7,12 @@ ONNX graph. No heavy imports.
 from __future__ import annotations
 
 import json
-import shlex
+import re
 from collections.abc import Iterable, Mapping
 
+from winml.modelkit.errors import spell_flag
 from winml.modelkit.onnx.specs import current_name
+from winml.modelkit.words import command_line
 
 BATCH = 1
 """Rows of every input: chosen, the smallest."""
@@ -81,5 +83,15 @@ def fixing_command(model: str, open_names: Iterable[str]) -> str:
         model: The file, as written by the user.
         open_names: Its dynamic dimensions, except sums of other dimensions.
     """
-    sizes = {name: default_size(name) or 1 for name in open_names}
-    return f"winml export -m {shlex.quote(model)} -o fixed.onnx --shape-config '{json.dumps(sizes)}'"
+    return size_fixing_command(model, {name: default_size(name) or 1 for name in open_names})
+
+
+def size_fixing_command(model: str, sizes: Mapping[str, int]) -> str:
+    """Return the command that fixes the dynamic dimensions of a file at these sizes."""
+    are_plain = all(_PLAIN_NAME.fullmatch(name) for name in sizes)
+    text = ",".join(f"{name}={size}" for name, size in sizes.items()) if are_plain else json.dumps(sizes)
+    return command_line(["winml", "export", "-m", model, "-o", "fixed.onnx", spell_flag("shape_config"), text])
+
+
+_PLAIN_NAME = re.compile(r"[\w.:/+*-]+")
+"""A name that needs no JSON in a pair of name and size."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -59,7 +58,7 @@ from winml.modelkit.tags.tagging import measure_coverage
 from winml.modelkit.transform import graph_file
 from winml.modelkit.transform.module_functions import graph_modules, source_notes
 from winml.modelkit.transform.records import GraphSummary
-from winml.modelkit.words import count_noun, size_change_words, size_words
+from winml.modelkit.words import command_line, count_noun, size_change_words, size_words
 
 
 def _kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[str]:
@@ -534,7 +533,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         target = TARGET_DB if options.min_sqnr_db is None else max(options.min_sqnr_db, TARGET_DB)
         search_words = [spell_flag("sensitivity"), spell_flag("target"), f"sqnr_db={target:g}"]
         words = [*search_words, *command_words(stated, QuantizeFields)]
-        command = shlex.join(["winml", "quantize", source, *words])
+        command = command_line(["winml", "quantize", source, *words])
         return f"The modules to keep in float are found by {command}"
 
     def _refuse_missing_kernels(self) -> None:

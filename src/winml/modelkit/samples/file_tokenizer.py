@@ -15,6 +15,13 @@ import tokenizers
 _UNLIMITED = 10**30
 """Specified: ``model_max_length`` of a tokenizer that states no maximum."""
 
+_DEFAULT_TOKENS: Mapping[str, Sequence[str]] = {"pad_token": ("[PAD]", "<pad>"), "mask_token": ("[MASK]", "<mask>")}
+"""Specified by transformers: kind of a special token → its spellings in tokenizer classes, for configs that omit it."""
+_WITHOUT_DEFAULTS = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes whose special tokens are those of the config alone."""
+_PADDED_AT_THE_LEFT = ("CodeLlama", "Cohere", "Gemma", "Llama", "Siglip2", "XLNet")
+"""Specified by transformers: beginnings of the tokenizer classes that pad at the left unless the config differs."""
+
 
 class TokenRows(dict[str, Any]):
     """Tokens of one text, or of several, by name: ``input_ids``, ``attention_mask``, ``token_type_ids``.
@@ -61,10 +68,20 @@ class FileTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.model_max_length = int(config.get("model_max_length") or _UNLIMITED)
-        self._sides = {side: config.get(f"{side}_side", "right") for side in ("truncation", "padding")}
+        is_left = str(config.get("tokenizer_class")).startswith(_PADDED_AT_THE_LEFT)
+        self._sides = {
+            "truncation": config.get("truncation_side", "right"),
+            "padding": config.get("padding_side", "left" if is_left else "right"),
+        }
         texts = {key: value for key, value in config.items() if key.endswith("_token")}
         texts = {key: value["content"] if isinstance(value, dict) else value for key, value in texts.items()}
         self.tokens = {key: value for key, value in texts.items() if isinstance(value, str)}
+        for kind in (
+            () if config.get("tokenizer_class") in _WITHOUT_DEFAULTS else _DEFAULT_TOKENS.keys() - config.keys()
+        ):
+            known = (token for token in _DEFAULT_TOKENS[kind] if self._tokenizer.token_to_id(token) is not None)
+            if (token := next(known, None)) is not None:
+                self.tokens[kind] = token
 
     def __getattr__(self, name: str) -> Any:
         """Return a special token (``pad_token``) or its number (``pad_token_id``); None if the model has none."""

@@ -16,8 +16,8 @@ from typing import Any, Final, Literal
 
 from winml.modelkit.errors import InputError, UsageError, first_line, is_panic
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
-from winml.modelkit.onnx.files.foreign_files import library_file
-from winml.modelkit.options import JsonError, read_json_file
+from winml.modelkit.onnx.files.foreign_files import foreign_parser, library_file
+from winml.modelkit.options import read_json_file
 from winml.modelkit.ort.foreign_libraries import has_transformers, library_folder
 from winml.modelkit.ort.shared_settings import shared_by_threads
 
@@ -155,8 +155,6 @@ def _open_file_processor(kind: ProcessorKind, folder: Path, option: str) -> Any:
         UsageError: only transformers reads these files.
         InputError: the files are damaged.
     """
-    from winml.modelkit.onnx.files.foreign_files import foreign_parser
-
     path, hint = library_file(folder, TOKENIZER_NAME), "Correct or replace its files."
     with foreign_parser(f"the {kind} in {folder} cannot be read", hint=hint), tokenizer_call(folder):
         if kind == "tokenizer" and path is not None:
@@ -179,26 +177,40 @@ def _open_file_processor(kind: ProcessorKind, folder: Path, option: str) -> Any:
 
 
 def position_count(folder: Path) -> int | None:
-    """Return the number of token positions stated in the config of a folder; None if not stated."""
+    """Return the number of token positions stated in the config of a folder; None if not stated.
+
+    Raises:
+        InputError: the config is damaged.
+    """
     config = _read_json_object(folder, CHECKPOINT_CONFIG_NAME)
     values = (config.get(name) for name in ("max_position_embeddings", "n_positions"))
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
 def sentence_length(folder: Path) -> int | None:
-    """Return the maximum number of tokens in the sentence-transformers file of a folder; None without such a file."""
+    """Return the maximum number of tokens in the sentence-transformers file of a folder; None without such a file.
+
+    Raises:
+        InputError: the file is damaged.
+    """
     value = _read_json_object(folder, "sentence_bert_config.json").get("max_seq_length")
     return value if isinstance(value, int) and value > 0 else None
 
 
 def _read_json_object(folder: Path, name: str) -> Mapping[str, Any]:
-    """Return the JSON object in a file of a folder; ``{}`` if the file does not exist or is damaged."""
-    try:
-        path = library_file(folder, name)
-        content = {} if path is None else read_json_file(path)
-    except (OSError, InputError, JsonError):
+    """Return the JSON object in a file of a folder; ``{}`` if the file does not exist.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    path, hint = library_file(folder, name), "Correct or replace it."
+    if path is None:
         return {}
-    return content if isinstance(content, dict) else {}
+    with foreign_parser(f"{path} cannot be read", hint=hint):
+        content = read_json_file(path)
+    if not isinstance(content, dict):
+        raise InputError(f"{path} contains no JSON object", hint=hint)
+    return content
 
 
 def _require_pillow(option: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -24,7 +23,7 @@ from winml.modelkit.tune.racing import times_of_runs
 from winml.modelkit.tune.state import Failure, TuneState
 from winml.modelkit.verdicts import Verdict
 from winml.modelkit.version import __version__
-from winml.modelkit.words import count_noun, first_words, sqnr_words
+from winml.modelkit.words import command_line, count_noun, first_words, sqnr_words
 
 _RACES = ("variations", "placed", "placement", "right", "forms")
 """Races, the last first: the latency of a candidate is from its last race."""
@@ -212,10 +211,10 @@ class Answer:
             folder=str(built.folder),
             config=config,
             words=self._gain_words(choice),
-            build_command=shlex.join(["winml", "build", "-c", config, "-o", "DIR"]),
+            build_command=command_line(["winml", "build", "-c", config, "-o", "DIR"]),
             perf_command=None
             if candidate.callers > 1
-            else shlex.join(["winml", "perf", str(built.folder), *provider_words, *threads, *sizes]),
+            else command_line(["winml", "perf", str(built.folder), *provider_words, *threads, *sizes]),
             is_within_noise=choice.is_within_noise,
             ratio_to_plain=None if latency is None else latency.ratio,
             sqnr_db=None if facts is None else facts.sqnr_db,

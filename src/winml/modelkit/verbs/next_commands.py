@@ -12,6 +12,7 @@ from winml.modelkit.errors import TaskError, spell_flag
 from winml.modelkit.fields import command_words
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, DECODER, VAE_DECODER, files_folder
 from winml.modelkit.ort.execution_providers import library_words
+from winml.modelkit.words import command_line
 
 
 def transforming_command(
@@ -35,12 +36,12 @@ def transforming_command(
     stem = beside.name if beside.is_dir() else beside.stem
     output = beside.with_name(f"{stem}_{suffix}{'' if source.is_dir() else '.onnx'}")
     part_words = [word for part in parts for word in (spell_flag("submodel"), part)]
-    return shlex.join(["winml", verb, str(source), "-o", str(output), *part_words, *_with_library(words)])
+    return command_line(["winml", verb, str(source), "-o", str(output), *part_words, *_with_library(words)])
 
 
 def measuring_command(verb: str, models: Sequence[str | Path], words: Sequence[str]) -> str:
     """Return a command that measures models, and writes no model."""
-    return shlex.join(["winml", verb, *map(str, models), *_with_library(words)])
+    return command_line(["winml", verb, *map(str, models), *_with_library(words)])
 
 
 def _with_library(words: Sequence[str]) -> list[str]:
@@ -88,7 +89,7 @@ def running_command(folder: Path, parts: Mapping[str, Path]) -> str:
     if VAE_DECODER in parts:
         call = f"load_pipeline({json.dumps(str(folder))})"
         code = f'from winml.modelkit import load_pipeline; {call}("a cat").images[0].save("cat.png")'
-        return shlex.join(["python", "-c", code])
+        return command_line(["python", "-c", code])
     if _has_bfloat16(_main_part(parts)):  # the CPU, which the other commands use, cannot run it
         return measuring_command("inspect", [folder], [])
     return task_command(folder, parts)[1] or measuring_command("run", [folder], [spell_flag("schema")])
@@ -110,7 +111,7 @@ def task_command(folder: Path, parts: Mapping[str, Path]) -> tuple[str, str | No
         task, definition = run_task(described_model(path).get("task") or "", inputs)
     except TaskError:
         return "", None
-    return task, example_command(shlex.quote(str(folder)), task, definition, parts)
+    return task, example_command(command_line([str(folder)]), task, definition, parts)
 
 
 def _main_part(parts: Mapping[str, Path]) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from winml.modelkit.errors import WriteError
+from winml.modelkit.onnx.files import moving
 from winml.modelkit.onnx.files.moving import move_file
 from winml.modelkit.onnx.files.output_files import OutputFiles
 
@@ -17,9 +18,11 @@ class _HeldError(PermissionError):
     winerror = 5
 
 
-@pytest.fixture
-def refusals(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Targets that cannot be replaced: each entry refuses one attempt."""
+@pytest.fixture(params=[5, 32, 33])
+def refusals(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Targets that cannot be replaced: each entry refuses one attempt, with the error code of the parameter."""
+    monkeypatch.setattr(moving, "_PAUSES", (0.0,) * len(moving._PAUSES))
+    monkeypatch.setattr(_HeldError, "winerror", request.param)
     refusals: list[Path] = []
     replace = Path.replace
 
@@ -55,6 +58,7 @@ def test_file_that_stays_open_is_reported(tmp_path: Path, refusals: list[Path]) 
     assert target.read_text() == "earlier"
 
 
+@pytest.mark.parametrize("refusals", [5], indirect=True)
 def test_denied_new_file_is_not_repeated(tmp_path: Path, refusals: list[Path]) -> None:
     """Where no file is, access is denied for good."""
     source, target = tmp_path / "new", tmp_path / "model.onnx"

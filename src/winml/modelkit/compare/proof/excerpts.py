@@ -1,8 +1,8 @@
 """Excerpts of arrays: the numbers of a value that a proof stores.
 
-A small value is stored whole. Of a large output, evenly spaced rows are stored. Of a large inner value, a count sketch
-is stored: each number is added, with a sign, to one of a few sums. The sketch is linear, so that the relative error of
-two sketches estimates the relative error of the values, over all their numbers.
+A small value is stored whole. Of a large output of the ranks of scores, evenly spaced rows are stored. Of another large
+value, a count sketch is stored: each number is added, with a sign, to one of a few sums. The sketch is linear, so that
+the relative error of two sketches estimates the relative error of the values, over all their numbers.
 """
 
 from __future__ import annotations

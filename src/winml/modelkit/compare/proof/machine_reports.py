@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from xml.etree import ElementTree as ET
 
 from winml.modelkit.compare.records import ModelComparison, ProofReplay
@@ -14,7 +14,7 @@ _SUITE = "winml verify"
 
 def junit_text(result: ProofReplay) -> str:
     """Return a JUnit report: a test case for each output, and for each compared module."""
-    cases = [case for part in _parts(result) for case in _cases(part)]
+    cases = [case for name, part in _parts(result).items() for case in _cases(part, f"{name}." if name else "")]
     failures = sum(case.find("failure") is not None for case in cases)
     counts = {"tests": str(len(cases)), "failures": str(failures), "errors": "0", "skipped": "0"}
     root = ET.Element("testsuites", {"name": _SUITE, **counts})
@@ -23,17 +23,23 @@ def junit_text(result: ProofReplay) -> str:
     return f"{ET.tostring(root, encoding='unicode', xml_declaration=True)}\n"
 
 
-def _cases(replay: ProofReplay) -> Iterator[ET.Element]:
-    """Yield a test case for each output and each compared module call of a replay."""
+def _cases(replay: ProofReplay, prefix: str) -> Iterator[ET.Element]:
+    """Yield a test case for each output and each compared module call of a replay.
+
+    Args:
+        replay: Replay of one part.
+        prefix: Beginning of the class of each case, which tells apart equal names in several parts.
+    """
     for output in replay.outputs:
         words = nearness_words(output.fidelity)
         problem = "" if replay.is_output_within(output) else f"{words}; {replay.limit_words}"
-        yield _case("outputs", output.fidelity.name, problem, words)
+        yield _case(f"{prefix}outputs", output.fidelity.name, problem, words)
     for module in replay.modules or ():
         if module.fidelity is not None:
             words = nearness_words(module.fidelity)
             problem = f"first module that diverges: {words}" if module is replay.first_divergence else ""
-            yield _case("modules", module.identity.words or "(root)", "" if replay.is_within else problem, words)
+            name = module.identity.words or "(root)"
+            yield _case(f"{prefix}modules", name, "" if replay.is_within else problem, words)
 
 
 def _case(group: str, name: str, problem: str, words: str) -> ET.Element:
@@ -46,7 +52,7 @@ def _case(group: str, name: str, problem: str, words: str) -> ET.Element:
 
 def annotation_lines(result: ProofReplay) -> Iterator[str]:
     """Yield a workflow command of GitHub Actions for each output beyond its limit, with the first wrong module."""
-    for part in _parts(result):
+    for part in _parts(result).values():
         first = part.first_divergence
         where = "" if first is None else f" First module that diverges: {first.identity.words} ({first.identity.tag})."
         for output in part.outputs:
@@ -57,10 +63,10 @@ def annotation_lines(result: ProofReplay) -> Iterator[str]:
                 yield f"::error title={_SUITE}::{_escaped(message_words(text + where))}"
 
 
-def _parts(result: ProofReplay) -> list[ProofReplay]:
-    """Return the replays of all parts; the replay itself for a model of one part."""
-    parts: list[ModelComparison] = [*result.parts.values()] or [result]
-    return [part for part in parts if isinstance(part, ProofReplay)]
+def _parts(result: ProofReplay) -> dict[str, ProofReplay]:
+    """Return part → its replay; ``""`` → the replay itself for a model of one part."""
+    parts: Mapping[str, ModelComparison] = result.parts or {"": result}
+    return {name: part for name, part in parts.items() if isinstance(part, ProofReplay)}
 
 
 def _escaped(text: str) -> str:

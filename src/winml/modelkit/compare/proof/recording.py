@@ -14,7 +14,7 @@ from winml.modelkit.compare.by_module.sides import ModuleBoundary, SidePair
 from winml.modelkit.compare.by_module.torch_side import TorchSide
 from winml.modelkit.compare.by_module.value_matching import match_with_torch, sort_boundaries
 from winml.modelkit.compare.comparing import CompareOptions, create_file_samples
-from winml.modelkit.compare.fidelity import FidelitySum, judged_outputs
+from winml.modelkit.compare.fidelity import SCORE_RANKS, FidelitySum, judged_outputs
 from winml.modelkit.compare.proof.excerpts import choose_excerpt
 from winml.modelkit.compare.proof.records import (
     Proof,
@@ -52,6 +52,8 @@ _LEAST_WIDTH, _MOST_WIDTH = 64, 4096
 """Numbers of a sketch. Chosen: with 64, the error of a module is known to a sixth of itself."""
 _SLACK_DB = 3.0
 """Chosen: the error of a file that misses its minimum may grow by the square root of 2, as between two machines."""
+_SLACK_SHARE = 1 / 16
+"""Chosen: of a file that misses its minimum, one prediction more of 16 may differ on another machine."""
 _OTHER_VALUE = 0.5
 """Relative error from which a value of PyTorch is another one than the value of the file. Chosen: the file was compared
 with PyTorch before, and two independent values have an error of 1.4."""
@@ -174,9 +176,7 @@ def _record_part(
     about = samples.about
     part = ProofPart(
         name=name,
-        samples=ProofSamples(
-            source=about.source, count=len(feeds), seed=about.seed, data=data or about.data, note=about.note
-        ),
+        samples=ProofSamples(source=about.source, count=len(feeds), seed=about.seed, data=data or about.data),
         inputs=tuple(file.inputs),
         states=dict(file.states),
         is_rounded=reference.is_rounded,
@@ -192,7 +192,7 @@ def _record_part(
         numbers = max(limit_bytes // (4 * 4 * len(feeds) * len(expected)), _LEAST_WIDTH)
         for key, array in expected.items():
             if array.dtype.kind not in "OSU":
-                recorder.store(part.key("outputs", key, number), array, numbers, by_rows=True)
+                recorder.store(part.key("outputs", key, number), array, numbers, by_rows=array.ndim in SCORE_RANKS)
     modules = _record_modules(recorder, replace(pair, draws=feeds[:1]), file, limit_bytes // 4)
     return part.model_copy(update={"tensors": recorder.tensors, "modules": modules}), recorder.arrays
 
@@ -220,7 +220,8 @@ def _with_quality(
     judged = judged_outputs(outputs)
     agreements = [output.prediction_agreement for output in judged if output.prediction_agreement is not None]
     reached = QualityMinimum(
-        min(output.lower_db for output in judged) - _SLACK_DB, min(agreements) if agreements else None
+        min(output.lower_db for output in judged) - _SLACK_DB,
+        max(min(agreements) - _SLACK_SHARE, 0.0) if agreements else None,
     )
     limits = minimum if replay.is_within else reached
     compared = {(module.identity.tag, module.identity.call): module for module in replay.modules or ()}

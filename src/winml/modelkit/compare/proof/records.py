@@ -84,12 +84,11 @@ class ProofSamples(_ProofRecord):
     seed: int
     data: str = ""
     """File names of the user's data, without folders; empty for generated samples."""
-    note: str = ""
 
     @property
     def about(self) -> QualitySamples:
         """Description for the quality record."""
-        return QualitySamples(self.source, self.count, self.seed, self.note, self.data)
+        return QualitySamples(self.source, self.count, self.seed, data=self.data)
 
 
 class ProofPart(_ProofRecord):
