@@ -235,6 +235,8 @@ def _replay_file(
     result = replay_part(part, proof.arrays, path, minimum, by_module=by_module, provider=provider)
     is_comparable = is_recorded and part.provider == (CPU[0] if provider is None else provider.provider.name)
     notes = (*result.notes, *(_loss_notes(part, result) if is_comparable else ()))
+    if not is_recorded and path.name == part.file:
+        notes = (f"{path.name} differs from the file that the proof was made of.", *notes)
     return replace(result, is_recorded_file=is_recorded, versions=proof.record.versions, notes=notes)
 
 
