@@ -290,7 +290,7 @@ class TaskRunner:
         """Return the most likely tokens for each mask.
 
         Raises:
-            UsageError: the text has no mask, or one beyond the maximum of tokens, or the tokenizer knows none.
+            UsageError: the text has no mask within the maximum of tokens, or the tokenizer knows none.
         """
         text, mask = inputs["text"], self._tokenizer.mask_token
         if mask is None:
@@ -303,7 +303,7 @@ class TaskRunner:
         rows = self._tokenize(text)
         tokens = rows["input_ids"][0]
         places = np.flatnonzero(tokens == self._tokenizer.mask_token_id)
-        if len(places) < text.count(mask):
+        if not len(places):
             raise UsageError(
                 f"{mask} is beyond the first {self._tokenizer.model_max_length} tokens of the text, which are read",
                 hint=f"Shorten the text before {mask}.",
