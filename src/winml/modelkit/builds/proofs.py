@@ -129,9 +129,9 @@ def _may_lack_device(section: CompileSection | None, provider: ChosenProvider | 
     return is_compiled and (provider is None or bool(provider.stand_in))
 
 
-def _has_proof(model: str) -> bool:
-    """Return True if a proof is in a folder, or beside a file."""
-    return any((folder / PROOF_RECORD_NAME).is_file() for folder in _proof_folders(model))
+def _find_proof(model: str) -> Path | None:
+    """Return the folder with ``proof/`` of a model: the folder itself, or that of a file; `None` without a proof."""
+    return next((folder for folder in _proof_folders(model) if (folder / PROOF_RECORD_NAME).is_file()), None)
 
 
 def proof_folder(model: str) -> Path:
@@ -140,14 +140,12 @@ def proof_folder(model: str) -> Path:
     Raises:
         UsageError: there is no proof, or no such file.
     """
-    folders = _proof_folders(model)
     if not Path(model).exists():
         raise ModelPathError(f"{model}: no such file or folder", hint="Pass a build folder or an ONNX file.")
-    for folder in folders:
-        if (folder / PROOF_RECORD_NAME).is_file():
-            return folder
+    if (folder := _find_proof(model)) is not None:
+        return folder
     raise UsageError(
-        f"{folders[0]}: has no proof ({PROOF_RECORD_NAME})",
+        f"{_proof_folders(model)[0]}: has no proof ({PROOF_RECORD_NAME})",
         hint=f"winml build and winml export write one with {opt.proof}. To compare with PyTorch itself: winml compare "
         "CHECKPOINT FILE.onnx",
     )
@@ -307,7 +305,7 @@ def verify_model(
             "reference outputs are recorded",
             hint=f"Omit {unread[0]}, or omit {' and '.join(stated)}.",
         )
-    if stated or (not unread and _has_proof(name)):
+    if stated or (not unread and _find_proof(name) is not None):
         from winml.modelkit.ort.opened_model import RunOptions
 
         proof_folder(name)  # raises without one

@@ -43,13 +43,9 @@ class _RecordedModel:
     arrays: Arrays
     """Key → stored numbers."""
 
-    @property
-    def samples(self) -> list[dict[str, Array]]:
-        """Inputs of each sample."""
-        return [
-            {spec.name: self.arrays[self.part.key("inputs", spec.name, number)] for spec in self.part.inputs}
-            for number in range(self.part.samples.count)
-        ]
+    def sample(self, number: int) -> dict[str, Array]:
+        """Return the inputs of one sample."""
+        return {spec.name: self.arrays[self.part.key("inputs", spec.name, number)] for spec in self.part.inputs}
 
     @property
     def boundaries(self) -> dict[CallKey, ModuleBoundary]:
@@ -110,15 +106,15 @@ class _Replay:
     def outputs(self) -> tuple[ComparedOutput, ...]:
         """Run the file on all samples, and compare its outputs."""
         part, totals = self.model.part, {name: FidelitySum(name) for name in self.model.output_names}
-        for number, sample in enumerate(counted(self.model.samples, "sample")):
-            outputs = self.file.outputs(self.feeds(sample))
+        for number in counted(range(part.samples.count), "sample"):
+            outputs = self.file.outputs(self.feeds(self.model.sample(number)))
             for name, total in totals.items():
                 total.add(*self.model.paired(part.key("outputs", name, number), outputs[name]))
         return tuple(ComparedOutput(total.of_output()) for total in totals.values())
 
     def median_run_ms(self) -> float:
         """Median time of a run on the first sample; the file has run before."""
-        feeds, times = self.feeds(self.model.samples[0]), list[float]()
+        feeds, times = self.feeds(self.model.sample(0)), list[float]()
         while len(times) < _TIMED_RUNS and sum(times) < _TIMED_MS:
             started = time.perf_counter()
             self.file.outputs(feeds)
@@ -127,12 +123,12 @@ class _Replay:
 
     def value_bytes(self, taps: Sequence[NamesOfBoth]) -> Sequence[int | None]:
         """Bytes of recording each value of the file; ``None`` if unknown."""
-        return self.file.value_bytes([name for _, name in taps], self.feeds(self.model.samples[0]))
+        return self.file.value_bytes([name for _, name in taps], self.feeds(self.model.sample(0)))
 
     def recorded(self, group: Sequence[NamesOfBoth]) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
         """Run the file on the first sample, and yield the excerpts of both."""
         names = list(dict.fromkeys(name for _, name in group))
-        values = self.file.values(self.feeds(self.model.samples[0]), names)
+        values = self.file.values(self.feeds(self.model.sample(0)), names)
         ours, theirs = dict[str, Array](), dict[str, Array]()
         for source, name in group:
             if source in self.model.value_names:
