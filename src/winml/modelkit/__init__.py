@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.evaluated_models import evaluate_model
     from winml.modelkit.builds.manifest_records import BuildResult
     from winml.modelkit.builds.proofs import verify_model
+    from winml.modelkit.builds.refit_verb import refit_model
     from winml.modelkit.builds.verb import build_model
     from winml.modelkit.compare.comparing import CompareOptions
     from winml.modelkit.compare.diff import diff_models
@@ -94,6 +95,7 @@ __all__ = [
     "quantization_sensitivity",
     "quantize_model",
     "quantize_onnx",
+    "refit_model",
     "retag_model",
     "run_model",
     "run_optimize_analyze_loop",
@@ -143,6 +145,7 @@ _HOMES = {
     "TuneResult": "tune.records",
     "tune_model": "tune.tuning",
     "build_model": "builds.verb",
+    "refit_model": "builds.refit_verb",
     "export_model": "export.verb",
     "quantize_model": "quantize.verb",
     "optimize_model": "optimize.verb",
