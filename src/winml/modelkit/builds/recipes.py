@@ -23,7 +23,8 @@ def recipe_of(plan: BuildPlan) -> Recipe:
     """Return the recipe of a build."""
     return Recipe(
         request=json.loads(json.dumps(request_record(plan.request))),
-        config=json.loads(json.dumps(plan.config.as_record())),
+        # Unset values stay unset: some decisions depend on what is stated.
+        config=plan.config.model_dump(mode="json", exclude_unset=True),
         switched_off=dict(plan.switched_off),
         verify=plan.verify,
         with_companions=plan.with_companions,

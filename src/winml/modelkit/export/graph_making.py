@@ -576,6 +576,12 @@ def refit_tagged_graph(run: ExportRun, prepared: PreparedPart, refit: RefitGraph
             names = [adapter.name for adapter in part.adapters if adapter.name is not None]
             add_branches(model, part.branches, names, is_whole=len(run.loaded.parts) == 1)
         proof = DynamicProof(output_shapes=refit.output_shapes)
+        if run.config.verify and run.handover is not None:
+            # The samples of a new build, so that the quality is the same number. The sizes themselves were verified.
+            run_at = partial(_draw_at_sizes, run, prepared)
+            proof = run_at_varied_sizes(draw, part.dimensions, run_at, None)
+            bounds = {size.name: (size.min, size.max or sys.maxsize) for size in refit.dimensions}
+            proof = replace(bounded_proof(proof, draw.sizes, bounds, run_at, None), output_shapes=refit.output_shapes)
         declare_output_shapes(model.graph, proof)
         _describe_model(model, run, replace(part, dimensions=refit.dimensions), tree, refit.exporter)
         coverage = measure_coverage(model)
