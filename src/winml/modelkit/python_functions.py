@@ -65,13 +65,14 @@ _FUNCTIONS = {
     "build": "build_model", "compare": "compare_models", "compile": "compile_model", "diff": "diff_models",
     "eval": "evaluate_model", "export": "export_model", "extract": "extract_modules",
     "inspect": "inspect_model",
-    "optimize": "optimize_model", "perf": "profile_model", "quantize": "quantize_model", "retag": "retag_model",
-    "run": "run_model", "tune": "tune_model",
+    "optimize": "optimize_model", "perf": "profile_model", "quantize": "quantize_model", "refit": "refit_model",
+    "retag": "retag_model", "run": "run_model", "tune": "tune_model",
 }  # fmt: skip
 """Command → function."""
 _VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s,;]*[^\s,;.])"
 _WORD = (
-    rf"-[mop] {_VALUE}|-{{2}}(?:ep|kv-cache|layout|level|mode|module|opset|precision|shape-config|task)[ =]{_VALUE}"
+    rf"-[mop] {_VALUE}"
+    rf"|-{{2}}(?:adapter|config|ep|kv-cache|layout|level|mode|module|opset|precision|shape-config|task)[ =]{_VALUE}"
     r"|-{2}[a-z][\w-]*|-H"
     r"|'[^']*'|[\w\-./\\]*[./\\][\w\-./\\]*\w|[A-Z]{2,}"
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import InputError, ModelPathError, OutputExistsError, UsageError, opt
 from winml.modelkit.export.declared_options import ProofFields
-from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare
+from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare, fields_of
 from winml.modelkit.file_names import BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME, refit_path
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.verbs.named_models import model_name, stated_keywords
@@ -55,12 +55,18 @@ def plan_requested_refit(request: RefitRequest) -> PlannedBuild:
         WriteError: the folder cannot be written.
     """
     from winml.modelkit.builds.folder import refuse_input_as_output
+    from winml.modelkit.builds.plan import is_onnx_path
     from winml.modelkit.builds.planned_build import planned_build
     from winml.modelkit.builds.recipes import plan_refit
 
     name = model_name({"model": request.model}, "the folder of a build")
     if not request.weights:
         raise UsageError(f"no checkpoint is specified: {opt.weights}", hint="Pass the checkpoint with the weights.")
+    if is_onnx_path(request.weights):
+        raise UsageError(
+            f"{opt.weights} {request.weights}: is an ONNX file, not a checkpoint",
+            hint="Pass the checkpoint that the weights are saved in.",
+        )
     if request.output is None:
         raise UsageError("no output folder is specified", hint="Use -o FOLDER.")
     folder, manifest = _find_build(name)
@@ -83,11 +89,6 @@ def plan_requested_refit(request: RefitRequest) -> PlannedBuild:
     }
     seed = int(recipe.request.get("seed", 0))
     plan = plan_refit(recipe, graphs, changes, verify=request.verify, proof=request.proof_request(seed))
-    if plan.onnx_path is not None:
-        raise UsageError(
-            f"{opt.weights} {request.weights}: is an ONNX file, not a checkpoint",
-            hint="Pass the checkpoint that the weights are saved in.",
-        )
     planned = planned_build(plan, request.output, rebuild=request.overwrite)
     notes = []
     if manifest.proof is not None and plan.proof is None:
@@ -115,7 +116,7 @@ def _find_build(name: str) -> tuple[Path, BuildManifest]:
     if manifest is None:
         raise UsageError(
             f"{folder}: has no build ({BUILD_MANIFEST_NAME})",
-            hint=f"Pass the folder of a build made with winml build {opt.refittable}.",
+            hint=f"Pass the folder of a build made with {opt.refittable}.",
         )
     if manifest.status != "done":
         raise UsageError(f"{folder}: its build is not finished", hint="Finish it: run the same winml build again.")
@@ -124,11 +125,11 @@ def _find_build(name: str) -> tuple[Path, BuildManifest]:
 
 def _not_refittable(folder: Path, request: RefitRequest) -> UsageError:
     """Return the error of a build without a traced graph; the hint builds the checkpoint instead."""
-    words = ["winml", "build", request.weights]
+    words = ["winml", "build", "-m", request.weights, "-o", str(request.output)]
     if (folder / BUILD_CONFIG_NAME).is_file():
-        words += ["-c", str(folder / BUILD_CONFIG_NAME)]
+        words += ["--config", str(folder / BUILD_CONFIG_NAME)]
     words += [word for adapter in request.adapter for word in ("--adapter", adapter)]
-    command = command_line([*words, "-o", str(request.output), "--refittable"])
+    command = command_line([*words, "--refittable"])
     return UsageError(
         f"{folder}: was built without {opt.refittable}, so it has no graph that other weights can be put into",
         hint=f"Trace once more: {command}",
@@ -212,7 +213,8 @@ def refit_model(
 
     stated: Mapping[str, Any] = {name: options.pop(name) for name in stated_keywords(RefitRequest, options)}
     if options:
-        raise UsageError(f"refit_model has no option {next(iter(options))!r}", hint="See winml refit --help-all.")
+        names = ", ".join(field.name for field in fields_of(RefitRequest))
+        raise UsageError(f"refit_model has no option {next(iter(options))!r}", hint=f"Options: {names}.")
     request = RefitRequest(
         **{**stated, "model": os.fspath(model), "weights": os.fspath(weights), "output": Path(output)}
     )

@@ -16,6 +16,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import torch
+from google.protobuf.message import DecodeError
 from onnx_ir import tensor_adapters
 from torch import nn
 
@@ -137,10 +138,11 @@ def _weight_problem(entry: str, value: ir.Value, tensor: torch.Tensor | None) ->
 
 
 def _other_architecture(problems: Sequence[str]) -> CheckpointError:
+    """Return the error of a model that differs from the model of a graph by more than weights."""
     more = f" and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
     return CheckpointError(
         f"the checkpoint does not fit the graph of the build: {'; '.join(problems[:_MAX_NAMED])}{more}",
-        hint="Only weights may differ. Build another architecture with winml build.",
+        hint="Only weights may differ. winml build builds another architecture.",
     )
 
 
@@ -153,9 +155,9 @@ def read_refit_graph(path: Path) -> RefitGraph:
     try:
         model = onnx.ModelProto.FromString(path.read_bytes())
         text = next(entry.value for entry in model.metadata_props if entry.key == REFIT_KEY)
-        kept = [entry for entry in model.metadata_props if entry.key != REFIT_KEY]
+        properties = [entry for entry in model.metadata_props if entry.key != REFIT_KEY]
         del model.metadata_props[:]
-        model.metadata_props.extend(kept)
+        model.metadata_props.extend(properties)
         record = json.loads(text)
         if record["version"] != _VERSION:
             raise InputError(
@@ -179,7 +181,7 @@ def read_refit_graph(path: Path) -> RefitGraph:
         )
     except InputError:
         raise
-    except Exception as error:  # a damaged file fails anywhere
+    except (OSError, DecodeError, ValueError, LookupError, TypeError, StopIteration) as error:
         raise InputError(
             f"{path}: not a graph for winml refit ({type(error).__name__})",
             hint=f"Build the checkpoint again, with {opt.refittable}.",
