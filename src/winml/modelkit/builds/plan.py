@@ -47,6 +47,7 @@ from winml.modelkit.quantize.precisions import MODES
 from winml.modelkit.words import command_line
 
 if TYPE_CHECKING:
+    from winml.modelkit.builds.manifest_records import Recipe
     from winml.modelkit.compare.proof.records import ProofRequest
 
 
@@ -87,6 +88,8 @@ class BuildPlan:
     """Store the traced graphs without weights and the recipe, for ``winml refit``."""
     refit: Mapping[str, Path] | None = None
     """Part → file with its traced graph, for a refit; None: the model is traced."""
+    recipe: Recipe | None = None
+    """Recipe for the next refit; None: the request of this build."""
     has_default_level: bool = False
     """True if the optimization level is the default, so that a lower one is used if the result is not exact."""
 

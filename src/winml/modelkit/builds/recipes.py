@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def recipe_of(plan: BuildPlan) -> Recipe:
-    """Return the recipe of a build."""
-    return Recipe(
+    """Return the recipe of a build; of a refit, the recipe of its build with the other weights."""
+    return plan.recipe or Recipe(
         request=json.loads(json.dumps(request_record(plan.request))),
         # Unset values stay unset: some decisions depend on what is stated.
         config=plan.config.model_dump(mode="json", exclude_unset=True),
@@ -52,16 +52,24 @@ def plan_refit(
     Raises:
         WinMLError: see :func:`~winml.modelkit.builds.plan.plan_build`.
     """
-    plan = plan_build(
-        WinMLBuildConfig.model_validate_json(json.dumps(recipe.config)),
-        replace(_read_request(recipe.request), **changes),
-        switched_off=recipe.switched_off,
-        verify=recipe.verify and verify,
-        with_companions=recipe.with_companions,
-        proof=proof,
-        is_refittable=True,
-    )
-    return replace(plan, refit=graphs, has_default_level=recipe.has_default_level)
+    config = WinMLBuildConfig.model_validate_json(json.dumps(recipe.config))
+    request = replace(_read_request(recipe.request), **changes)
+
+    def plan_with(*, verify: bool) -> BuildPlan:
+        plan = plan_build(
+            config,
+            request,
+            switched_off=recipe.switched_off,
+            verify=verify,
+            with_companions=recipe.with_companions,
+            proof=proof,
+            is_refittable=True,
+        )
+        return replace(plan, has_default_level=recipe.has_default_level)
+
+    # A refit without a comparison leaves the recipe as it is.
+    next_recipe = recipe_of(plan_with(verify=recipe.verify))
+    return replace(plan_with(verify=recipe.verify and verify), refit=graphs, recipe=next_recipe)
 
 
 def _read_request(record: Mapping[str, Any]) -> ModelRequest:

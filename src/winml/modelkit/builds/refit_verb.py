@@ -12,6 +12,7 @@ from winml.modelkit.errors import InputError, ModelPathError, OutputExistsError,
 from winml.modelkit.export.declared_options import ProofFields
 from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare, fields_of
 from winml.modelkit.file_names import BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME, refit_path
+from winml.modelkit.models.load_options import Dtype
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.verbs.named_models import model_name, stated_keywords
 from winml.modelkit.words import command_line
@@ -33,6 +34,8 @@ class RefitRequest(ProofFields):
     adapter: tuple[str, ...] = declare((), MODEL, metavar="[NAME=]PATH", is_common=True)
     """Folder of a LoRA adapter (PEFT format), which is merged into the weights. With NAME=PATH it remains separate and
     is selected at run time."""
+    dtype: Dtype | None = declare(None, MODEL, default_words="as in the checkpoint")
+    """Convert floating-point weights to this type, if it differs from that of the build."""
     revision: str | None = declare(None, MODEL, default_words="main")
     """Branch, tag or commit of the checkpoint on the Hub."""
     trust_remote_code: bool = declare(False, MODEL)
@@ -42,7 +45,7 @@ class RefitRequest(ProofFields):
     overwrite: bool = declare(False, OUTPUT)
     """Replace a build in the output folder. Files that were not written by a build are preserved."""
     verify: bool = declare(True, VERIFICATION, is_common=True)
-    """Verify the outputs: PyTorch with the other weights is the reference."""
+    """Verify the outputs, if the build did: PyTorch with the other weights is the reference."""
 
 
 def plan_requested_refit(request: RefitRequest) -> PlannedBuild:
@@ -86,6 +89,7 @@ def plan_requested_refit(request: RefitRequest) -> PlannedBuild:
         "revision": request.revision,
         "trust_remote_code": request.trust_remote_code,
         "random_weights": False,
+        **({} if request.dtype is None else {"dtype": request.dtype}),
     }
     seed = int(recipe.request.get("seed", 0))
     plan = plan_refit(recipe, graphs, changes, verify=request.verify, proof=request.proof_request(seed))

@@ -107,42 +107,44 @@ class RefitGraph:
         values = {**inputs, **graph.initializers}
         graph.inputs[:] = [value for name, value in inputs.items() if name not in self.weights]
         graph.initializers.clear()
-        tensors, problems = model.state_dict(keep_vars=True), list[str]()
+        tensors, problems, other_types = model.state_dict(keep_vars=True), list[str](), list[str]()
         for name in self.initializers:
             value, entry = values[name], self.weights.get(name)
             if entry is not None:
                 tensor = tensors.get(entry)
                 if tensor is not None and tensor.is_complex() and len(value.shape or ()) > tensor.dim():
                     tensor = torch.view_as_real(tensor.detach().resolve_conj())
-                if problem := _weight_problem(entry, value, tensor):
-                    problems.append(problem)
+                if tensor is None or tuple(tensor.shape) != tuple(value.shape or ()):
+                    problems.append(_shape_difference(entry, value, tensor))
                     continue
-                assert tensor is not None  # a missing one is a problem
+                dtype = tensor_adapters.from_torch_dtype(tensor.dtype)
+                if value.dtype != dtype:
+                    other_types.append(f"{entry} is {str(dtype).lower()}, not {str(value.dtype).lower()}")
+                    continue
                 value.const_value = weight_by_reference(entry, tensor, stored)
                 value.meta[WEIGHT_ENTRY] = entry
             graph.initializers[name] = value
         if problems:
             raise _other_architecture(problems)
+        if other_types:
+            raise _other_architecture(other_types, f"{opt.dtype} converts the weights of the checkpoint.")
         return graph_model
 
 
-def _weight_problem(entry: str, value: ir.Value, tensor: torch.Tensor | None) -> str:
-    """Return the difference between a weight of the graph and a tensor of the model; ``""`` without one."""
+def _shape_difference(entry: str, value: ir.Value, tensor: torch.Tensor | None) -> str:
     if tensor is None:
         return f"{entry} is missing"
-    dtype = tensor_adapters.from_torch_dtype(tensor.dtype)
-    expected, actual = tuple(value.shape.numpy()) if value.shape is not None else (), tuple(tensor.shape)
-    if expected != actual:
-        return f"{entry} has shape {list(actual)}, not {list(expected)}"
-    return "" if value.dtype in (None, dtype) else f"{entry} is {dtype.name.lower()}, not {str(value.dtype).lower()}"
+    return f"{entry} has shape {list(tensor.shape)}, not {list(value.shape or ())}"
 
 
-def _other_architecture(problems: Sequence[str]) -> CheckpointError:
+def _other_architecture(
+    problems: Sequence[str], hint: str = "Only weights may differ. winml build builds another architecture."
+) -> CheckpointError:
     """Return the error of a model that differs from the model of a graph by more than weights."""
     more = f" and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
     return CheckpointError(
         f"the checkpoint does not fit the graph of the build: {'; '.join(problems[:_MAX_NAMED])}{more}",
-        hint="Only weights may differ. winml build builds another architecture.",
+        hint=hint,
     )
 
 
