@@ -121,7 +121,11 @@ def test_adapter_is_merged_into_refitted_weights(bert: Path, tmp_path: Path) -> 
     lora = save_adapter(tmp_path / "lora", small_model("bert"), ("query", "value"), seed=3)
     adapted = refit_model(bert / "built", bert / "base", tmp_path / "adapted", adapter=(str(lora),))
     build_model(bert / "base", tmp_path / "new", refittable=True, adapter=(str(lora),))
-    assert model_files(adapted.folder) == model_files(tmp_path / "new")
+    files, new_files = model_files(adapted.folder), model_files(tmp_path / "new")
+    # The stored trace says which weights are trained; PEFT's are not.
+    assert {name: files[name] for name in files if "refit" not in name} == {
+        name: new_files[name] for name in new_files if "refit" not in name
+    }
     plain = refit_model(adapted.folder, bert / "base", tmp_path / "plain")
     assert any("adapters" in note for note in plain.notes)
     assert model_files(plain.folder) == model_files(bert / "built")
@@ -204,7 +208,7 @@ def test_unusable_requests_are_refused(bert: Path, tmp_path: Path) -> None:
     plain = build_model(bert / "base", tmp_path / "plain", verify=False).folder
     with pytest.raises(UsageError) as refusal:
         refit_model(plain, base, out)
-    assert "refittable=True" in refusal.value.hint
+    assert "refittable" in refusal.value.hint
     with pytest.raises(OutputExistsError):
         refit_model(built, base, plain)
     with pytest.raises(UsageError):
@@ -272,7 +276,7 @@ def test_weights_of_factory_and_weight_read_as_number(tmp_path: Path) -> None:
     assert any(np.array_equal(numpy_helper.to_array(tensor), expected.T) for tensor in stored) or any(
         np.array_equal(numpy_helper.to_array(tensor), expected) for tensor in stored
     )
-    with pytest.raises(UsageError, match="in module scale"):
+    with pytest.raises(UsageError, match="reads a weight as a number"):
         build_model(f"{tmp_path}/net.py:reading", tmp_path / "read", refittable=True, input_specs=specs)
 
 

@@ -71,8 +71,7 @@ _FUNCTIONS = {
 """Command → function."""
 _VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s,;]*[^\s,;.])"
 _WORD = (
-    rf"-[mop] {_VALUE}"
-    rf"|-{{2}}(?:adapter|config|ep|kv-cache|layout|level|mode|module|opset|precision|shape-config|task)[ =]{_VALUE}"
+    rf"-[mop] {_VALUE}|-{{2}}(?:ep|kv-cache|layout|level|mode|module|opset|precision|shape-config|task)[ =]{_VALUE}"
     r"|-{2}[a-z][\w-]*|-H"
     r"|'[^']*'|[\w\-./\\]*[./\\][\w\-./\\]*\w|[A-Z]{2,}"
 )

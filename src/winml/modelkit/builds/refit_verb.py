@@ -15,7 +15,6 @@ from winml.modelkit.file_names import BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME, re
 from winml.modelkit.models.load_options import Dtype
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.verbs.named_models import model_name, stated_keywords
-from winml.modelkit.words import command_line
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.build import BuildListener
@@ -74,7 +73,12 @@ def plan_requested_refit(request: RefitRequest) -> PlannedBuild:
         raise UsageError("no output folder is specified", hint="Use -o FOLDER.")
     folder, manifest = _find_build(name)
     if manifest.recipe is None:
-        raise _not_refittable(folder, request)
+        config = folder / BUILD_CONFIG_NAME
+        options = f"the options of {config}" if config.is_file() else "the same options"
+        raise UsageError(
+            f"{folder}: was built without {opt.refittable}, so it has no graph that other weights can be put into",
+            hint=f"Build {request.weights} instead, with {options} and {opt.refittable}.",
+        )
     graphs = _find_graphs(folder, manifest)
     refuse_input_as_output(request.output, [folder], ())
     if (request.output / BUILD_MANIFEST_NAME).exists() and not request.overwrite:
@@ -125,19 +129,6 @@ def _find_build(name: str) -> tuple[Path, BuildManifest]:
     if manifest.status != "done":
         raise UsageError(f"{folder}: its build is not finished", hint="Finish it: run the same winml build again.")
     return folder, manifest
-
-
-def _not_refittable(folder: Path, request: RefitRequest) -> UsageError:
-    """Return the error of a build without a traced graph; the hint builds the checkpoint instead."""
-    words = ["winml", "build", "-m", request.weights, "-o", str(request.output)]
-    if (folder / BUILD_CONFIG_NAME).is_file():
-        words += ["--config", str(folder / BUILD_CONFIG_NAME)]
-    words += [word for adapter in request.adapter for word in ("--adapter", adapter)]
-    command = command_line([*words, "--refittable"])
-    return UsageError(
-        f"{folder}: was built without {opt.refittable}, so it has no graph that other weights can be put into",
-        hint=f"Trace once more: {command}",
-    )
 
 
 def _find_graphs(folder: Path, manifest: BuildManifest) -> dict[str, Path]:
