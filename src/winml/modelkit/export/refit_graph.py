@@ -39,8 +39,8 @@ _CONFIG_KEYS_WITHOUT_EFFECT = frozenset({
     "transformers_version", "use_cache",
 })  # fmt: skip
 """Keys of a config that change no graph: names, labels, initialization; dtype and format are compared separately."""
-_DROPOUT_WORDS = ("dropout", "drop", "pdrop")
-"""Last words of config keys that have an effect in training only."""
+_DROPOUT = "drop"
+"""Part of the config keys of dropout, such as ``resid_pdrop``, which has an effect in training only."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ def describe_source(model: nn.Module, class_name: str, source_format: str | None
     relevant = {
         key: value
         for key, value in values.items()
-        if key not in _CONFIG_KEYS_WITHOUT_EFFECT and not key.endswith(_DROPOUT_WORDS)
+        if key not in _CONFIG_KEYS_WITHOUT_EFFECT and _DROPOUT not in key
     }
     record = {"class": class_name, "format": source_format, "config": relevant}
     plain: dict[str, Any] = json.loads(json.dumps(record, default=str, sort_keys=True))
