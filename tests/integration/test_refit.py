@@ -17,7 +17,7 @@ from transformers import AutoModel
 
 from adapters import save_adapter
 from checkpoints import build_model as small_model
-from checkpoints import save_checkpoint
+from checkpoints import one_layer, save_checkpoint
 from coded_checkpoints import save_gptq
 from e2e.in_process import run_here
 from encoder_decoder import save_encoder_decoder
@@ -86,7 +86,7 @@ def test_refitted_build_equals_new_build_and_pytorch(bert: Path, tmp_path: Path)
 )
 def test_recipe_runs_again_on_other_weights(architecture: str, options: dict[str, Any], tmp_path: Path) -> None:
     """Folded, transposed, fused and quantized weights are computed again from the checkpoint."""
-    base = save_checkpoint(architecture, tmp_path / "base")
+    base = save_checkpoint(architecture, tmp_path / "base", **one_layer(architecture))
     other = tuned(base, tmp_path / "tuned")
     options = {**options, "verify": False}
     build_model(base, tmp_path / "built", refittable=True, **options)
@@ -107,6 +107,7 @@ def test_codes_of_quantized_checkpoint_are_refitted(tmp_path: Path) -> None:
         refit_model(tmp_path / "built", base.reference, tmp_path / "float")
 
 
+@pytest.mark.slow
 def test_parts_are_refitted_together(tmp_path: Path) -> None:
     """Encoder and decoder of one checkpoint get its weights."""
     base = save_encoder_decoder(tmp_path / "base", "t5", num_layers=1)
