@@ -74,7 +74,9 @@ def plan_refit(
 
 def _read_request(record: Mapping[str, Any]) -> ModelRequest:
     """Read the JSON values of :func:`~winml.modelkit.builds.plan.request_record`."""
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in record.items()
+    }
     values["dynamic"] = DynamicRequest.model_validate_json(json.dumps(record["dynamic"]))
     if "shape_config" in record:
         values["shape_config"] = ShapeConfig.model_validate_json(json.dumps(record["shape_config"]))

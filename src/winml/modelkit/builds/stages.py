@@ -179,7 +179,7 @@ def _export_options(plan: BuildPlan) -> dict[str, object]:
     """Return the values of the plan that affect an exported graph."""
     assert plan.config.export is not None  # skipped otherwise
     export = plan.config.export.model_dump(mode="json", exclude=_REFUSAL_KEYS)
-    record = {"request": request_record(plan.request), "export": export}
+    record: dict[str, object] = {"request": request_record(plan.request), "export": export}
     if plan.is_refittable:
         record["refittable"] = True
     if plan.refit is not None:

@@ -89,7 +89,7 @@ class RefitGraph:
         }
         model = onnx.ModelProto.FromString(self.content)
         model.metadata_props.add(key=REFIT_KEY, value=json.dumps(record, ensure_ascii=False, separators=(",", ":")))
-        return model.SerializeToString(deterministic=True)
+        return bytes(model.SerializeToString(deterministic=True))
 
     def with_weights(self, model: nn.Module, stored: Mapping[str, ir.TensorProtocol] | None) -> ir.Model:
         """Return the graph with the weights of a model, by reference.
@@ -212,7 +212,7 @@ def _weights_as_inputs(
             value = graph.initializers.pop(name)
             assert value.const_value is not None  # a weight has values
             value.type = value.type or ir.TensorType(value.const_value.dtype)
-            value.shape = value.shape or ir.Shape(value.const_value.shape)
+            value.shape = value.shape or ir.Shape(value.const_value.shape.numpy())
             graph.inputs.append(value)
         yield
     finally:
@@ -246,12 +246,10 @@ def refuse_value_dependence(content: bytes, other: bytes) -> None:
 
 def describe_source(model: nn.Module, class_name: str, source_format: str | None) -> dict[str, Any]:
     """Return the properties of a model that its graph depends on, as JSON values."""
-    config = getattr(model, "config", None)
-    values = config.to_dict() if callable(getattr(config, "to_dict", None)) else {}
+    config: Any = getattr(model, "config", None)
+    values = config.to_dict() if hasattr(config, "to_dict") else {}
     relevant = {
-        key: value
-        for key, value in values.items()
-        if key not in _CONFIG_KEYS_WITHOUT_EFFECT and _DROPOUT not in key
+        key: value for key, value in values.items() if key not in _CONFIG_KEYS_WITHOUT_EFFECT and _DROPOUT not in key
     }
     record = {"class": class_name, "format": source_format, "config": relevant}
     plain: dict[str, Any] = json.loads(json.dumps(record, default=str, sort_keys=True))
