@@ -23,5 +23,4 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     import ml_dtypes
     import numpy as np
 
-    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name, name))
-    return dtype
+    return np.dtype(getattr(ml_dtypes, name, name))

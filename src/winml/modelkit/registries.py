@@ -16,7 +16,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -61,7 +61,6 @@ except OSError:
 T_co = TypeVar("T_co", covariant=True)
 
 
-@dataclass(frozen=True)
 class PlugIn(Record):
     """A name added by an installed package."""
 
@@ -100,8 +99,7 @@ class Names(Mapping[str, T_co], Generic[T_co]):
     __hash__ = object.__hash__
 
     def __getitem__(self, name: str) -> T_co:
-        member: T_co = self._named[name]
-        return member
+        return self._named[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._named)
@@ -148,10 +146,9 @@ class Names(Mapping[str, T_co], Generic[T_co]):
 
     def _suggestion_text(self, name: str) -> str:
         """Return the nearest name as a question, or else the list of all names."""
-        from winml.modelkit.options import nearest  # imports pydantic
+        from winml.modelkit.options import suggest  # imports pydantic
 
-        guess = nearest(name, self.names)
-        return f"Did you mean {guess!r}?" if guess else f"There is: {', '.join(self.names)}."
+        return suggest(name, self.names, otherwise=f"There is: {', '.join(self.names)}.")
 
 
 class Registry(Names[T_co]):
@@ -198,14 +195,12 @@ class Registry(Names[T_co]):
                 return target
             if name not in self._loaded:
                 self._loaded[name] = _import_object(target)
-            built_in: T_co = self._loaded[name]
-            return built_in
+            return self._loaded[name]
         plug_in = self._name_owners()[name]
         checked, value = self._check_plug_in(plug_in)
         if checked.problem:
             raise checked.refusal(self.kind)
-        member: T_co = value
-        return member
+        return value
 
     def __iter__(self) -> Iterator[str]:
         yield from self._built_in
@@ -286,8 +281,7 @@ class Registry(Names[T_co]):
         if plug_in not in self._loaded:
             problem, value = self._load_plug_in(plug_in)
             self._loaded[plug_in] = replace(plug_in, problem=problem), value
-        result: tuple[PlugIn, Any] = self._loaded[plug_in]
-        return result
+        return self._loaded[plug_in]
 
     def _load_plug_in(self, plug_in: PlugIn) -> tuple[str, Any]:
         """Import and check the object of a plug-in; return the problem (empty: usable) and the object."""

@@ -774,8 +774,7 @@ def _array_differences(ours: Answer, theirs: Answer) -> Iterator[tuple[float | N
 def _pixel_labels(answer: Answer) -> np.ndarray[tuple[int, ...], np.dtype[np.object_]]:
     """Return the label of each pixel of a segmentation."""
     names = np.asarray(["", *(entry.label for entry in answer.entries)], object)
-    labels: np.ndarray[tuple[int, ...], np.dtype[np.object_]] = names[answer.arrays["segments"]]
-    return labels
+    return names[answer.arrays["segments"]]
 
 
 def _class_differences(

@@ -170,15 +170,13 @@ class _BuiltModel(WinMLModel):
         if PROMPT in parts:
             opened = cls._open_file(parts[DECODER], **options)
             opened.prompt_path = parts[PROMPT]
-            pair_model: WinMLModel = opened
-            return pair_model
+            return opened
         base = VisionLanguageModel if VISION in parts else EncoderDecoderModel
         opened = _generating_class(base, cls.__name__)(parts, **options)
         opened.inputs = opened.graph.first_inputs
         opened.path = str(parts[DECODER])
         opened.task = described_model(parts[DECODER]).get("task")
-        model: WinMLModel = opened
-        return model
+        return opened
 
     @classmethod
     def _refuse_other_task(cls, path: Path) -> None:

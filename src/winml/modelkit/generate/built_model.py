@@ -104,8 +104,7 @@ class WinMLModel(GraphModel):
         fields = inspect.signature(self._output_class).parameters if self._output_class is not None else {}
         if self._output_class is None or not set(outputs) <= set(fields):
             return ModelOutput(outputs)  # type: ignore[no-untyped-call]
-        record: ModelOutput = self._output_class(**outputs)
-        return record
+        return self._output_class(**outputs)
 
 
 def _keep_log_record(record: logging.LogRecord) -> bool:

@@ -346,5 +346,4 @@ def pad_token_beside(model: Path, config: Any) -> int | None:
         tokenizer = open_processor("tokenizer", files_folder(model), "padding")
     except (InputError, UsageError):
         return None
-    token: int | None = tokenizer.pad_token_id
-    return token
+    return tokenizer.pad_token_id

@@ -48,7 +48,6 @@ class DataLocation:
         return None if self.length is None or min(self.start, self.length) < 0 else self.start + self.length
 
 
-@dataclass(frozen=True)
 class Weight(Record):
     """An initializer or constant, without its values."""
 
@@ -351,5 +350,4 @@ def _attribute_bytes(attribute: onnx.AttributeProto) -> bytes:
     copy = onnx.AttributeProto()
     copy.CopyFrom(attribute)
     copy.ClearField("doc_string")
-    content: bytes = copy.SerializeToString(deterministic=True)
-    return content
+    return copy.SerializeToString(deterministic=True)

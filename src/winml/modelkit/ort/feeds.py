@@ -189,8 +189,7 @@ def _hide_first_tokens(mask: Array, past: int) -> Array:
     Only cached tokens are hidden, so that every token attends to at least one token.
     """
     hidden = np.minimum((mask == 0).sum(axis=-1, keepdims=True), past)
-    padded: Array = (np.arange(mask.shape[-1]) >= hidden).astype(mask.dtype)
-    return padded
+    return (np.arange(mask.shape[-1]) >= hidden).astype(mask.dtype)
 
 
 def _find_largest_length(spec: InputTensorSpec, shapes: Mapping[str, tuple[int, ...]], rules: FeedRules) -> int | None:

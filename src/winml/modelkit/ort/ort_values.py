@@ -27,8 +27,7 @@ def to_ort_value(array: Array) -> ort.OrtValue:
 def to_array(value: ort.OrtValue) -> Array:
     """Return a value as an array; of ``bfloat16``, a copy."""
     if value.data_type() != "tensor(bfloat16)":
-        array: Array = value.numpy()
-        return array
+        return value.numpy()
     shape = value.shape()
     # Copied, since the memory is freed with the value.
     data = bytearray(ctypes.string_at(value.data_ptr(), math.prod(shape) * 2))

@@ -284,10 +284,7 @@ class Session:
         resident = self._device_outputs.intersection(resident_outputs)
         # ONNX Runtime does not pass the values of an adapter to a run with bound values.
         if not resident or self._adapter is not None:
-            outputs: Sequence[ort.OrtValue] = self._session.run_with_ort_values(
-                list(output_names), dict(values), self._run_options
-            )
-            return outputs
+            return self._session.run_with_ort_values(list(output_names), dict(values), self._run_options)
         binding = self._session.io_binding()
         for name, value in values.items():
             binding.bind_ortvalue_input(name, value)

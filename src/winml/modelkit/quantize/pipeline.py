@@ -477,8 +477,7 @@ def _run_engine(model: ir.Model, task: planning.EngineTask) -> ir.Model:
     """
     engine = PRECISIONS.part(task.precision.name, MODES[task.mode].engine)
     try:
-        quantized: ir.Model = engine(model, task)
-        return quantized
+        return engine(model, task)
     except (ValueError, RuntimeError, TypeError, AssertionError, onnx.shape_inference.InferenceError) as error:
         # Exceptions of ONNX Runtime's quantizers for unexpected graphs.
         raise QuantizeError(

@@ -134,8 +134,7 @@ class StoredArrays:
 
     def read(self, name: str) -> Array:
         """Read an array."""
-        array: Array = np.load(self._array_path(name), allow_pickle=False)
-        return array
+        return np.load(self._array_path(name), allow_pickle=False)
 
     def remove(self, name: str) -> None:
         """Remove an array."""

@@ -36,11 +36,11 @@ class Result:
     _rows: ClassVar[str] = ""
 
     def __init_subclass__(cls, *, document: str = "", rows: str = "", **keywords: Any) -> None:
-        """Store the keywords, and define ``__repr__`` in the subclass, so that ``dataclass`` generates none."""
+        """Store the keywords, and define ``__repr__`` in the subclass in place of that of a dataclass."""
         super().__init_subclass__(**keywords)
         cls._document_function = document or cls._document_function
         cls._rows = rows or cls._rows
-        cls.__repr__ = Result.__repr__  # type: ignore[method-assign]  # dataclass would replace an inherited one
+        cls.__repr__ = Result.__repr__  # type: ignore[method-assign]  # a dataclass has its own
 
     def document(self) -> Document:
         """Return the document of the result, as its command prints it."""

@@ -122,8 +122,7 @@ def _shaped_noise(generator: np.random.Generator, frequencies: Array, shape: tup
         spectrum / np.maximum(frequencies, frequencies[frequencies > 0].min()), shape, axes=range(len(shape))
     )
     noise -= noise.mean()
-    result: Array = noise / noise.std()
-    return result
+    return noise / noise.std()
 
 
 def has_processors(inputs: Sequence[InputTensorSpec], folder: Path) -> bool:

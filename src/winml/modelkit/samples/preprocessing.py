@@ -390,8 +390,7 @@ def _cast_to_input(spec: InputTensorSpec, array: Array, option: str) -> Array:
 def _token_positions(arrays: Arrays) -> Array:
     """Return the position of each token in its text: int64[rows, length], counted without padding."""
     mask = np.asarray(arrays.get("attention_mask", np.ones_like(arrays["input_ids"])))
-    positions: Array = (mask.cumsum(axis=1) - 1).clip(0)
-    return positions
+    return (mask.cumsum(axis=1) - 1).clip(0)
 
 
 def _empty_state(spec: InputTensorSpec, tokens: Sequence[int | str | None], rows: int, option: str) -> Array:

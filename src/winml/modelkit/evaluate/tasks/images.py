@@ -80,8 +80,7 @@ class _PixelEvaluator(Evaluator):
         classes = classes.astype(np.int64)
         if not self.is_reduced:
             return classes
-        reduced: Array = np.where((classes == 0) | (classes == IGNORED), IGNORED, classes - 1)
-        return reduced
+        return np.where((classes == 0) | (classes == IGNORED), IGNORED, classes - 1)
 
     def row_predictions(self, outputs: Outputs, batch: Batch) -> list[Array]:
         maps = self.to_maps(_wrap_outputs(outputs), target_sizes=_sizes(batch))

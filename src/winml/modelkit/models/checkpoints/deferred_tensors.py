@@ -56,8 +56,7 @@ class RecordedOperation:
             evaluate: Takes a leaf of the arguments, and returns an ordinary tensor for a tensor without values.
         """
         outputs = self.operation(*tree_map(evaluate, self.arguments), **tree_map(evaluate, self.keywords))
-        values: torch.Tensor = tree_leaves(outputs)[self.position]
-        return values
+        return tree_leaves(outputs)[self.position]
 
 
 _UnreadTensorT = TypeVar("_UnreadTensorT", bound="UnreadTensor")

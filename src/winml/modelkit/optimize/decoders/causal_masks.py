@@ -48,8 +48,7 @@ class CausalMask:
         is_seen = past <= now
         if self.window is not None:
             is_seen &= past > now - self.window
-        output: Array = is_seen[None, None] & (mask[:, None, None] != 0)
-        return output
+        return is_seen[None, None] & (mask[:, None, None] != 0)
 
 
 def find_mask(value: ir.Value, interface: DecoderInterface, window: int | None) -> CausalMask | None:

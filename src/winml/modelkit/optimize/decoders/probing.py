@@ -61,8 +61,7 @@ class Probe:
         for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
             # Sizes of the graph may be fixed while the probe's differ.
             value.shape = None
-        content: bytes = ir.to_proto(ir.Model(graph, ir_version=_IR_VERSION)).SerializeToString()
-        return content
+        return ir.to_proto(ir.Model(graph, ir_version=_IR_VERSION)).SerializeToString()
 
 
 def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Probe | None:

@@ -346,8 +346,7 @@ def hold_hidden_rows(before: Array, after: Array, is_hidden: Array, axis: int) -
         axis: Axis of the batch.
     """
     flags = is_hidden.reshape([-1 if position == axis else 1 for position in range(after.ndim)])
-    merged: Array = np.where(flags, before, after)
-    return merged
+    return np.where(flags, before, after)
 
 
 def state_feeds(session: Session) -> dict[str, str]:

@@ -43,8 +43,7 @@ def scales_by_rows(values: Array, rows: int, depth: int, block: tuple[int, int] 
     height = math.ceil(rows / high)
     if block is not None and (high, wide) == (math.ceil(rows / block[0]), math.ceil(depth / block[1])):
         height = block[0]
-    scales: Array = np.repeat(values, height, axis=0)[:rows]
-    return scales
+    return np.repeat(values, height, axis=0)[:rows]
 
 
 def small_float(

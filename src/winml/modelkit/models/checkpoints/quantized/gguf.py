@@ -330,8 +330,7 @@ def _dequantize_tensor(tensor: GgufTensor, content: Array) -> Array:
 
 def _order_halves(rows: int, heads: int) -> Array:
     """Return row in transformers' order → row in the file, where halves of a head are interleaved."""
-    order: Array = np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
-    return order
+    return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
 def _coded_weight(stored: StoredTensors, path: Path, tensor: GgufTensor, order: Array | None, name: str) -> CodedWeight:
