@@ -272,6 +272,15 @@ def short_name(name: str) -> str:
     return next((short for short, provider in EXECUTION_PROVIDERS.items() if provider.name == name), name)
 
 
+def checked_short_name(name: str | None) -> str | None:
+    """Return the short name of a known provider, `None` without a provider; for fields of options.
+
+    Raises:
+        UsageError: no provider has this name.
+    """
+    return None if name is None else short_name(find_execution_provider(name).name)
+
+
 def library_words(ep: str) -> list[str]:
     """Return the words of a command for the user-specified library of a provider; ``[]`` without a library."""
     short = ep.lower().removesuffix(_SUFFIX.lower())

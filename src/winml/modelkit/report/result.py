@@ -42,12 +42,16 @@ class Result:
         cls._rows = rows or cls._rows
         cls.__repr__ = Result.__repr__  # type: ignore[method-assign]  # a dataclass has its own
 
-    def document(self) -> Document:
-        """Return the document of the result, as its command prints it."""
+    def document(self, *details: Any, **view: Any) -> Document:
+        """Return the document of the result, as its command prints it.
+
+        Args:
+            *details: Further arguments of the function that makes the document.
+            **view: Its options, such as the depth of displayed modules.
+        """
         module, _, name = self._document_function.partition(":")
         with contextlib.nullcontext() if has_speller() else spell_by(spell_keyword):  # of a Python caller
-            document: Document = getattr(importlib.import_module(f"winml.modelkit.{module}"), name)(self)
-        return document
+            return getattr(importlib.import_module(f"winml.modelkit.{module}"), name)(self, *details, **view)
 
     def text(self) -> str:
         """Return the text that the command prints."""

@@ -93,7 +93,7 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 @dataclass(frozen=True)
-class TransformedFolder(Generic[RecordT]):
+class TransformedFolder(Result, Generic[RecordT], document="transform.table:folder_document"):
     """A folder made from a source folder."""
 
     source: Path
