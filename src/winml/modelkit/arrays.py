@@ -23,4 +23,5 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     import ml_dtypes
     import numpy as np
 
-    return np.dtype(getattr(ml_dtypes, name, name))
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name, name))
+    return dtype

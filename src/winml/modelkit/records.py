@@ -112,8 +112,17 @@ def recorded(metadata: Mapping[str, Any] | None = None) -> Callable[[GetterT], G
     return mark
 
 
+class _RecordType(type):
+    """Type of record classes: refuses a second ``@dataclass``, which would lose the entries of fields."""
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        if name == "__dataclass_fields__" and name in vars(cls):
+            raise TypeError(f"{cls.__qualname__} is a record, and thereby a frozen dataclass: delete its @dataclass")
+        super().__setattr__(name, value)
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
-class Record:
+class Record(metaclass=_RecordType):
     """Base of records: a subclass is a frozen dataclass, without the decorator, that is written as a JSON object.
 
     Class keywords are constant entries of every record, and are written first. ``digits`` rounds the numbers of all

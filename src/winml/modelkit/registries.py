@@ -99,7 +99,8 @@ class Names(Mapping[str, T_co], Generic[T_co]):
     __hash__ = object.__hash__
 
     def __getitem__(self, name: str) -> T_co:
-        return self._named[name]
+        member: T_co = self._named[name]
+        return member
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._named)
@@ -195,12 +196,14 @@ class Registry(Names[T_co]):
                 return target
             if name not in self._loaded:
                 self._loaded[name] = _import_object(target)
-            return self._loaded[name]
+            built_in: T_co = self._loaded[name]
+            return built_in
         plug_in = self._name_owners()[name]
         checked, value = self._check_plug_in(plug_in)
         if checked.problem:
             raise checked.refusal(self.kind)
-        return value
+        member: T_co = value
+        return member
 
     def __iter__(self) -> Iterator[str]:
         yield from self._built_in
@@ -281,7 +284,8 @@ class Registry(Names[T_co]):
         if plug_in not in self._loaded:
             problem, value = self._load_plug_in(plug_in)
             self._loaded[plug_in] = replace(plug_in, problem=problem), value
-        return self._loaded[plug_in]
+        result: tuple[PlugIn, Any] = self._loaded[plug_in]
+        return result
 
     def _load_plug_in(self, plug_in: PlugIn) -> tuple[str, Any]:
         """Import and check the object of a plug-in; return the problem (empty: usable) and the object."""

@@ -37,7 +37,8 @@ _named_paths: list[str] = []
 
 def named_options(context: click.Context) -> dict[str, str]:
     """Return the mutable spellings of options in texts of the running command: option → key of the config."""
-    return context.meta.setdefault(f"{__name__}.named_options", {})
+    names: dict[str, str] = context.meta.setdefault(f"{__name__}.named_options", {})
+    return names
 
 
 def _value_problem(value: object) -> str:

@@ -249,7 +249,8 @@ def _count_metric(
 
 def _macro(numerator: Array, denominator: Array, occurring: Array) -> Array:
     """Mean over the occurring classes, 0 for an undefined class value, like scikit-learn."""
-    return (share(numerator, denominator) * occurring).sum(axis=1) / occurring.sum(axis=1)
+    mean: Array = (share(numerator, denominator) * occurring).sum(axis=1) / occurring.sum(axis=1)
+    return mean
 
 
 def _macro_avg(name: str) -> Callable[[Sequence[int], Sequence[int]], float]:
@@ -313,7 +314,8 @@ class _Correlation:
         x, y = (array - array.mean(axis=1, keepdims=True) for array in (x, y))
         spread = np.sqrt((x**2).sum(axis=1) * (y**2).sum(axis=1))
         products = (x * y).sum(axis=1)
-        return np.divide(products, spread, out=np.full_like(products, np.nan), where=spread > 0)
+        values: Array = np.divide(products, spread, out=np.full_like(products, np.nan), where=spread > 0)
+        return values
 
 
 def _correlation(name: str) -> Callable[[Sequence[float], Sequence[float]], _Correlation]:

@@ -763,7 +763,8 @@ def _array_differences(ours: Answer, theirs: Answer) -> Iterator[tuple[float | N
 def _pixel_labels(answer: Answer) -> np.ndarray[tuple[int, ...], np.dtype[np.object_]]:
     """Return the label of each pixel of a segmentation."""
     names = np.asarray(["", *(entry.label for entry in answer.entries)], object)
-    return names[answer.arrays["segments"]]
+    labels: np.ndarray[tuple[int, ...], np.dtype[np.object_]] = names[answer.arrays["segments"]]
+    return labels
 
 
 def _class_differences(

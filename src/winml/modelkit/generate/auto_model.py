@@ -170,13 +170,15 @@ class _BuiltModel(WinMLModel):
         if PROMPT in parts:
             opened = cls._open_file(parts[DECODER], **options)
             opened.prompt_path = parts[PROMPT]
-            return opened
+            pair_model: WinMLModel = opened
+            return pair_model
         base = VisionLanguageModel if VISION in parts else EncoderDecoderModel
         opened = _generating_class(base, cls.__name__)(parts, **options)
         opened.inputs = opened.graph.first_inputs
         opened.path = str(parts[DECODER])
         opened.task = described_model(parts[DECODER]).get("task")
-        return opened
+        model: WinMLModel = opened
+        return model
 
     @classmethod
     def _refuse_other_task(cls, path: Path) -> None:

@@ -104,7 +104,8 @@ class WinMLModel(GraphModel):
         fields = inspect.signature(self._output_class).parameters if self._output_class is not None else {}
         if self._output_class is None or not set(outputs) <= set(fields):
             return ModelOutput(outputs)  # type: ignore[no-untyped-call]
-        return self._output_class(**outputs)
+        record: ModelOutput = self._output_class(**outputs)
+        return record
 
 
 def _keep_log_record(record: logging.LogRecord) -> bool:

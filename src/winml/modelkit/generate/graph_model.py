@@ -346,4 +346,5 @@ def pad_token_beside(model: Path, config: Any) -> int | None:
         tokenizer = open_processor("tokenizer", files_folder(model), "padding")
     except (InputError, UsageError):
         return None
-    return tokenizer.pad_token_id
+    token: int | None = tokenizer.pad_token_id
+    return token

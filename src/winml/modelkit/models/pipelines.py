@@ -64,7 +64,7 @@ def load_modules(files: PipelineFiles, requested: torch.dtype) -> PipelineModule
     def load(component: Component) -> nn.Module:
         keyword = "dtype" if component.library == "transformers" else "torch_dtype"
         dtype = _dtype_of(files, component, requested)
-        return _class_of(component).from_pretrained(
+        return _class_of(component).from_pretrained(  # type: ignore[no-any-return]
             component.folder, variant=component.variant, local_files_only=True, **{keyword: dtype}
         )
 

@@ -158,7 +158,8 @@ def _decode_values(codes: Array, kind: CodeKind, bits: int, depth: int) -> Array
     if kind == "number":
         return np.ascontiguousarray(codes).view(np.float32).copy()
     if kind in _FLOAT8:
-        return codes.view(_FLOAT8[kind]).astype(np.float32)
+        floats: Array = codes.view(_FLOAT8[kind]).astype(np.float32)
+        return floats
     numbers = unpack_codes(codes, bits, depth)
     if kind == "integer":
         return numbers.astype(np.float32)

@@ -350,4 +350,5 @@ def _attribute_bytes(attribute: onnx.AttributeProto) -> bytes:
     copy = onnx.AttributeProto()
     copy.CopyFrom(attribute)
     copy.ClearField("doc_string")
-    return copy.SerializeToString(deterministic=True)
+    content: bytes = copy.SerializeToString(deterministic=True)
+    return content

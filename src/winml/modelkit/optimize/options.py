@@ -207,7 +207,8 @@ class OptimizeOptions(OptimizeFields, Options):
         return {name: source for name, source in sources.items() if source}
 
     def _flag_of(self, capability: Capability) -> bool | None:
-        return getattr(self, capability.name)
+        flag: bool | None = getattr(self, capability.name)
+        return flag
 
     def _is_default(self, capability: Capability) -> bool:
         """Return True if the level enables a capability that the provider supports."""

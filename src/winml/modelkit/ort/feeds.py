@@ -189,7 +189,8 @@ def _hide_first_tokens(mask: Array, past: int) -> Array:
     Only cached tokens are hidden, so that every token attends to at least one token.
     """
     hidden = np.minimum((mask == 0).sum(axis=-1, keepdims=True), past)
-    return (np.arange(mask.shape[-1]) >= hidden).astype(mask.dtype)
+    padded: Array = (np.arange(mask.shape[-1]) >= hidden).astype(mask.dtype)
+    return padded
 
 
 def _find_largest_length(spec: InputTensorSpec, shapes: Mapping[str, tuple[int, ...]], rules: FeedRules) -> int | None:

@@ -16,7 +16,8 @@ _TABLE = Path(__file__).with_name("fused_operators.json")
 
 @functools.cache
 def _load_table() -> Mapping[str, Any]:
-    return json.loads(_TABLE.read_text(encoding="utf-8"))
+    table: Mapping[str, Any] = json.loads(_TABLE.read_text(encoding="utf-8"))
+    return table
 
 
 def kernel_types(operator: str) -> Mapping[str, tuple[str, ...]]:

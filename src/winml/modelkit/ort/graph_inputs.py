@@ -427,7 +427,8 @@ def read_array(path: Path, source: str) -> Array:
                 f"{source}: the array declares {size_words(declared)} and has {size_words(size)}", hint=_SAVE_ARRAY
             )
         file.seek(0)
-        return np.load(file, allow_pickle=False)
+        array: Array = np.load(file, allow_pickle=False)
+        return array
 
 
 def _read_arrays(path: Path, source: str) -> dict[str, Array]:

@@ -484,4 +484,5 @@ def documented_providers() -> tuple[str, ...]:
 
 @functools.cache
 def _load_tables() -> dict[str, Any]:
-    return json.loads(_TABLES.read_text(encoding="utf-8"))
+    tables: dict[str, Any] = json.loads(_TABLES.read_text(encoding="utf-8"))
+    return tables

@@ -27,7 +27,8 @@ def to_ort_value(array: Array) -> ort.OrtValue:
 def to_array(value: ort.OrtValue) -> Array:
     """Return a value as an array; of ``bfloat16``, a copy."""
     if value.data_type() != "tensor(bfloat16)":
-        return value.numpy()
+        array: Array = value.numpy()
+        return array
     shape = value.shape()
     # Copied, since the memory is freed with the value.
     data = bytearray(ctypes.string_at(value.data_ptr(), math.prod(shape) * 2))

@@ -93,7 +93,8 @@ def recorded_formats(ep: str) -> QuantizedFormats | None:
 
 @functools.cache
 def _load_records() -> dict[str, Any]:
-    return json.loads(_RECORDED.read_text(encoding="utf-8"))
+    records: dict[str, Any] = json.loads(_RECORDED.read_text(encoding="utf-8"))
+    return records
 
 
 def _formats_of_installed(ep: str) -> QuantizedFormats | None:

@@ -284,7 +284,10 @@ class Session:
         resident = self._device_outputs.intersection(resident_outputs)
         # ONNX Runtime does not pass the values of an adapter to a run with bound values.
         if not resident or self._adapter is not None:
-            return self._session.run_with_ort_values(list(output_names), dict(values), self._run_options)
+            outputs: Sequence[ort.OrtValue] = self._session.run_with_ort_values(
+                list(output_names), dict(values), self._run_options
+            )
+            return outputs
         binding = self._session.io_binding()
         for name, value in values.items():
             binding.bind_ortvalue_input(name, value)

@@ -477,7 +477,8 @@ def _run_engine(model: ir.Model, task: planning.EngineTask) -> ir.Model:
     """
     engine = PRECISIONS.part(task.precision.name, MODES[task.mode].engine)
     try:
-        return engine(model, task)
+        quantized: ir.Model = engine(model, task)
+        return quantized
     except (ValueError, RuntimeError, TypeError, AssertionError, onnx.shape_inference.InferenceError) as error:
         # Exceptions of ONNX Runtime's quantizers for unexpected graphs.
         raise QuantizeError(

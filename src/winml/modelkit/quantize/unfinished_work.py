@@ -134,7 +134,8 @@ class StoredArrays:
 
     def read(self, name: str) -> Array:
         """Read an array."""
-        return np.load(self._array_path(name), allow_pickle=False)
+        array: Array = np.load(self._array_path(name), allow_pickle=False)
+        return array
 
     def remove(self, name: str) -> None:
         """Remove an array."""

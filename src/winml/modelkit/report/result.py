@@ -51,7 +51,9 @@ class Result:
         """
         module, _, name = self._document_function.partition(":")
         with contextlib.nullcontext() if has_speller() else spell_by(spell_keyword):  # of a Python caller
-            return getattr(importlib.import_module(f"winml.modelkit.{module}"), name)(self, *details, **view)
+            make = getattr(importlib.import_module(f"winml.modelkit.{module}"), name)
+            document: Document = make(self, *details, **view)
+        return document
 
     def text(self) -> str:
         """Return the text that the command prints."""

@@ -122,7 +122,8 @@ def _shaped_noise(generator: np.random.Generator, frequencies: Array, shape: tup
         spectrum / np.maximum(frequencies, frequencies[frequencies > 0].min()), shape, axes=range(len(shape))
     )
     noise -= noise.mean()
-    return noise / noise.std()
+    result: Array = noise / noise.std()
+    return result
 
 
 def has_processors(inputs: Sequence[InputTensorSpec], folder: Path) -> bool:

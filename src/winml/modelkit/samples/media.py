@@ -196,7 +196,10 @@ def resampled(recording: Recording, rate_hz: int) -> NDArray[np.float32]:
             hint="Install it: pip install scipy",
         ) from error
     common = math.gcd(recording.rate_hz, rate_hz)
-    return resample_poly(recording.samples, rate_hz // common, recording.rate_hz // common).astype("float32")
+    samples: NDArray[np.float32] = resample_poly(
+        recording.samples, rate_hz // common, recording.rate_hz // common
+    ).astype("float32")
+    return samples
 
 
 def _mix_channels(samples: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -390,7 +390,8 @@ def _cast_to_input(spec: InputTensorSpec, array: Array, option: str) -> Array:
 def _token_positions(arrays: Arrays) -> Array:
     """Return the position of each token in its text: int64[rows, length], counted without padding."""
     mask = np.asarray(arrays.get("attention_mask", np.ones_like(arrays["input_ids"])))
-    return (mask.cumsum(axis=1) - 1).clip(0)
+    positions: Array = (mask.cumsum(axis=1) - 1).clip(0)
+    return positions
 
 
 def _empty_state(spec: InputTensorSpec, tokens: Sequence[int | str | None], rows: int, option: str) -> Array:

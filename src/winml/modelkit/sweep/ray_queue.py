@@ -197,7 +197,8 @@ class _Tasks:
     def _read_result(self, task: object, cell: Cell, tries: int) -> CellResult | None:
         """Return the result of an ended task; None if the worker was lost and the task is to be retried."""
         try:
-            return self.ray.get(task)
+            result: CellResult = self.ray.get(task)
+            return result
         except self.ray.exceptions.RayTaskError as error:
             # Errors of a model are results: this error is caused by the machine.
             problem = (

@@ -59,7 +59,8 @@ class TextStep:
         """Position of each token in its text, without padding."""
         if self.explicit_positions is not None:
             return self.explicit_positions
-        return (self.mask.cumsum(-1) - 1).clip(0)[:, -self.tokens.shape[1] :]
+        places: Array = (self.mask.cumsum(-1) - 1).clip(0)[:, -self.tokens.shape[1] :]
+        return places
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,8 @@ class _PixelEvaluator(Evaluator):
         classes = classes.astype(np.int64)
         if not self.is_reduced:
             return classes
-        return np.where((classes == 0) | (classes == IGNORED), IGNORED, classes - 1)
+        reduced: Array = np.where((classes == 0) | (classes == IGNORED), IGNORED, classes - 1)
+        return reduced
 
     def row_predictions(self, outputs: Outputs, batch: Batch) -> list[Array]:
         maps = self.to_maps(_wrap_outputs(outputs), target_sizes=_sizes(batch))

@@ -60,7 +60,8 @@ def _mean_iou(predictions: Sequence[Pairs], _references: Sequence[object]) -> Sa
 def _mean_of_occurring(sums: Array) -> Array:
     """Mean over the classes that occur in either map."""
     intersections, unions = np.split(sums, 2, axis=1)
-    return share(intersections, unions).sum(axis=1) / (unions > 0).sum(axis=1)
+    mean: Array = share(intersections, unions).sum(axis=1) / (unions > 0).sum(axis=1)
+    return mean
 
 
 def _pixel_accuracy(predictions: Sequence[Pairs], _references: Sequence[object]) -> SampleRows:

@@ -113,9 +113,11 @@ class _SimilarityEvaluator(task.Evaluator):
 def _pool_states(states: Array, places: Array, mode: str) -> Array:
     """Pool the token states of a text into one embedding; ``places`` are the token positions, counted from 1."""
     if mode in {"cls", "lasttoken"}:
-        return states[0 if mode == "cls" else -1]
+        state: Array = states[0 if mode == "cls" else -1]
+        return state
     if mode == "max":
-        return states.max(axis=0)
+        largest: Array = states.max(axis=0)
+        return largest
     weights = places if mode == "weightedmean" else np.ones(len(states))
     total: Array = weights @ states
     return total / (math.sqrt(len(states)) if mode == "mean_sqrt_len" else weights.sum())

@@ -49,7 +49,8 @@ class _ClassEvaluator(Evaluator):
         return self.labels.model[value]
 
     def row_predictions(self, outputs: Outputs, batch: Batch) -> list[int]:  # noqa: ARG002  # scores say it all
-        return np.argmax(named_output(outputs, "logits"), axis=-1).tolist()
+        classes: list[int] = np.argmax(named_output(outputs, "logits"), axis=-1).tolist()
+        return classes
 
 
 def _class_evaluator(context: EvaluatorContext) -> _ClassEvaluator:

@@ -76,7 +76,8 @@ def _is_replaced_alone(program: torch.export.ExportedProgram, registry: _registr
 
 def _find_form(node: torch.fx.Node) -> _Form | torch.fx.Node | None:
     """Return the replacement of a node's operator, or its operand; `None` if torch must decompose the operator."""
-    return _REPLACED[node.target](*node.args, **node.kwargs, out=node.meta["val"])
+    form: _Form | torch.fx.Node | None = _REPLACED[node.target](*node.args, **node.kwargs, out=node.meta["val"])
+    return form
 
 
 def _is_decomposed_always(target: Any) -> bool:

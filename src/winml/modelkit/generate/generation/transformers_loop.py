@@ -190,7 +190,8 @@ class DecoderModel(GenerationMixin):
         """Prepare the inputs of a step, without the tokenizer that the loop passes along."""
         kwargs.pop("tokenizer", None)
         loop: Any = super()  # declared for models of torch
-        return loop.prepare_inputs_for_generation(*arguments, **kwargs)
+        prepared: dict[str, object] = loop.prepare_inputs_for_generation(*arguments, **kwargs)
+        return prepared
 
     def forward(
         self,
@@ -688,7 +689,8 @@ class ImagePositions:
                 hint="Pass all outputs of the model's processor for the text and the images.",
             )
         positions = self._model._prepare_position_ids_for_generation(tokens, dict(arguments))
-        return positions[-self._rows :].expand(self._rows, *tokens.shape[:1], -1)
+        several: torch.Tensor = positions[-self._rows :].expand(self._rows, *tokens.shape[:1], -1)
+        return several
 
 
 def generation_config_beside(folder: Path, config: PretrainedConfig, *, has_cache: bool) -> GenerationConfig:

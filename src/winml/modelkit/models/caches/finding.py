@@ -111,7 +111,8 @@ def tensors_in(values: object) -> Iterator[torch.Tensor]:
 def _find_written_tensor(func: object, args: Any, output: object) -> torch.Tensor | None:
     """Return the tensor modified in place, directly or through a view; `None` if the function does not write."""
     if func is torch.Tensor.__setitem__:
-        return args[0]
+        target: torch.Tensor = args[0]
+        return target
     return output._base if isinstance(output, torch.Tensor) and args and output is args[0] else None
 
 

@@ -56,7 +56,8 @@ class RecordedOperation:
             evaluate: Takes a leaf of the arguments, and returns an ordinary tensor for a tensor without values.
         """
         outputs = self.operation(*tree_map(evaluate, self.arguments), **tree_map(evaluate, self.keywords))
-        return tree_leaves(outputs)[self.position]
+        values: torch.Tensor = tree_leaves(outputs)[self.position]
+        return values
 
 
 _UnreadTensorT = TypeVar("_UnreadTensorT", bound="UnreadTensor")

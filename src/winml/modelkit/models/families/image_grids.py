@@ -144,7 +144,8 @@ class UnsplitTensors(TorchFunctionMode):
     def rejoin(self, output: Any) -> torch.Tensor:
         """Return the tensor that was split into the pieces in a list, or the output unchanged."""
         whole = self._find_whole(output)
-        return output if whole is None else whole
+        tensor: torch.Tensor = output if whole is None else whole
+        return tensor
 
     def _find_whole(self, output: object) -> torch.Tensor | None:
         if not isinstance(output, (list, tuple)):
@@ -185,7 +186,8 @@ def _expand_counts(counts: torch.Tensor) -> torch.Tensor:
     """Return the entry of each position, for entries that take the given counts of consecutive positions."""
     total: Any = counts.sum()  # a tensor, so that it stays dynamic in a trace
     positions = torch.arange(total, device=counts.device)
-    return (positions[:, None] >= counts.cumsum(0)[None, :]).sum(1)
+    entries: torch.Tensor = (positions[:, None] >= counts.cumsum(0)[None, :]).sum(1)
+    return entries
 
 
 class _PatchPositions:

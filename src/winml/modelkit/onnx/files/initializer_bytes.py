@@ -82,14 +82,16 @@ def locate_initializers(path: Path) -> dict[str, StoredBytes]:
 def _inline_bytes(tensor: onnx.TensorProto) -> bytes:
     """Return the bytes of values inside the model; typed fields are serialized without name and documentation."""
     if tensor.HasField("raw_data"):
-        return tensor.raw_data
+        raw: bytes = tensor.raw_data
+        return raw
     if tensor.string_data:
         return b"".join(b"%d:%s" % (len(text), text) for text in tensor.string_data)
     copy = onnx.TensorProto()
     copy.CopyFrom(tensor)
     copy.ClearField("name")
     copy.ClearField("doc_string")
-    return copy.SerializeToString(deterministic=True)
+    content: bytes = copy.SerializeToString(deterministic=True)
+    return content
 
 
 def locate_external(path: Path, tensor: onnx.TensorProto) -> StoredBytes:

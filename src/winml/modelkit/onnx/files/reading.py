@@ -111,7 +111,8 @@ def read_referring(path: Path, *, initializers_only: bool = False) -> onnx.Model
             return None
         tensor = onnx.TensorProto()
         refer_to_data(tensor, path.name, byte_range.start, byte_range.stop - byte_range.start)
-        return tensor.SerializeToString()
+        content: bytes = tensor.SerializeToString()
+        return content
 
     return _read_model(path, refer)
 

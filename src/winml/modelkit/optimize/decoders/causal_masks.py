@@ -48,7 +48,8 @@ class CausalMask:
         is_seen = past <= now
         if self.window is not None:
             is_seen &= past > now - self.window
-        return is_seen[None, None] & (mask[:, None, None] != 0)
+        output: Array = is_seen[None, None] & (mask[:, None, None] != 0)
+        return output
 
 
 def find_mask(value: ir.Value, interface: DecoderInterface, window: int | None) -> CausalMask | None:

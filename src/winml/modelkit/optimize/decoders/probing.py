@@ -61,7 +61,8 @@ class Probe:
         for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
             # Sizes of the graph may be fixed while the probe's differ.
             value.shape = None
-        return ir.to_proto(ir.Model(graph, ir_version=_IR_VERSION)).SerializeToString()
+        content: bytes = ir.to_proto(ir.Model(graph, ir_version=_IR_VERSION)).SerializeToString()
+        return content
 
 
 def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Probe | None:

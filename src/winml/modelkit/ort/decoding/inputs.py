@@ -346,7 +346,8 @@ def hold_hidden_rows(before: Array, after: Array, is_hidden: Array, axis: int) -
         axis: Axis of the batch.
     """
     flags = is_hidden.reshape([-1 if position == axis else 1 for position in range(after.ndim)])
-    return np.where(flags, before, after)
+    merged: Array = np.where(flags, before, after)
+    return merged
 
 
 def state_feeds(session: Session) -> dict[str, str]:

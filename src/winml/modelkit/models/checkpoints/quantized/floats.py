@@ -43,7 +43,8 @@ def scales_by_rows(values: Array, rows: int, depth: int, block: tuple[int, int] 
     height = math.ceil(rows / high)
     if block is not None and (high, wide) == (math.ceil(rows / block[0]), math.ceil(depth / block[1])):
         height = block[0]
-    return np.repeat(values, height, axis=0)[:rows]
+    scales: Array = np.repeat(values, height, axis=0)[:rows]
+    return scales
 
 
 def small_float(

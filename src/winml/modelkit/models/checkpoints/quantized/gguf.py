@@ -330,7 +330,8 @@ def _dequantize_tensor(tensor: GgufTensor, content: Array) -> Array:
 
 def _order_halves(rows: int, heads: int) -> Array:
     """Return row in transformers' order → row in the file, where halves of a head are interleaved."""
-    return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
+    order: Array = np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
+    return order
 
 
 def _coded_weight(stored: StoredTensors, path: Path, tensor: GgufTensor, order: Array | None, name: str) -> CodedWeight:
