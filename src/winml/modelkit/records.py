@@ -115,10 +115,12 @@ def recorded(metadata: Mapping[str, Any] | None = None) -> Callable[[GetterT], G
 class _RecordType(type):
     """Type of record classes: refuses a second ``@dataclass``, which would lose the entries of fields."""
 
-    def __setattr__(cls, name: str, value: object) -> None:
-        if name == "__dataclass_fields__" and name in vars(cls):
-            raise TypeError(f"{cls.__qualname__} is a record, and thereby a frozen dataclass: delete its @dataclass")
-        super().__setattr__(name, value)
+    if not TYPE_CHECKING:  # a type checker would let every attribute be set
+
+        def __setattr__(cls, name: str, value: object) -> None:
+            if name == "__dataclass_fields__" and name in vars(cls):
+                raise TypeError(f"{cls.__qualname__} is a record, so a frozen dataclass already: delete its @dataclass")
+            super().__setattr__(name, value)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
