@@ -11,16 +11,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-else:
-    # typing has it from Python 3.11 on. Only type checkers read it.
+if sys.version_info >= (3, 11):
+    from typing import dataclass_transform
+else:  # only type checkers read it
+
     def dataclass_transform(**_options: object) -> Callable[[type], type]:
         return lambda kind: kind
 
