@@ -158,9 +158,7 @@ def make_listener(options: Mapping[str, object], finished_stages: list[str]) -> 
 
 def show_build(result: BuildResult, options: Mapping[str, object]) -> None:
     """Print the result of a build."""
-    from winml.modelkit.builds.table import build_document
-
-    show_result(result.as_record(), options, lambda: build_document(result, *_ways_to_run(result)))
+    show_result(result.as_record(), options, lambda: result.document(*_ways_to_run(result)))
 
 
 def _ways_to_run(result: BuildResult) -> tuple[str, Sequence[str]]:
