@@ -229,7 +229,7 @@ def _make_plan(request: BuildRequest) -> BuildPlan:
     if request.refittable and request.deploy_only:
         raise UsageError(
             f"{opt.refittable} and {opt.deploy_only} cannot be combined: the graph is not deployed",
-            hint="Omit one of them; deploy in build_manifest.json lists the files to deploy.",
+            hint="Omit one of them; the manifest lists the files to deploy.",
         )
     config = _apply_options(request)
     source = None if is_onnx_path(request.model.model) else resolve_source(request.model).path

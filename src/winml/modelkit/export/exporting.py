@@ -30,7 +30,6 @@ from winml.modelkit.export.graph_making import ExportRun, ExportTarget, calls_of
 from winml.modelkit.export.loading import ModelCheck, closing_sizes, load_for_export
 from winml.modelkit.export.part_export import export_part
 from winml.modelkit.export.records import STEPS, ExportResult
-from winml.modelkit.export.refit_graph import RefitGraph, read_refit_graph, refuse_other_parts
 from winml.modelkit.file_names import proof_paths
 from winml.modelkit.models.caches.inputs import PAST_KEY
 from winml.modelkit.models.live_module import ExampleInputs, loaded_from_module, refuse_programs
@@ -51,6 +50,7 @@ from winml.modelkit.words import count_words
 if TYPE_CHECKING:
     from winml.modelkit.compare.proof.recording import ProofMaker
     from winml.modelkit.compare.proof.records import ProofRequest
+    from winml.modelkit.export.refit_graph import RefitGraph
 
 
 @python_function()
@@ -180,7 +180,11 @@ class HTPExporter:
             with_refit_graph=with_refit_graph,
             functions=functions,
         )
-        graphs = None if self.refit is None else {part: read_refit_graph(path) for part, path in self.refit.items()}
+        graphs: dict[str, RefitGraph] | None = None
+        if self.refit is not None:
+            from winml.modelkit.export.refit_graph import read_refit_graph
+
+            graphs = {part: read_refit_graph(path) for part, path in self.refit.items()}
         fixed_sizes: dict[str, int] = {}
         for graph in (graphs or {}).values():
             fixed_sizes |= graph.sizes or {}
@@ -256,6 +260,8 @@ class HTPExporter:
                 if live_module is None:
                     module_state = restorations.enter_context(restored_module_state(loaded.model))
                 if refit is not None:
+                    from winml.modelkit.export.refit_graph import refuse_other_parts
+
                     refuse_other_parts(refit, [part.name for part in loaded.requested_parts])
                 self._refuse_options(loaded, target)
                 parameter_count = sum(parameter.numel() for parameter in loaded.model.parameters())

@@ -49,14 +49,6 @@ from winml.modelkit.export.config import (
     WinMLExportConfig,
 )
 from winml.modelkit.export.opset_conversion import lower_opset
-from winml.modelkit.export.refit_graph import (
-    RefitGraph,
-    describe_source,
-    graph_without_weights,
-    refuse_other_inputs,
-    refuse_other_source,
-    refuse_value_dependence,
-)
 from winml.modelkit.export.table import input_words
 from winml.modelkit.file_names import ONLY_PART, part_path
 from winml.modelkit.models.output_shapes import with_named_sums
@@ -89,6 +81,7 @@ from winml.modelkit.version import __version__
 
 if TYPE_CHECKING:
     from winml.modelkit.compare.proof.recording import ProofMaker
+    from winml.modelkit.export.refit_graph import RefitGraph
 
 _WEIGHTS_LOADED = "The weights were loaded: the export without weights failed."
 
@@ -458,9 +451,14 @@ def make_tagged_graph(
         step.summary = f"{len(tree)} tags"
     with clock.step("node tagging") as step:
         tagger.tag_nodes(capture.scopes)
-        unfilled = graph_without_weights(capture.model) if run.target.with_refit_graph else None
-        if unfilled is not None and (part.stored is None or _WEIGHTS_LOADED in capture.notes):
-            refuse_value_dependence(unfilled[0], _trace_other_weights(run, prepared, tensors, tagger, used))
+        unfilled = None
+        if run.target.with_refit_graph:
+            from winml.modelkit.export import refit_graph
+
+            unfilled = refit_graph.graph_without_weights(capture.model)
+            if part.stored is None or _WEIGHTS_LOADED in capture.notes:
+                other = _trace_other_weights(run, prepared, tensors, tagger, used)
+                refit_graph.refuse_value_dependence(unfilled[0], other)
         step.summary = f"{len(capture.scopes)} nodes tagged"
     with clock.step("tag injection") as step:
         model, graph_notes = _normalize_graph(capture.model, run.config, used) if normalizes else (capture.model, ())
@@ -504,14 +502,14 @@ def make_tagged_graph(
     if unfilled is None:
         return tagged_graph
     content, initializers, weights = unfilled
-    refit = RefitGraph(
+    refit = refit_graph.RefitGraph(
         content,
         initializers,
         weights,
         trace,
         all_parts,
         used,
-        describe_source(prepared.model, run.loaded.info.class_name, run.loaded.info.source_format),
+        refit_graph.describe_source(prepared.model, run.loaded.info.class_name, run.loaded.info.source_format),
         output_shapes=proof.output_shapes,
         dimensions=dimensions,
         assumed=tagged_graph.assumed,
@@ -529,6 +527,8 @@ def _trace_other_weights(
     used: ExporterUse,
 ) -> bytes:
     """Capture the part with random weights, and return its graph without weights."""
+    from winml.modelkit.export.refit_graph import graph_without_weights
+
     with with_drawn_weights(prepared, run.seed) as drawn:
         capture, _ = _capture_graph(drawn, tensors, tagger.tree, run.config, used)
     tagger.tag_nodes(capture.scopes)
@@ -549,6 +549,8 @@ def refit_tagged_graph(run: ExportRun, prepared: PreparedPart, refit: RefitGraph
         CheckpointError: the model is not the model of the trace with other weights.
         ExportError: the part cannot be run.
     """
+    from winml.modelkit.export.refit_graph import describe_source, refuse_other_inputs, refuse_other_source
+
     part, clock = prepared.part, run.clock
     info = run.loaded.info
     with clock.step("input generation") as step:
