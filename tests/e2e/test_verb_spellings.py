@@ -44,20 +44,22 @@ def test_short_flags_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "words", "ending"),
     [
-        (("exprt", "-m", "x"), "'export'"),
-        (("qqq",), "'qqq'"),
-        (("export", "--modle", "x"), "'--model'"),
-        (("-x",), "'-x'"),
+        (("exprt", "-m", "x"), "'exprt'", "Type: winml export -m x -o model.onnx"),
+        (("qqq",), "'qqq'", "--help' shows"),
+        (("export", "--modle", "x"), "--modle", "Type: winml export --model x -o model.onnx"),
+        (("-x",), "'-x'", "--help' shows"),
     ],
 )
-def test_verb_or_option_with_a_typo_is_met_with_the_nearest(arguments: tuple[str, ...], words: str) -> None:
-    """The exit code is 2, with one sentence and the help that lists the right name."""
+def test_verb_or_option_with_a_typo_is_met_with_the_nearest(
+    arguments: tuple[str, ...], words: str, ending: str
+) -> None:
+    """The exit code is 2, with one sentence, and the line to type or the help that lists the names."""
     refused = run_here(*arguments)
     assert (2, "") == (refused.code, refused.out)
     assert words in refused.err
-    assert "--help' shows" in refused.err
+    assert ending in refused.err
 
 
 def test_quiet_and_verbose_before_the_verb_equal_those_behind_the_verb(tmp_path: Path, small_file: Path) -> None:
@@ -172,7 +174,7 @@ def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, smal
     ("typed", "meant"),
     [
         ("convert ckpt model.onnx", "export ckpt -o model.onnx"),
-        ("convert model.onnx", "winml optimize model.onnx or: winml quantize model.onnx -p fp16"),
+        ("convert model.onnx", "winml optimize model.onnx or: winml quantize model.onnx -p fp16 -o"),
         ("convert ckpt model.onnx --half --dynamic", "export ckpt --dtype fp16 --dynamic-batch --dynamic-seq-len -o"),
         ("benchmark model.onnx --runs 5", "perf model.onnx --iterations 5"),
         ("profile model.onnx", "perf model.onnx --by-module"),
@@ -206,7 +208,7 @@ def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, smal
         ("build ckpt --output-dir built --dtype int8", "build ckpt -o built -p int8"),
         ("perf m.onnx --device cuda", "perf m.onnx --ep cuda"),
         ("export onnx --model ckpt --task fill-mask --opset 17 out.onnx", "--opset 17 -o out.onnx"),
-        ("export ckpt --fp16 --optimize O2 -o m.onnx", "export ckpt --dtype fp16 -o m.onnx (without --optimize)"),
+        ("export ckpt --fp16 --optimize O2 -o m.onnx", "build ckpt -p fp16 --optimize -o m --level extended"),
         ("onnxruntime quantize --onnx_model built --avx512 -o q", "quantize -m built --mode dynamic -o q"),
         ("onnxruntime optimize --onnx_model m.onnx -O3 -o fast.onnx", "optimize -m m.onnx --level full -o fast.onnx"),
         ("quantize m.onnx --per_channel --calibration_data=x.npz -o q.onnx", "--per-channel --calibration-data x.npz"),
@@ -233,7 +235,7 @@ def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, smal
         ("generate built --prompt hi -n 32 --temp 0.5", "--max-new-tokens 32 --temperature 0.5"),
         ("generate built hi --num-beams 4 --max_length 20", "--max-new-tokens 20"),
         ("export ckpt --precision fp16 -o m.onnx", "export ckpt --dtype fp16 -o m.onnx"),
-        ("export ckpt --precision int8 -o m.onnx", "--precision is an option of winml build"),
+        ("export ckpt --precision int8 -o m.onnx", "build ckpt --precision int8 -o m"),
         ("export ckpt --height 64 --width 32 -o m.onnx", "--shape-config height=64,width=32"),
         ("build ckpt built --no-dynamic-axes", "build ckpt --fixed-sizes -o built"),
         ("tune m.onnx --timeout 10 --n-trials 5", "tune m.onnx --budget 10 -o tuned (without --n-trials)"),
@@ -264,7 +266,7 @@ def test_third_model_of_a_comparison_is_no_output() -> None:
 def test_every_synonym_leads_to_options_that_exist() -> None:
     """Each row of the table is the spelling of a parameter of a command, and each command line is one of ours."""
     commands = {name: VERBS[name] for name in COMMANDS}
-    for names, parameter, spelling in _synonyms._OPTIONS:
+    for names, parameter, spelling in _synonyms.OPTIONS:
         takers = [command for command in commands.values() if parameter in {param.name for param in command.params}]
         assert takers, names
         flags = [word for word in spelling.split() if word.startswith("-")]
@@ -272,8 +274,10 @@ def test_every_synonym_leads_to_options_that_exist() -> None:
             {name for param in command.params for name in (*param.opts, *param.secondary_opts)} for command in takers
         ]
         assert any({*flags} <= options for options in offered), spelling
-        assert not any({*names.split()} <= options for options in offered), names
-    for words, lines in _synonyms._COMMANDS.items():
+        typed = {f"-{name}" if len(name) == 1 else f"--{name}" for name in names.split()}
+        assert not any(typed <= options for options in offered), names
+    for words, lines in _synonyms.COMMANDS.items():
         assert not {*words.split()} & {*COMMANDS}
         for line in lines.split("; "):
             assert line.split()[0] in {*COMMANDS, "--version"}
+    assert {word for verbs in _synonyms.NEIGHBORS.values() for word in verbs.split()} <= {*COMMANDS}

@@ -82,6 +82,10 @@ class UsageError(WinMLError):
     exit_code = 2
 
 
+class MissingOutputError(UsageError):
+    """No output file or folder is specified, and there is no default."""
+
+
 class ConfigError(UsageError):
     """A JSON text or an option value is malformed, has an unknown key, or a value of the wrong kind."""
 

@@ -129,7 +129,7 @@ def _may_lack_device(section: CompileSection | None, provider: ChosenProvider | 
     return is_compiled and (provider is None or bool(provider.stand_in))
 
 
-def _find_proof(model: str) -> Path | None:
+def find_proof(model: str) -> Path | None:
     """Return the folder with ``proof/`` of a model: the folder itself, or that of a file; `None` without a proof."""
     return next((folder for folder in _proof_folders(model) if (folder / PROOF_RECORD_NAME).is_file()), None)
 
@@ -142,7 +142,7 @@ def proof_folder(model: str) -> Path:
     """
     if not Path(model).exists():
         raise ModelPathError(f"{model}: no such file or folder", hint="Pass a build folder or an ONNX file.")
-    if (folder := _find_proof(model)) is not None:
+    if (folder := find_proof(model)) is not None:
         return folder
     raise UsageError(
         f"{_proof_folders(model)[0]}: has no proof ({PROOF_RECORD_NAME})",
@@ -305,7 +305,7 @@ def verify_model(
             "reference outputs are recorded",
             hint=f"Omit {unread[0]}, or omit {' and '.join(stated)}.",
         )
-    if stated or (not unread and _find_proof(name) is not None):
+    if stated or (not unread and find_proof(name) is not None):
         from winml.modelkit.ort.opened_model import RunOptions
 
         proof_folder(name)  # raises without one

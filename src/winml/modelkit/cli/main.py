@@ -87,14 +87,11 @@ class _LazyGroup(click.Group):
         name = args[0]
         if name in VERBS or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        from winml.modelkit.cli._synonyms import unknown_command
-        from winml.modelkit.options import nearest
+        from winml.modelkit.cli._suggestions import unknown_command
 
-        if (error := unknown_command(name, args[1:], VERBS)) is not None:
+        if (error := unknown_command(name, args[1:], VERBS, COMMANDS)) is not None:
             raise error
-        guess = nearest(name, VERBS.names)
-        ending = f"Did you mean {guess!r}?" if guess else f"Verbs: {', '.join(self.list_commands(ctx))}."
-        raise click.UsageError(f"No such verb {name!r}. {ending}", ctx)
+        raise click.UsageError(f"No such verb {name!r}. Verbs: {', '.join(self.list_commands(ctx))}.", ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
