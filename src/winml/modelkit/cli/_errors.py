@@ -249,7 +249,7 @@ class WinMLGroup(DocumentedCommand, click.Group):
         if args[0] not in self.commands and not ctx.resilient_parsing:
             from winml.modelkit.cli._suggestions import unknown_command
 
-            if (error := unknown_command(f"{self.name}-{args[0]}", args[1:], {}, {})) is not None:
+            if (error := unknown_command(args[0], args[1:], {}, {}, group=str(self.name))) is not None:
                 raise error
         return super().resolve_command(ctx, args)
 

@@ -38,7 +38,7 @@ _WITHOUT_OUTPUT = frozenset({"--check", "--list", "--sensitivity", "--use-cache"
 """Options of these commands that write no output."""
 _DATA_OPTIONS: Mapping[str, tuple[str, ...]] = {
     ".npz": ("input_data", "calibration_data"),
-    **dict.fromkeys((".csv", ".jsonl", ".parquet", ".txt"), ("dataset", "calibration_data")),
+    **dict.fromkeys((".csv", ".jsonl", ".parquet", ".txt"), ("calibration_data", "dataset")),
 }
 """Suffix of a file → the options that it may stand for without a name."""
 _NAMED_BY_VALUE = frozenset({"algorithm", "device", "dtype", "level", "mode", "precision", "target"})
@@ -57,7 +57,7 @@ _AXES: Mapping[int, tuple[str, ...]] = {
 }  # fmt: skip
 """Number of axes of an input without a name → keys of ``--shape-config``: text, or an image."""
 _FALSE = frozenset({"false", "no", "off"})
-_SWITCH_VALUES = frozenset({"true", "yes", "on", *_FALSE})
+_SWITCH_VALUES = frozenset({"true", "yes", "on", "auto", "dynamic", *_FALSE})
 _LEAST_RATIO = 0.8
 """Chosen: similarity of the names of two options from which one is a typo of the other."""
 _LEAST_COMMAND_RATIO = 0.75
@@ -74,8 +74,8 @@ def value_synonym(value: str, choices: Iterable[str]) -> str | None:
     >>> value_synonym("Q4_K_M", ["int8", "int4"]), value_synonym("K-Quant", ["rtn", "k_quant"])
     ('int4', 'k_quant')
     """
-    lower = value.lower()
-    bits = re.fullmatch(r"(?:[qi]|int)(\d+)(_.*)?", lower)
+    lower = value.lower().removeprefix("ort_enable_")
+    bits = re.fullmatch(r"(?:[qi]|int)-?(\d+)(_.*)?", lower)
     meant = synonyms.VALUES.get(lower) or (f"int{bits[1]}" if bits else lower)
     return {_plain(choice): choice for choice in choices}.get(_plain(meant))
 
@@ -91,17 +91,24 @@ def _plain(name: str) -> str:
 
 
 def unknown_command(
-    name: str, arguments: Sequence[str], commands: Mapping[str, click.Command], descriptions: Mapping[str, str]
+    name: str,
+    arguments: Sequence[str],
+    commands: Mapping[str, click.Command],
+    descriptions: Mapping[str, str],
+    *,
+    group: str = "",
 ) -> UsageError | None:
     """Return the error for a command of another tool, or with a typo; ``None`` if no command is similar.
 
     Args:
-        name: The name that was typed; for a command of a group, with the name of the group: ``cache-clear``.
+        name: The name that was typed.
         arguments: The arguments after the name.
         commands: Name → command of winml.
         descriptions: Name → description of the command.
+        group: Command of winml whose subcommand the name is; empty: none.
     """
-    problem, name = f"no command {name!r}", _plain(name)
+    problem = f"no such option {name}" if name.startswith("-") else f"no command {name!r}"
+    name = "-".join(filter(None, [group, _plain(name)]))
     if name == "help":
         verb = next((word for word in arguments if word in commands), "")
         return _suggestion(problem, [command_line(["winml", *filter(None, [verb]), "--help"])])
@@ -154,7 +161,7 @@ def _fill_template(
     """Return the command line of a template with the arguments translated, and the omitted options."""
     verb, *words = template.split()
     if verb not in commands or "{}" not in words:
-        return f"winml {template}", ()
+        return f"winml {template}", [word for word in arguments if word.startswith("-")]
     start = words.index("{}")
     translation = _Translation(commands[verb], arguments, before=words[:start], after=words[start + 1 :])
     line = translation.line if translation.is_parsed else ["--help"]
@@ -180,6 +187,8 @@ def misunderstood_arguments(context: click.Context, arguments: Sequence[str], pr
         arguments: The arguments of the command.
         problem: What is wrong with them.
     """
+    if arguments[0] in ("help", "?") and not Path(arguments[0]).exists():
+        return _suggestion(problem, [command_line([*context.command_path.split(), "--help"])])
     own = _Translation(context.command, arguments)
     names = list(dict.fromkeys(own.unknown))
     if len(names) > 1:
@@ -192,7 +201,9 @@ def misunderstood_arguments(context: click.Context, arguments: Sequence[str], pr
         for verb in synonyms.NEIGHBORS.get(str(context.command.name), "").split():
             command = _verbs(context).get(verb)
             other = None if command is None else _Translation(command, arguments)
-            if other is not None and other.is_parsed and (best is None or len(other.omitted) < len(best.omitted)):
+            if other is None or not other.is_parsed or any(map(own.knows, other.omitted)):
+                continue
+            if best is None or len(other.omitted) < len(best.omitted):
                 best, path = other, [*path[:-1], verb]
     if best is None:
         takers = _describe_takers(context, names)
@@ -265,8 +276,10 @@ class _Translation:
         self._rest, self._surplus, self._repeated = list(arguments), list[str](), ""
         if self._rest[1:] and self._rest[0] in synonyms.SUBCOMMANDS.get(str(command.name), "").split():
             self._rest.pop(0)
+        self._is_after_value = False
         positionals = [param for param in command.params if isinstance(param, click.Argument)]
         self._takes_texts = any(isinstance(param, GroupedArgument) and param.group == INPUTS for param in positionals)
+        self._positional_names = {str(param.name) for param in positionals}
         counts = [param.nargs for param in positionals]
         self._free = len(arguments) if -1 in counts else max(sum(counts) - len(before), 0)
         names = (word.partition("=")[0] for word in self._rest)
@@ -300,15 +313,20 @@ class _Translation:
             self._add_option(name, value if equals else None)
         elif equals and _NAME.fullmatch(name) and self.knows(name) and not Path(word).exists():  # model=ckpt
             self._add_option(name, value)
+        elif self._repeated and self._free <= 0 and not self._is_path(word):  # --exclude A B
+            self.line += [self._repeated, word]
+        elif self._is_after_value and (self._free <= 0 or _NUMBER.fullmatch(word)) and not self._is_path(word):
+            self.omitted.append(word)
         elif self.line and "iterations" in self._parameters and _NUMBER.fullmatch(word):
             self.line += ["--iterations", word]
-        elif self._free > 0:
+        elif self._free > 0 and not (self.line and self._is_record(word)):
             self.line.append(word)
             self._free -= 1
-        elif self._repeated and not self._is_path(word):  # --exclude A B
-            self.line += [self._repeated, word]
         else:
             self._surplus.append(word)
+
+    def _is_record(self, word: str) -> bool:
+        return word.lower().endswith(".json") and self._command.name in _RECORDING and not self._takes_texts
 
     def _is_path(self, word: str) -> bool:
         return word.lower().endswith(MODEL_SUFFIX) or "/" in word or Path(word).exists()
@@ -324,6 +342,9 @@ class _Translation:
                 pairs.append(self._rest.pop(0))
             self._rest[:0] = [f"--{pair}" for pair in pairs]
             return
+        if _plain(name) in self._positional_names:  # --reference a.onnx --candidate b.onnx
+            self._rest[:0] = [joined] if joined else []
+            return
         if name not in self._options:
             self.unknown.append(name)
         following = joined if joined is not None else next(iter(self._rest), None)
@@ -332,6 +353,9 @@ class _Translation:
         is_used = self._add_first(self._own_and_known(name), name, following)
         if is_used is None and following is not None:
             is_used = self._collect(_plain(name), following)
+        if is_used is None and joined is None and (words := self._option_of_value(_plain(name))):  # --int8, --gptq
+            self.line += words
+            is_used = False
         if is_used is None:
             is_used = self._add_first(self._similar(name), name, following)
         if is_used is None and name in self._options:  # its value is wrong, and no other is known
@@ -342,6 +366,7 @@ class _Translation:
             is_used = joined is None and following is not None and self._is_value(following)
         if is_used and joined is None:
             self._rest.pop(0)
+        self._is_after_value = is_used and not self._repeated
 
     def _is_option(self, word: str) -> bool:
         return word in self._options or (word.startswith("-") and word != "-" and not _NUMBER.fullmatch(word))
@@ -378,23 +403,27 @@ class _Translation:
         ``{}`` in the spelling stands for the value.
         """
         plain = _plain(name)
+        bare = next((plain.removesuffix(noun) for noun in synonyms.NOUNS if plain.endswith(noun)), plain)
         flags = [name] if name in self._options else [f"--{plain}", f"-{plain}"]  # --per_channel, -ep
         flags += [f"--{plain.removesuffix('s')}", f"--{plain}s"] if len(plain) >= _LEAST_LETTERS else []
+        flags += [f"--{start}-{plain}" for start in synonyms.STARTS]
         for flag in flags:
             param = self._options.get(flag)
             if param is not None and (flag in flags[:2] or not isinstance(param.type, click.Path)):
                 yield param, flag if _is_flag(param) else f"{flag} {{}}"
-        for names, parameter, spelling in synonyms.OPTIONS:
-            if parameter in self._parameters and plain in names.split():
-                yield self._parameters[parameter], spelling
+        for named in dict.fromkeys((plain, bare)):
+            for names, parameter, spelling in synonyms.OPTIONS:
+                if parameter in self._parameters and named in names.split():
+                    yield self._parameters[parameter], spelling
         key = plain.removesuffix("-column").removesuffix("-col")
         if key != plain and "columns" in self._parameters:
             yield self._parameters["columns"], f"--columns {key}={{}}"
 
     def _similar(self, name: str) -> Iterator[tuple[click.Option, str]]:
         """Yield the option of the command that an abbreviated or misspelled name means."""
-        flags = [flag for flag in self._options if flag.startswith("--")]
         plain = _plain(name)
+        is_known = any(plain in names.split() for names, _, _ in synonyms.OPTIONS)
+        flags = [] if is_known else [flag for flag in self._options if flag.startswith("--")]
         # --outputs of a graph are no --output
         flags = [flag for flag in flags if f"--{plain}" != f"{flag}s" or not isinstance(self._options[flag].type, click.Path)]
         started = [flag for flag in flags if flag.startswith(f"--{plain}") or f"--{plain}".startswith(flag)]
@@ -450,9 +479,15 @@ class _Translation:
                 from winml.modelkit.models.inputs.options import parse_input_specs
 
                 parse_input_specs(value)
+            if param.name == "ep":
+                from winml.modelkit.ort.execution_providers import find_execution_provider
+
+                find_execution_provider(value)
         except (click.UsageError, WinMLError):
             return False
-        return param.name != "input_data" or Path(value).exists()
+        is_name = param.name not in ("model", "image", "audio") or not _NUMBER.fullmatch(value)
+        is_file = param.name not in ("image", "audio") or bool(Path(value).suffix)
+        return is_name and is_file and (param.name != "input_data" or Path(value).exists())
 
     def _option_of_value(self, value: str) -> list[str] | None:
         """Return an option of the command with a value that only this option has: ``int8`` is a precision."""
@@ -478,6 +513,8 @@ class _Translation:
         from winml.modelkit.models.inputs.modalities.pipeline import SHAPE_KEYS
 
         if all(key in SHAPE_KEYS for key in keys.split()) and all(map(str.isdecimal, sizes)):
+            if len(sizes) < len(keys.split()) and self._rest[1:] and self._rest[1].isdecimal():  # --image-size 224 224
+                sizes.append(self._rest.pop(1))
             keyed = zip(keys.split(), sizes * 2 if len(sizes) == 1 else sizes, strict=False)
             self._pairs.setdefault("--shape-config", {}).update({key: f"{int(size)}" for key, size in keyed})
             return True
@@ -532,6 +569,9 @@ class _Translation:
         for flag, param in self._open_options():
             if param.required or self._command.name not in _RECORDING or word.lower().endswith(".json"):
                 return [flag, word]
+        if not self._positional_names:
+            self.omitted.append(word)
+            return []
         return [word]
 
     def _open_options(self) -> Iterator[tuple[str, click.Option]]:

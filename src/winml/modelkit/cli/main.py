@@ -23,7 +23,7 @@ COMMANDS = {
     "compile": "Compile an ONNX model for an execution provider. Tags are preserved.",
     "tune": "Find the fastest variant of a model on this machine within a quality limit.",
     "run": "Run a model on text, an image, audio or tensors, and print the result.",
-    "generate": "Generate text with a built model.",
+    "generate": "Generate text with a model.",
     "inspect": "Show the contents of an ONNX model, or the planned export of a checkpoint.",
     "perf": "Measure the latency and memory of a model, in total or by module.",
     "compare": "Run two models on the same inputs and find the first module whose outputs diverge.",
@@ -92,6 +92,16 @@ class _LazyGroup(click.Group):
         if (error := unknown_command(name, args[1:], VERBS, COMMANDS)) is not None:
             raise error
         raise click.UsageError(f"No such verb {name!r}. Verbs: {', '.join(self.list_commands(ctx))}.", ctx)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, [*args])
+        except click.NoSuchOption:
+            from winml.modelkit.cli._suggestions import unknown_command
+
+            if (error := unknown_command(args[0], args[1:], VERBS, COMMANDS)) is not None:
+                raise error from None
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
