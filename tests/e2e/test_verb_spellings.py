@@ -242,6 +242,37 @@ def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, smal
         ("compile m.onnx --target cuda", "compile m.onnx --ep cuda -o compiled.onnx"),
         ("retag m.onnx changed.onnx --save tagged.onnx", "retag m.onnx changed.onnx -o tagged.onnx"),
         ("diff a.onnx b.onnx --json", "diff a.onnx b.onnx -f json"),
+        ("export ckpt g01/", "export ckpt -o g01/model.onnx"),
+        ("export ckpt", "export ckpt -o model.onnx"),
+        ("build ckpt out.onnx", "build ckpt -o out"),
+        ("export model=ckpt half=true imgsz=64", "--model ckpt --dtype fp16 -o model.onnx --shape-config height=64"),
+        ("export ckpt m.onnx --image-size 224 160", "--shape-config height=224,width=160 -o m.onnx"),
+        ("export ckpt m.onnx --input_shape=[1,3,64,32]", "--shape-config batch_size=1,height=64,width=32"),
+        ("export ckpt m.onnx --shapes input_ids:1x32", "--input-specs 'input_ids=[1,32]' -o m.onnx"),
+        ("perf m.onnx --shapes=input_ids:1x32", "perf m.onnx --shape-config input_ids:0=1,input_ids:1=32"),
+        ("perf --onnx=m.onnx -hint latency -niter 20", "perf -m m.onnx --iterations 20 (without -hint)"),
+        ("export ckpt m.onnx --batch-size dynamic", "export ckpt --dynamic-batch -o m.onnx"),
+        ("export ckpt -output m.onnx", "export ckpt --output m.onnx"),
+        ("optimize m.onnx --float16", "quantize m.onnx -p fp16 -o quantized.onnx"),
+        ("optimize m.onnx --level ORT_ENABLE_ALL", "optimize m.onnx --level full"),
+        ("quantize m.onnx q.onnx Q4_K_M", "quantize m.onnx -o q.onnx -p int4"),
+        ("quantize m.onnx q.onnx --activation-type uint16 --weight-type int8", "quantize m.onnx -p w8a16 -o q.onnx"),
+        ("quantize m.onnx q.onnx --format QDQ", "quantize m.onnx --mode qdq -o q.onnx"),
+        ("quantize m.onnx q.onnx --w4a16 --awq", "quantize m.onnx -p w4a16 --algorithm awq -o q.onnx"),
+        ("quantize m.onnx q.onnx --ignore-layers A B", "quantize m.onnx --exclude A --exclude B -o q.onnx"),
+        ("quantize m.onnx q.onnx --extra_options int4_block_size=32", "quantize m.onnx --block-size 32 -o q.onnx"),
+        ("diff a.onnx b.onnx --tolerance 1e-3", "compare a.onnx b.onnx --threshold 1e-3"),
+        ("compare --reference a.onnx --candidate b.onnx", "compare a.onnx b.onnx"),
+        ("eval built --data d.csv --text-column body", "eval built --dataset d.csv --columns text=body"),
+        ("extract m.onnx --module A --outputs logits", "extract m.onnx --module A -o parts (without --outputs)"),
+        ("generate built hi --beams 2 --greedy", "generate built hi --num-beams 2 --temperature 0"),
+        ("torch2onnx ckpt m.onnx", "export ckpt -o m.onnx"),
+        ("bulid ckpt --no-quantize=true", "build ckpt --no-quant -o built"),
+        ("cache clear", "winml cache clean"),
+        ("list tasks", "winml inspect --list-tasks"),
+        ("export help", "winml export --help"),
+        ("quantize m.onnx", "quantize m.onnx -o quantized.onnx"),
+        ("--models", "winml cache ls"),
     ],
 )
 def test_words_of_other_tools_name_the_command_to_type(typed: str, meant: str) -> None:
@@ -254,6 +285,24 @@ def test_words_of_other_tools_name_the_command_to_type(typed: str, meant: str) -
     for verb, *words in map(shlex.split, lines):
         if verb in VERBS and "--help" not in words:
             VERBS[verb].make_context(verb, words)
+
+
+def test_printed_lines_do_what_was_meant(here: Path, small_bert: Path, small_file: Path) -> None:
+    """Each line is typed; nothing that was not typed is in a message."""
+    typed = {
+        f"export {small_bert} out/ --batch 2 -seq_len 8": "out/model.onnx",
+        f"optimize {small_file} half.onnx --float16": "half.onnx",
+        f"quantize {small_file} q.onnx --activation-type uint16 --weight_type=QInt8": "q.onnx",
+        f"perf {small_file} --shapes=input_ids:2x8 -niter 2 --json out.json": "out.json",
+    }
+    for words, file in typed.items():
+        refused = run_here(*words.split())
+        assert (2, False) == (refused.code, (here / file).exists())
+        (line,) = re.findall(r"Type: winml (.+)", refused.err)
+        done = run_here(*shlex.split(line))
+        assert (0, True) == (done.code, (here / file).exists()), (line, done.err)
+    for option in ("-hint", "-input_size"):
+        assert f"no such option {option}\n" in run_here("perf", small_file, option, "32").err
 
 
 def test_third_model_of_a_comparison_is_no_output() -> None:

@@ -269,6 +269,7 @@ def verify_model(
     *,
     against: str | os.PathLike[str] | None = None,
     min_sqnr_db: float | None = None,
+    submodel: Sequence[str] = (),
     **changes: Any,
 ) -> ModelComparison:
     """Compare an ONNX file with the PyTorch model that it was exported from, on the same inputs.
@@ -282,6 +283,7 @@ def verify_model(
         options: As for :func:`compare_models`; of a proof, the samples and their sizes are recorded.
         against: File or folder that is compared with the proof in place of ``model``.
         min_sqnr_db: Minimum SQNR of every output, with a proof; None: the recorded limits.
+        submodel: Names of the parts of a build folder to compare; empty: all.
         **changes: As for :func:`compare_models`, ``ep``, ``device`` and ``ep_options`` of the file included.
 
     Returns:
@@ -310,7 +312,7 @@ def verify_model(
 
         proof_folder(name)  # raises without one
         run = RunOptions(name, **{key: value for key, value in changes.items() if key != "by_module"})
-        parts = resolve_verified(name, None if against is None else os.fspath(against))
+        parts = resolve_verified(name, None if against is None else os.fspath(against), submodel)
         by_module = bool(changes.get("by_module"))
         return replay_model(name, parts, by_module=by_module, provider=run.stated_provider, min_sqnr_db=min_sqnr_db)
     if reference is None:
@@ -326,4 +328,4 @@ def verify_model(
         except UsageError as error:
             error.hint = "Pass the module, or its checkpoint, as the second argument."
             raise
-    return compare_models(reference, model, options, **changes)
+    return compare_models(reference, model, options, submodel=submodel, **changes)

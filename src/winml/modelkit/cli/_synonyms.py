@@ -1,6 +1,6 @@
 """Words of other tools: commands, options and values, and what each is in winml.
 
-Data only; ``_suggestions.py`` translates command lines with it. Names of options are written without dashes, in lower
+Data only; ``_translation.py`` translates command lines with it. Names of options are written without dashes, in lower
 case and with hyphens: ``--Max_Tokens`` and ``-maxTokens`` are ``max-tokens``.
 """
 
@@ -15,8 +15,8 @@ COMMANDS: Mapping[str, str] = {
     "info show summary describe view print stats analyze analyse netron visualize dump io": "inspect {}",
     "tree layers modules hierarchy": "inspect {} --hierarchy",
     "list-tasks tasks": "inspect --list-tasks",
-    "optimise simplify fuse slim simplification sim onnxsim onnxslim optimizer fold constant-folding shape-infer transform":
-        "optimize {}",
+    "optimise simplify fuse slim simplification sim onnxsim onnxslim optimizer fold constant-folding": "optimize {}",
+    "shape-infer transform": "optimize {}",
     "quant quantise quantization compress": "quantize {}",
     "quantize-dynamic": "quantize {} --mode dynamic",
     "quantize-static": "quantize {} --mode qdq",
@@ -35,7 +35,8 @@ COMMANDS: Mapping[str, str] = {
     "tag": "retag {}",
     "init plan config-init config-create config-new config-show": "config {}",
     "clean prune clear cache-clear cache-delete cache-rm cache-remove cache-prune cache-purge": "cache clean",
-    "cache-list cache-show cache-dir cache-info cache-size cache-path list-models list-builds models builds ls": "cache ls",
+    "cache-list cache-show cache-dir cache-info cache-size cache-path": "cache ls",
+    "list-models list-builds models builds ls": "cache ls",
     "devices providers env environment doctor hardware list list-eps list-devices list-providers eps system": "sys",
     "version V": "--version",
 }  # fmt: skip
@@ -137,6 +138,8 @@ The first row whose parameter the command has, and whose value it takes, applies
 """
 NOUNS = ("-path", "-file", "-dir", "-folder", "-layers", "-modules", "-module", "-nodes")
 """Endings of names that say no more: ``--image-path`` is ``image``, ``--ignore-layers`` is ``ignore``."""
+COLUMN = "-column"
+"""Ending of an option with the column of a role: ``--text-column``."""
 STARTS = ("num", "list", "enable", "disable")
 """Beginnings that other tools omit: ``--beams`` is ``--num-beams``."""
 SIZES: Mapping[str, str] = {

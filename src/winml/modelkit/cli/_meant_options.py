@@ -1,0 +1,182 @@
+"""Which option and value of a command does a word of another tool mean?
+
+Names and values of the command's own options come first, then the tables of ``_synonyms.py``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import click
+
+from winml.modelkit.cli import _synonyms as synonyms
+from winml.modelkit.errors import WinMLError
+
+NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?")
+_NAMED_BY_VALUE = frozenset({"algorithm", "device", "dtype", "level", "mode", "precision", "target"})
+"""Options whose values say which option is meant: ``int8``, ``qdq``, ``gptq``, ``full``."""
+_UNITS_S: Mapping[str, float] = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
+"""Unit of a time → seconds."""
+_UNITS_OF_METAVARS: Mapping[str, float] = {"SECONDS": 1, "MINUTES": 60}
+"""Placeholder of an option → seconds of its unit."""
+_LEAST_RATIO = 0.8
+"""Chosen: similarity of the names of two options from which one is a typo of the other."""
+_LEAST_LETTERS = 4
+"""Chosen: letters of an abbreviated option, and of a plural."""
+
+
+def plain_name(name: str) -> str:
+    """Return the name of an option without dashes, in lower case and with hyphens; one letter stays as it is.
+
+    >>> plain_name("--Max_Tokens"), plain_name("-minShapes"), plain_name("-O")
+    ('max-tokens', 'min-shapes', 'O')
+    """
+    name = name.lstrip("-")
+    return name if len(name) == 1 else re.sub(r"(?<=[a-z])(?=[A-Z])|[_.]", "-", name).lower()
+
+
+def value_synonym(value: str, choices: Iterable[str]) -> str | None:
+    """Return the choice that a value of another tool means; ``None`` if there is none.
+
+    >>> value_synonym("Q4_K_M", ["int8", "int4"]), value_synonym("K-Quant", ["rtn", "k_quant"])
+    ('int4', 'k_quant')
+    """
+    lower = value.lower().removeprefix("ort_enable_")
+    bits = re.fullmatch(r"(?:[qi]|int)-?(\d+)(_.*)?", lower)
+    meant = synonyms.VALUES.get(lower) or (f"int{bits[1]}" if bits else lower)
+    return {plain_name(choice): choice for choice in choices}.get(plain_name(meant))
+
+
+def is_flag(param: click.Option) -> bool:
+    """Return True if an option has no value."""
+    return bool(param.is_flag or param.count)
+
+
+class MeantOptions:
+    """The options of a command, by the names and values of winml and of other tools.
+
+    Attributes:
+        by_flag: Spelling → option.
+        by_name: Name of a parameter → option.
+    """
+
+    def __init__(self, command: click.Command) -> None:
+        """Collect the options of a command."""
+        options = [param for param in command.params if isinstance(param, click.Option)]
+        self.by_flag = {flag: param for param in options for flag in (*param.opts, *param.secondary_opts)}
+        self.by_name = {str(param.name): param for param in options}
+        self._context = command.context_class(command, info_name=command.name, **command.context_settings)
+
+    def knows(self, name: str) -> bool:
+        """Return True if the command has the option of a name of winml or of another tool."""
+        return next(self.find(name), None) is not None
+
+    def find(self, name: str) -> Iterator[tuple[click.Option, str]]:
+        """Yield options and spellings that a name means, the likeliest first; ``{}`` stands for the value."""
+        plain = plain_name(name)
+        flags = [name] if name in self.by_flag else [f"--{plain}", f"-{plain}"]  # --per_channel, -ep
+        variants = [f"--{plain.removesuffix('s')}", f"--{plain}s"] if len(plain) >= _LEAST_LETTERS else []
+        variants += [f"--{start}-{plain}" for start in synonyms.STARTS]
+        # The outputs of a graph are no output path.
+        flags += [flag for flag in variants if flag in self.by_flag and not self._is_path(flag)]
+        for flag in flags:
+            if (param := self.by_flag.get(flag)) is not None:
+                yield param, flag if is_flag(param) else f"{flag} {{}}"
+        bare = next((plain.removesuffix(noun) for noun in synonyms.NOUNS if plain.endswith(noun)), plain)
+        for named in dict.fromkeys((plain, bare)):
+            for names, parameter, spelling in synonyms.OPTIONS:
+                if parameter in self.by_name and named in names.split():
+                    yield self.by_name[parameter], spelling
+        if plain.endswith(synonyms.COLUMN) and "columns" in self.by_name:
+            yield self.by_name["columns"], f"--columns {plain.removesuffix(synonyms.COLUMN)}={{}}"
+
+    def find_similar(self, name: str) -> Iterator[tuple[click.Option, str]]:
+        """Yield the options that an abbreviated or misspelled name means; none for a name of another tool."""
+        plain = plain_name(name)
+        if any(plain in names.split() for names, _, _ in synonyms.OPTIONS):
+            return
+        flags = [flag for flag in self.by_flag if flag.startswith("--")]
+        flags = [flag for flag in flags if f"--{plain}" != f"{flag}s" or not self._is_path(flag)]
+        started = [flag for flag in flags if flag.startswith(f"--{plain}") or re.match(rf"{flag}[a-z]", f"--{plain}")]
+        if len(plain) >= _LEAST_LETTERS and len(started) == 1 and len(started[0].strip("-")) > _LEAST_LETTERS:
+            yield from self.find(started[0])
+        for flag in difflib.get_close_matches(f"--{plain}", flags, n=1, cutoff=_LEAST_RATIO):
+            yield from self.find(flag)
+
+    def spell(self, param: click.Option, flag: str, value: str) -> list[str] | None:
+        """Return the words of an option with a value of another tool; ``None`` if the option does not take it.
+
+        A value of another option is moved there: ``--dtype int8`` is a precision, ``--device cuda`` a provider.
+        """
+        if isinstance(param.type, click.Choice):
+            choices = [*map(str, param.type.choices)]
+            if value in choices:
+                return [flag, value]
+            provider = value.lower().partition(":")[0]
+            ep = self.by_name.get("ep") if param.name == "device" and provider not in choices else None
+            if ep is not None and self._takes(ep, provider):
+                return ["--ep", provider.removesuffix("executionprovider")]
+            if (meant := value_synonym(value, choices)) is not None:
+                return ["-p" if param.name == "precision" else flag, meant]
+            return self.of_value(value)
+        unit_s = _UNITS_OF_METAVARS.get(param.metavar or "")
+        measured = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)", value)
+        if unit_s is not None and measured is not None and measured[2] in _UNITS_S:
+            return [flag, f"{float(measured[1]) * _UNITS_S[measured[2]] / unit_s:g}"]
+        return [flag, value] if self._takes(param, value) else None
+
+    def of_value(self, value: str) -> list[str] | None:
+        """Return the option that a value alone means, with the value: ``int8`` is a precision; ``None``: none."""
+        from winml.modelkit.quantize.precisions import PRECISIONS
+
+        for name, param in self.by_name.items():
+            choices = param.type.choices if isinstance(param.type, click.Choice) else PRECISIONS
+            if name not in _NAMED_BY_VALUE or (choices is PRECISIONS and name != "precision") or value.isdecimal():
+                continue
+            if (meant := value_synonym(value, map(str, choices))) is not None:
+                return ["-p" if name == "precision" else max(param.opts, key=len), meant]
+        return None
+
+    def _is_path(self, flag: str) -> bool:
+        return isinstance(self.by_flag[flag].type, click.Path)
+
+    def _takes(self, param: click.Option, value: str) -> bool:
+        """Return True if an option accepts a value."""
+        if param.name in ("model", "image", "audio") and NUMBER.fullmatch(value):
+            return False
+        if param.name in ("image", "audio") and not Path(value).suffix:
+            return False
+        if param.name == "input_data" and not Path(value).exists():
+            return False
+        read = getattr(getattr(param, "field", None), "read", None)
+        try:
+            converted = param.type.convert(value, param, self._context)
+            if read is not None:
+                read((converted,) if param.multiple else converted)
+            _read(str(param.name), value)
+        except (click.UsageError, WinMLError):
+            return False
+        return True
+
+
+def _read(parameter: str, value: str) -> None:
+    """Read the value of an option that is read when its command runs.
+
+    Raises:
+        WinMLError: the value is invalid.
+    """
+    if parameter == "dynamic_axes":
+        from winml.modelkit.onnx.specs import parse_dynamic_axes
+
+        parse_dynamic_axes((value,))
+    elif parameter == "input_specs":
+        from winml.modelkit.models.inputs.options import parse_input_specs
+
+        parse_input_specs(value)
+    elif parameter == "ep":
+        from winml.modelkit.ort.execution_providers import find_execution_provider
+
+        find_execution_provider(value)
