@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from winml.modelkit.cli import _synonyms as synonyms
+from winml.modelkit.cli._meant_options import is_named_shape
 
 _SHAPE = re.compile(r"(?:(?P<name>[\w.]+?)[:=]?)??\[?(?P<sizes>\d+(?:[x,]\d+)*)\]?")
 """Shape of an input: ``input_ids:1x128``, ``input_ids[1,128]``, ``1,3,224,224``."""
@@ -21,6 +22,15 @@ _KEYS: Mapping[int, tuple[str, ...]] = {
 """Number of axes of an input without a name → keys of ``--shape-config``: of a text, or of an image."""
 
 
+def _size_keys(name: str) -> list[str]:
+    """Return the keys of ``--shape-config`` that a name means; empty if it is no size."""
+    from winml.modelkit.models.inputs.modalities.pipeline import SHAPE_KEYS
+
+    named = next((keys.split() for names, keys in synonyms.SIZES.items() if name in names.split()), [])
+    own = name.replace("-", "_")
+    return named or [key for key in (own, f"num_{own}") if key in SHAPE_KEYS][:1]
+
+
 class CollectedOptions:
     """Sizes, shapes and bits of a command line: the last of several options would apply alone."""
 
@@ -31,32 +41,38 @@ class CollectedOptions:
         self._has_specs = "input_specs" in parameters
         self._sizes, self._shapes, self._bits = dict[str, str](), dict[str, list[str]](), dict[str, str]()
 
+    def collect_bits(self, name: str, value: str) -> bool:
+        """Collect an option with bits of weights or activations; return False if it is none."""
+        kinds = {"w": synonyms.WEIGHT_BITS, "a": synonyms.ACTIVATION_BITS}
+        kind = next((kind for kind, names in kinds.items() if name in names.split()), "")
+        bits = _BITS.fullmatch(value.lower())
+        if not kind or bits is None or self._precision is None:
+            return False
+        self._bits[kind] = bits[1]
+        return True
+
     def collect(self, name: str, values: Sequence[str]) -> int:
-        """Collect an option of another tool; return how many of the values belong to it, 0 if it is none.
+        """Collect an option with sizes or shapes; return how many of the values belong to it, 0 if it is none.
 
         Args:
             name: Plain name of the option.
             values: Value, and the words behind it.
         """
         value, *others = values
-        if self._precision is not None and (bits := _BITS.fullmatch(value.lower())):
-            kinds = {"w": synonyms.WEIGHT_BITS, "a": synonyms.ACTIVATION_BITS}
-            if kind := next((kind for kind, names in kinds.items() if name in names.split()), ""):
-                self._bits[kind] = bits[1]
-                return 1
         if not self._has_sizes:
             return 0
-        from winml.modelkit.models.inputs.modalities.pipeline import SHAPE_KEYS
-
-        keys = next((keys for names, keys in synonyms.SIZES.items() if name in names.split()), name.replace("-", "_"))
         sizes = re.split(r"[x,]", value)
-        if {*keys.split()} <= {*SHAPE_KEYS} and all(map(str.isdecimal, sizes)):
-            count = len(keys.split())
+        if (keys := _size_keys(name)) and all(map(str.isdecimal, sizes)):
+            count = len(keys)
             more = [word for word in others[: count - len(sizes)] if word.isdecimal()]  # --image-size 224 224
-            sizes = [*sizes, *more] if len(sizes) + len(more) == count else sizes[:1] * count
-            self._sizes.update(zip(keys.split(), (f"{int(size)}" for size in sizes), strict=True))
+            sizes = [*sizes, *more][-count:] if len(sizes) + len(more) >= count else sizes[:1] * count  # 3,224,224
+            self._sizes.update(zip(keys, (f"{int(size)}" for size in sizes), strict=True))
             return 1 + len(more)
-        if name in synonyms.SHAPES.split():
+        pairs = [pair.split("=") for pair in value.split(",")]
+        if all(len(pair) == 2 and _size_keys(pair[0]) and pair[1].isdecimal() for pair in pairs):  # batch=1,seq=32
+            self._sizes.update((key, size) for short, size in pairs for key in _size_keys(short))
+            return 1
+        if name in synonyms.SHAPES.split() or is_named_shape(value):
             return int(all(map(self._collect_shape, _BETWEEN_SHAPES.split(value))))
         is_shape = re.fullmatch(r"\[?\d+(?:[x,]\d+)+\]?", value) is not None  # --input_ids 1x128
         return int(is_shape and self._collect_shape(f"{name.replace('-', '_')}:{value}"))

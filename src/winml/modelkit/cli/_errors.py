@@ -242,15 +242,31 @@ class WinMLCommand(DocumentedCommand):
 class WinMLGroup(DocumentedCommand, click.Group):
     """A verb with subcommands, with the same help."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options of the group; the error for a subcommand with dashes states the command line to type."""
+        try:
+            return super().parse_args(ctx, [*args])
+        except click.NoSuchOption:
+            self._refuse_other_words(args)
+            raise
+
+    def _refuse_other_words(self, args: Sequence[str]) -> None:
+        """Refuse a subcommand of another tool; returns if it is not known.
+
+        Raises:
+            UsageError: states the command line to type.
+        """
+        from winml.modelkit.cli._suggestions import unknown_command
+
+        if (error := unknown_command(args[0], args[1:], {}, {}, group=str(self.name))) is not None:
+            raise error from None
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the subcommand; the error for the subcommand of another tool states the command line to type."""
         if args[0] not in self.commands and not ctx.resilient_parsing:
-            from winml.modelkit.cli._suggestions import unknown_command
-
-            if (error := unknown_command(args[0], args[1:], {}, {}, group=str(self.name))) is not None:
-                raise error
+            self._refuse_other_words(args)
         return super().resolve_command(ctx, args)
 
 

@@ -16,13 +16,19 @@ from winml.modelkit.cli import _synonyms as synonyms
 from winml.modelkit.errors import WinMLError
 
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?")
-_NAMED_BY_VALUE = frozenset({"algorithm", "device", "dtype", "level", "mode", "precision", "target"})
+_NAMED_BY_VALUE = frozenset(
+    {"algorithm", "device", "dtype", "layout", "level", "method", "mode", "precision", "target"}
+)
 """Options whose values say which option is meant: ``int8``, ``qdq``, ``gptq``, ``full``."""
+_VAGUE = frozenset({"calibration_data", "columns", "config", "format_", "inputs", "model", "output", "task"})
+"""Options that take almost any value: a word of a name does not mean them."""
+_DATA_SUFFIXES = frozenset({".csv", ".jpg", ".json", ".jsonl", ".npz", ".parquet", ".png", ".txt", ".wav"})
+"""Suffixes of files that are no models."""
 _UNITS_S: Mapping[str, float] = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 """Unit of a time → seconds."""
 _UNITS_OF_METAVARS: Mapping[str, float] = {"SECONDS": 1, "MINUTES": 60}
 """Placeholder of an option → seconds of its unit."""
-_LEAST_RATIO = 0.8
+_LEAST_RATIO = 0.81
 """Chosen: similarity of the names of two options from which one is a typo of the other."""
 _LEAST_LETTERS = 4
 """Chosen: letters of an abbreviated option, and of a plural."""
@@ -50,9 +56,24 @@ def value_synonym(value: str, choices: Iterable[str]) -> str | None:
     return {plain_name(choice): choice for choice in choices}.get(plain_name(meant))
 
 
+def parts_of(name: str) -> list[str]:
+    """Return the words of a name that may mean an option alone, the last word first; empty for a single word."""
+    plain = plain_name(name)
+    words = [] if any(plain in names.split() for names, _, _ in synonyms.OPTIONS) else plain.split("-")
+    negations = ("no", *(start.rstrip("-") for start in synonyms.NEGATIONS))
+    return [
+        word for word in reversed(words) if words[1:] and words[0] not in negations and word not in synonyms.VAGUE_WORDS
+    ]
+
+
 def is_flag(param: click.Option) -> bool:
     """Return True if an option has no value."""
     return bool(param.is_flag or param.count)
+
+
+def is_named_shape(value: str) -> bool:
+    """Return True if a value is the shape of an input with its name: ``pixel_values:1x3x224x224``."""
+    return re.match(r"[A-Za-z]\w*[:\[]\[?\d+[x,]", value) is not None
 
 
 class MeantOptions:
@@ -77,16 +98,20 @@ class MeantOptions:
     def find(self, name: str) -> Iterator[tuple[click.Option, str]]:
         """Yield options and spellings that a name means, the likeliest first; ``{}`` stands for the value."""
         plain = plain_name(name)
+        bare = next((plain.removesuffix(noun) for noun in synonyms.NOUNS if plain.endswith(noun)), plain)
         flags = [name] if name in self.by_flag else [f"--{plain}", f"-{plain}"]  # --per_channel, -ep
         variants = [f"--{plain.removesuffix('s')}", f"--{plain}s"] if len(plain) >= _LEAST_LETTERS else []
+        variants += [f"--{bare}"] if bare != plain else []
         variants += [f"--{start}-{plain}" for start in synonyms.STARTS]
+        variants += [f"--no-{plain.removeprefix(start)}" for start in synonyms.NEGATIONS if plain.startswith(start)]
         # The outputs of a graph are no output path.
-        flags += [flag for flag in variants if flag in self.by_flag and not self._is_path(flag)]
+        flags += [
+            flag for flag in variants if flag in self.by_flag and (flag != f"--{plain[:-1]}" or not self._is_path(flag))
+        ]
         for flag in flags:
             if (param := self.by_flag.get(flag)) is not None:
                 yield param, flag if is_flag(param) else f"{flag} {{}}"
-        bare = next((plain.removesuffix(noun) for noun in synonyms.NOUNS if plain.endswith(noun)), plain)
-        for named in dict.fromkeys((plain, bare)):
+        for named in dict.fromkeys((plain, bare, plain.removesuffix("s"))):
             for names, parameter, spelling in synonyms.OPTIONS:
                 if parameter in self.by_name and named in names.split():
                     yield self.by_name[parameter], spelling
@@ -105,6 +130,13 @@ class MeantOptions:
             yield from self.find(started[0])
         for flag in difflib.get_close_matches(f"--{plain}", flags, n=1, cutoff=_LEAST_RATIO):
             yield from self.find(flag)
+
+    def find_by_part(self, name: str) -> Iterator[tuple[click.Option, str]]:
+        """Yield the options that a word of a name means, the last word first: ``--random-seed`` is ``--seed``."""
+        words = parts_of(name)
+        for param, spelling in (option for word in words for option in self.find(word)):
+            if param.name not in _VAGUE:
+                yield param, spelling
 
     def spell(self, param: click.Option, flag: str, value: str) -> list[str] | None:
         """Return the words of an option with a value of another tool; ``None`` if the option does not take it.
@@ -126,6 +158,8 @@ class MeantOptions:
         measured = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)", value)
         if unit_s is not None and measured is not None and measured[2] in _UNITS_S:
             return [flag, f"{float(measured[1]) * _UNITS_S[measured[2]] / unit_s:g}"]
+        if param.multiple and param.metavar in ("NAME", "SELECTOR") and "," in value:
+            return [word for name in value.split(",") for word in (flag, name)]
         return [flag, value] if self._takes(param, value) else None
 
     def of_value(self, value: str) -> list[str] | None:
@@ -138,16 +172,20 @@ class MeantOptions:
                 continue
             if (meant := value_synonym(value, map(str, choices))) is not None:
                 return ["-p" if name == "precision" else max(param.opts, key=len), meant]
-        return None
+        flag = f"--{plain_name(value)}"  # --scheme asymmetric
+        return [flag] if flag in self.by_flag and is_flag(self.by_flag[flag]) else None
 
     def _is_path(self, flag: str) -> bool:
         return isinstance(self.by_flag[flag].type, click.Path)
 
     def _takes(self, param: click.Option, value: str) -> bool:
         """Return True if an option accepts a value."""
-        if param.name in ("model", "image", "audio") and NUMBER.fullmatch(value):
+        suffix = Path(value).suffix.lower()
+        if param.name == "model" and (NUMBER.fullmatch(value) or suffix in _DATA_SUFFIXES or is_named_shape(value)):
             return False
-        if param.name in ("image", "audio") and not Path(value).suffix:
+        if param.name in ("image", "audio") and (NUMBER.fullmatch(value) or not suffix):
+            return False
+        if param.name == "inputs" and "=" not in value:
             return False
         if param.name == "input_data" and not Path(value).exists():
             return False

@@ -22,6 +22,11 @@ from winml.modelkit.words import command_line
 
 _LEAST_RATIO = 0.75
 """Chosen: similarity of two commands from which one is a typo of the other: ``pref`` is ``perf``."""
+_LEAST_NAME = 4
+"""Chosen: letters of a command with a typo."""
+_FILE, _FOLDER = "model-file", "model-folder"
+_OF_PATHS: Mapping[str, str] = {_FILE: "inspect {}; perf {}", _FOLDER: "inspect {}; build {}"}
+"""Command lines for an ONNX file, and for another path, that was typed without a command."""
 _LEAST_LETTERS = 6
 """Chosen: letters of a word that is searched in the descriptions of commands, without its last two."""
 _MOST_TAKERS = 3
@@ -45,9 +50,9 @@ def unknown_command(
         descriptions: Name → description of the command.
         group: Command of winml whose subcommand the name is; empty: none.
     """
-    problem = f"no such option {name}" if name.startswith("-") else f"no command {name!r}"
+    problem, typed = f"no such option {name}" if name.startswith("-") else f"no command {name!r}", name
     name = "-".join(filter(None, [group, plain_name(name)]))
-    if name == "help":
+    if name in ("help", "help-all"):
         verb = next((word for word in arguments if word in commands), "")
         return _suggestion(problem, [command_line(["winml", *filter(None, [verb]), "--help"])])
     if name in synonyms.SERVING.split():
@@ -59,13 +64,18 @@ def unknown_command(
     while name in synonyms.RUNTIMES.split() and arguments:
         name, *arguments = arguments
     table = {word: lines for words, lines in synonyms.COMMANDS.items() for word in words.split()}
-    table.update({verb: f"{verb} {{}}" for verb in commands})
+    if name not in table and not group and Path(typed).exists():
+        arguments, name = [typed, *arguments], _FILE if _is_model(typed) else _FOLDER
+    table |= {verb: f"{verb} {{}}" for verb in commands} | _OF_PATHS
     if arguments and (both := f"{name}-{arguments[0]}") in table:
         name, *arguments = both, *arguments[1:]
-    templates = _find_command(name, table, descriptions)
+    if name not in table and commands and (words := MeantOptions(commands["quantize"]).of_value(name)) is not None:
+        templates: str | None = f"quantize {{}} {' '.join(words)}"  # winml int8 model.onnx
+    else:
+        templates = _find_command(name, table, descriptions)
     if templates is None:
         return None
-    if templates.startswith("export") and any(word.lower().endswith(MODEL_SUFFIX) for word in arguments[:1]):
+    if templates.startswith("export") and any(map(_is_model, arguments[:1])):
         templates = synonyms.OF_ONNX  # an export starts from PyTorch
     lines = [line for line in templates.split("; ") if not line.startswith("verify ") or _has_proof(arguments)]
     filled = [_fill_template(line, arguments, commands) for line in lines]
@@ -76,7 +86,8 @@ def _find_command(name: str, table: Mapping[str, str], descriptions: Mapping[str
     """Return the command lines of a name: by a typo, by a part of it, or by the descriptions of the commands."""
     if name in table:
         return table[name]
-    if similar := difflib.get_close_matches(name, table, n=1, cutoff=_LEAST_RATIO):
+    similar = difflib.get_close_matches(name, table, n=1, cutoff=_LEAST_RATIO)
+    if similar and len(name) >= _LEAST_NAME:
         return table[similar[0]]
     parts = [part for part in re.split(r"\d|-", name) if part]  # torch2onnx, show-io
     if part := next((part for part in parts if part in table), None):
@@ -84,6 +95,10 @@ def _find_command(name: str, table: Mapping[str, str], descriptions: Mapping[str
     stems = [part[:-2] for part in parts if len(part) >= _LEAST_LETTERS]
     verbs = [verb for verb, text in descriptions.items() if any(f" {stem}" in f" {text.lower()}" for stem in stems)]
     return "; ".join(f"{verb} {{}}" for verb in verbs) if 0 < len(verbs) <= _MOST_TAKERS else None
+
+
+def _is_model(word: str) -> bool:
+    return word.lower().endswith(MODEL_SUFFIX)
 
 
 def _has_proof(words: Iterable[str]) -> bool:

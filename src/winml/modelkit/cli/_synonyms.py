@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 COMMANDS: Mapping[str, str] = {
-    "convert onnx to-onnx to_onnx import trace convert-model capture-onnx-graph": "export {}",
+    "convert save onnx to-onnx to_onnx import trace convert-model capture-onnx-graph": "export {}",
     "benchmark bench time latency speed measure throughput trtexec benchmark-app perf-test profile-model": "perf {}",
     "profile profiler": "perf {} --by-module",
     "info show summary describe view print stats analyze analyse netron visualize dump io": "inspect {}",
@@ -20,15 +20,13 @@ COMMANDS: Mapping[str, str] = {
     "quant quantise quantization compress": "quantize {}",
     "quantize-dynamic": "quantize {} --mode dynamic",
     "quantize-static": "quantize {} --mode qdq",
-    "int8": "quantize {} -p int8",
-    "int4": "quantize {} -p int4",
-    "fp16 float16 half": "quantize {} -p fp16",
     "deploy package pack bundle make pipeline auto-opt": "build {}",
     "predict infer inference classify embed execute pipe": "run {}",
     "chat": "generate {} --chat -p Hello",
-    "complete text llm": "generate {}",
+    "complete text llm ask": "generate {}",
     "validate test check accuracy-check": "verify {}; compare REFERENCE {}; eval {} --dataset DATA",
     "evaluate score accuracy": "eval {}",
+    "cmp": "compare {}",
     "split cut slice subgraph surgeon": "extract {}",
     "autotune search auto tuning session-params-tuning tune-session-params": "tune {}",
     "ovc mo": "compile {} --ep openvino",
@@ -46,8 +44,13 @@ OF_ONNX = "optimize {}; quantize {} -p fp16"
 SERVING = "serve server serving"
 RUNTIMES = "onnxruntime ort optimum optimum-cli olive transformers genai winml polygraphy yolo"
 """Words before the command in other tools: ``optimum-cli onnxruntime quantize``."""
-SUBCOMMANDS: Mapping[str, str] = {"export": "onnx", "config": "init create new show generate"}
+SUBCOMMANDS: Mapping[str, str] = {"export": "onnx pytorch torch hf", "config": "init create new show generate"}
 """Command → words before the model in other tools: ``optimum-cli export onnx``."""
+POSITIONALS: Mapping[str, str] = {
+    "run": "file data", "perf": "vs with", "compare": "with vs original optimized", "diff": "old new with",
+    "retag": "original optimized", "sweep": "models config",
+}  # fmt: skip
+"""Command → options of other tools whose value is a positional argument."""
 NEIGHBORS: Mapping[str, str] = {
     "export": "build", "optimize": "quantize compile", "quantize": "build", "inspect": "perf",
     "run": "generate perf", "generate": "run", "diff": "compare", "compile": "quantize", "verify": "compare",
@@ -59,7 +62,7 @@ OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("quantize quantization quant qtype weight-format quant-type type dtype data-type float-type", "precision",
      "-p {}"),
     ("precision p type data-type torch-dtype", "dtype", "--dtype {}"),
-    ("group-size groupsize blocksize block int4-block-size", "block_size", "--block-size {}"),
+    ("group group-size groupsize blocksize block int4-block-size", "block_size", "--block-size {}"),
     ("avx2 avx512 avx512-vnni arm64", "mode", "--mode dynamic"),
     ("dynamic-quant dynamic-quantization", "mode", "--mode dynamic"),
     ("static-quant", "mode", "--mode qdq"),
@@ -70,6 +73,7 @@ OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("sym", "symmetric", "--symmetric"),
     ("asym", "symmetric", "--asymmetric"),
     ("o4 ofast fuse fusion simplify", "level", "--level full"),
+    ("recipe", "config", "-c {}"),
     ("O optimize opt-level optimization-level graph-optimization-level optimize-level", "level", "--level {}"),
     ("opset-version target-opset", "opset_version", "--opset {}"),
     ("passes list-passes", "list_", "--list"),
@@ -79,21 +83,23 @@ OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("clean fresh force-rebuild no-cache", "rebuild", "--rebuild"),
     ("torchscript legacy", "exporter", "--no-dynamo"),
     ("no-dynamic-axes static-shapes no-dynamic static", "fixed_sizes", "--fixed-sizes"),
-    ("source img picture i", "image", "--image {}"),
-    ("i", "text", "--text {}"),
-    ("input model model-name model-name-or-path model-id source src i", "model", "-m {}"),
-    ("onnx onnx-model hf-model pretrained checkpoint ckpt weights", "model", "-m {}"),
-    ("out output output-model export dest save output-json json-output export-json", "output", "-o {}"),
+    ("source img picture i input inputs", "image", "--image {}"),
+    ("i input inputs p prompt", "text", "--text {}"),
+    ("input in model model-name model-name-or-path model-id source src i", "model", "-m {}"),
+    ("onnx onnx-model hf-model pretrained checkpoint ckpt", "model", "-m {}"),
+    ("out output output-model export dest dst dir outdir save save-as", "output", "-o {}"),
+    ("output-json json-output export-json", "output", "-o {}"),
     ("force yes y", "overwrite", "--overwrite"),
     ("batch bs b", "batch_size", "--batch-size {}"),
     ("batch bs b batch-size", "dynamic_batch", "--dynamic-batch"),
     ("dynamic dynamic-shapes dynamic-shape dynamic-axes", "dynamic_batch", "--dynamic-batch --dynamic-seq-len"),
     ("min-shapes max-shapes", "opset_version", "--dynamic-batch --dynamic-seq-len"),
     ("min-shapes max-shapes", "fixed_sizes", "--dynamic-batch --dynamic-seq-len"),
-    ("provider providers execution-provider execution-providers backend target e", "ep", "--ep {}"),
+    ("provider providers execution-provider execution-providers backend target hardware e", "ep", "--ep {}"),
     ("soc-model soc", "ep_options", "--ep-options soc_model={}"),
     ("embed-context embed-mode", "embed", "--embed"),
-    ("runs num-runs repeat repeats iters iter loops n-runs n i niter avg-runs", "iterations", "--iterations {}"),
+    ("runs num-runs repeat repeats iters iter loop loops rounds repetitions n-runs n i niter avg-runs", "iterations",
+     "--iterations {}"),
     ("warm-up warmup-runs num-warmup warmups", "warmup", "--warmup {}"),
     ("time seconds", "duration", "--duration {}"),
     ("time time-limit time-budget timeout minutes max-time", "budget_minutes", "--budget {}"),
@@ -103,30 +109,35 @@ OPTIONS: tuple[tuple[str, str, str], ...] = (
      "--calibration-data {}"),
     ("data data-set dataset-name eval test csv", "dataset", "--dataset {}"),
     ("load-inputs inputs input-file npz data", "input_data", "--input-data {}"),
-    ("ignore skip exclude nodes-to-exclude keep-float", "exclude", "--exclude {}"),
+    ("ignore skip exclude keep blacklist nodes-to-exclude layers-to-skip layers-to-exclude keep-float", "exclude",
+     "--exclude {}"),
     ("accuracy-drop accuracy-loss max-accuracy-drop max-loss", "max_drop", "--max-drop accuracy={}"),
     ("check validate", "verify", "--verify"),
     ("only nodes-to-quantize modules-to-quantize", "include", "--include {}"),
-    ("per-layer by-layer layers modules profile breakdown dump-profile", "by_module", "--by-module"),
+    ("per-layer per-module per-node per-op by-layer layerwise layers modules profile breakdown dump-profile",
+     "by_module", "--by-module"),
     ("tree layers modules", "hierarchy", "--hierarchy"),
     ("all detailed details", "verbose", "-v"),
-    ("layers layer submodule block node name", "module", "--module {}"),
-    ("tolerance tol atol rtol max-error conf confidence t", "threshold", "--threshold {}"),
+    ("layers layer submodule block part node name from", "module", "--module {}"),
+    ("tolerance tol atol rtol eps max-error max-diff conf confidence t", "threshold", "--threshold {}"),
     ("report", "with_report", "--with-report"),
     ("html", "report", "--report {}"),
     ("prompt input-text sentence", "text", "--text {}"),
     ("wav sound", "audio", "--audio {}"),
     ("labels candidate-labels", "label", "--label {}"),
-    ("top-k topk", "top", "--top {}"),
+    ("top-k topk k", "top", "--top {}"),
     ("question", "inputs", "--input question={}"),
     ("context", "inputs", "--input context={}"),
     ("text-pair text2", "inputs", "--input text_pair={}"),
     ("text input question", "prompt", "-p {}"),
-    ("max-tokens max-length max-new num-tokens n-predict num-predict n", "max_new_tokens", "--max-new-tokens {}"),
+    ("max-tokens max-length length max max-new num-tokens n-predict num-predict n", "max_new_tokens",
+     "--max-new-tokens {}"),
     ("greedy", "temperature", "--temperature 0"),
     ("temp t", "temperature", "--temperature {}"),
-    ("against ref reference compare", "baseline", "--baseline {}"),
-    ("num-samples nsamples n-samples num-calib-samples calib-samples limit max-samples n", "samples", "--samples {}"),
+    ("against ref reference compare vs", "baseline", "--baseline {}"),
+    ("num-samples nsamples n-samples num-calib-samples n-calib calib-size calib-samples calibration-samples", "samples",
+     "--samples {}"),
+    ("limit max-samples examples num-examples n", "samples", "--samples {}"),
     ("no-check no-validate skip-validation no-verification", "verify", "--no-verify"),
     ("external use-external-data external-data-format", "external_data", "--external-data"),
     ("dry", "dry_run", "--dry-run"),
@@ -138,20 +149,31 @@ The first row whose parameter the command has, and whose value it takes, applies
 """
 NOUNS = ("-path", "-file", "-dir", "-folder", "-layers", "-modules", "-module", "-nodes")
 """Endings of names that say no more: ``--image-path`` is ``image``, ``--ignore-layers`` is ``ignore``."""
+VAGUE_WORDS = frozenset({
+    "and", "data", "do", "dir", "file", "for", "in", "input", "list", "max", "min", "model", "name", "names",
+    "num", "of", "only", "out", "output", "path", "per", "size", "style", "to", "type", "use", "with",
+})  # fmt: skip
+"""Words of a name that mean no option alone."""
+NEGATIONS = ("skip-", "without-", "disable-")
+"""Beginnings that are ``no-`` in winml: ``--skip-verify``."""
 COLUMN = "-column"
 """Ending of an option with the column of a role: ``--text-column``."""
 STARTS = ("num", "list", "enable", "disable")
 """Beginnings that other tools omit: ``--beams`` is ``--num-beams``."""
 SIZES: Mapping[str, str] = {
     "batch batch-size bs b": "batch_size",
-    "seq-len seq-length sequence-length seqlen max-length max-seq-len max-seq-length context-length": "sequence_length",
+    "h": "height",
+    "w": "width",
+    "seq seq-len seq-length sequence-length seqlen max-length max-len max-seq-len max-seq-length": "sequence_length",
     "image-size imgsz img-size resolution input-size size": "height width",
 }
 """Options of other tools → keys of ``--shape-config``; each key is an option of other tools as well."""
-SHAPES = "input-shape input-shapes shape shapes input-specs overwrite-input-shape opt-shapes max-shapes data-shape"
+SHAPES = "input-sizes input-shape input-shapes shape shapes overwrite-input-shape opt-shapes max-shapes data-shape"
 """Options with shapes of inputs: ``--shapes=input_ids:1x128,attention_mask:1x128``."""
-WEIGHT_BITS = "bits nbits wbits w-bits weight-bits num-bits weight-type weight-dtype weights-type"
-ACTIVATION_BITS = "abits a-bits activation-bits activation-type activation-dtype activations-type act-type"
+WEIGHT_BITS = "bits nbits wbits w-bits weight-bits num-bits weight-type weight-dtype weights-type weights"
+ACTIVATION_BITS = (
+    "abits a-bits activation-bits activation-type activation-dtype activations-type act-type act-dtype activations"
+)
 """Options whose values, together, are a precision: 8 and 16 are ``w8a16``."""
 OPTIONS_AS_VALUE = "extra-options"
 """Options whose value is an option: ``--extra_options int4_block_size=32``."""

@@ -13,7 +13,7 @@ import click
 from winml.modelkit.cli import _synonyms as synonyms
 from winml.modelkit.cli._collected_options import CollectedOptions
 from winml.modelkit.cli._help import IS_SUGGESTION, POSITIONAL, GroupedArgument
-from winml.modelkit.cli._meant_options import NUMBER, MeantOptions, is_flag, plain_name
+from winml.modelkit.cli._meant_options import NUMBER, MeantOptions, is_flag, is_named_shape, parts_of, plain_name
 from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import INPUTS
 from winml.modelkit.file_names import MODEL_SUFFIX
@@ -73,7 +73,8 @@ class Translation:
         self._takes_texts = any(isinstance(param, GroupedArgument) and param.group == INPUTS for param in positionals)
         counts = [param.nargs for param in positionals]
         self._free = len(arguments) if -1 in counts else max(sum(counts) - len(before), 0)
-        self._free -= POSITIONAL in self._positionals and any(map(self._names_model, arguments))
+        named = itertools.starmap(self._names_model, itertools.pairwise([*arguments, ""]))
+        self._free -= POSITIONAL in self._positionals and any(named)
         self._collected = CollectedOptions(self.options.by_name)
         self._place_of_precision = -1
         self._repeated: str | None = None
@@ -96,9 +97,12 @@ class Translation:
         self._complete()
         self.is_parsed = self._parses()
 
-    def _names_model(self, word: str) -> bool:
-        option = next(self.options.find(word.partition("=")[0]), None) if word.startswith("-") else None
-        return option is not None and option[0].name == "model"
+    def _names_model(self, word: str, following: str) -> bool:
+        name, equals, value = word.partition("=")
+        options = self.options.find(name) if name.startswith("-") else ()
+        value = value if equals else following
+        taker = next((param for param, _ in options if self.options.spell(param, name, value) is not None), None)
+        return taker is not None and taker.name == "model"
 
     def _add_word(self, word: str) -> None:
         """Add a word of the command line, with its value if it is an option."""
@@ -136,30 +140,48 @@ class Translation:
             pairs = [joined] if joined else [*itertools.takewhile(lambda word: "=" in word, self._rest)]
             self._rest[: 0 if joined else len(pairs)] = [f"--{pair}" for pair in pairs]
             return
-        if plain in self._positionals:  # --reference a.onnx --candidate b.onnx
+        if plain in {*self._positionals, *synonyms.POSITIONALS.get(self._verb, "").split()}:  # --candidate b.onnx
             self._rest[:0] = [joined] if joined else []
             return
         if name not in options.by_flag:
             self.unknown.append(name)
         values = [joined] if joined is not None else [*itertools.takewhile(self._is_no_option, self._rest)]
-        used = self._add_first(options.find(name), name, values)
-        if used is None and values:
-            if self._place_of_precision < 0:
-                self._place_of_precision = len(self.line)
+        used: int | None = None
+        if values and name not in options.by_flag and self._collected.collect_bits(plain, values[0]):
+            self._place_of_precision = len(self.line) if self._place_of_precision < 0 else self._place_of_precision
+            used = 1
+        if values and used is None and is_named_shape(values[0]):
             used = self._collected.collect(plain, values) or None
-        if used is None and joined is None and (words := options.of_value(plain)):  # --int8, --gptq
-            self.line += words
+        if used is None:
+            used = self._add_first(options.find(name), name, values)
+        if used is None and values:
+            used = self._collected.collect(plain, values) or None
+        if used is None and joined is None and self._extend(options.of_value(plain)):  # --int8, --gptq
             used = 0
+        if used is None and values and self._extend(self._option_of(values[0])):  # --compress int8, -d data.csv
+            used = 1
         if used is None:
             used = self._add_first(options.find_similar(name), name, values)
+        if used is None and name not in options.by_flag:
+            used = self._add_first(options.find_by_part(name), name, values)
+        if used is None and any(self._extend(options.of_value(word)) for word in parts_of(name)):  # --use-gpu
+            used = 0
+        if used is None and values[:1] == ["onnx"]:  # --format onnx
+            used = 1
         if used is None and name in options.by_flag:  # its value is wrong, and no other is known
             self.line += [name, *values[:1]]
             used = len(values[:1])
         elif used is None:
             self.omitted.append(name)
-            used = int(bool(values) and self._is_value(values))
+            used = int(self._is_value(values))
             self._repeated = "" if used else None
         del self._rest[: used if joined is None else 0]
+
+    def _extend(self, words: Sequence[str] | None) -> bool:
+        """Add an option unless the line has it; return True if it was added."""
+        is_new = bool(words) and words is not None and words[0] not in self.line
+        self.line += words if words is not None and is_new else []
+        return is_new
 
     def _is_no_option(self, word: str) -> bool:
         is_dashed = word.startswith("-") and word != "-" and not NUMBER.fullmatch(word)
@@ -177,7 +199,8 @@ class Translation:
                 if switch in _FALSE:
                     flag, text = next(iter(param.secondary_opts), ""), []
                 self.line += filter(None, [flag, *text])
-                return int(bool(values) and (switch in _SWITCH_VALUES or (own is not None and not is_flag(own))))
+                is_taken = not is_flag(own) if own is not None else self._is_value(values)
+                return int(bool(values) and (switch in _SWITCH_VALUES or (is_taken and not self._is_record(values[0]))))
             if not values:
                 if getattr(param, "_flag_needs_value", False):
                     self.line.append(flag)
@@ -190,7 +213,9 @@ class Translation:
         return None
 
     def _is_value(self, words: Sequence[str]) -> bool:
-        """Return True if a word is the value of an unknown option: a number, a plain word, or one too many."""
+        """Return True if the first word is the value of an unknown option: a number, a plain word, or one too many."""
+        if not words:
+            return False
         if re.fullmatch(r"-?[\d.]+(?:[x,][\d.]+)*", words[0]):
             return True
         is_surplus = bool(self.line) or self._free <= 0 or len(words) > self._free + len([*self._open_options()])
@@ -198,11 +223,8 @@ class Translation:
 
     def _place(self, word: str) -> list[str]:
         """Return the words for a positional argument too many: the option that its value, suffix or place means."""
-        if not Path(word).exists() and (words := self.options.of_value(word)) is not None:
+        if words := self._option_of(word):
             return words
-        names = [name for name in _DATA_OPTIONS.get(Path(word).suffix.lower(), ()) if name in self.options.by_name]
-        if names:
-            return [max(self.options.by_name[names[0]].opts, key=len), word]
         for flag, param in self._open_options():
             if param.required or self._verb not in _RECORDING or word.lower().endswith(_RECORD_SUFFIX):
                 return [flag, word]
@@ -210,6 +232,13 @@ class Translation:
             self.omitted.append(word)
             return []
         return [word]
+
+    def _option_of(self, word: str) -> list[str]:
+        """Return the words of the option that a value means, by its content or the suffix of a file; empty: none."""
+        if not Path(word).exists():
+            return self.options.of_value(word) or []
+        names = [name for name in _DATA_OPTIONS.get(Path(word).suffix.lower(), ()) if name in self.options.by_name]
+        return [max(self.options.by_name[names[0]].opts, key=len), word] if names else []
 
     def _open_options(self) -> Iterator[tuple[str, click.Option]]:
         """Yield flag and option of what the line leaves open: required options, then the output."""
