@@ -93,7 +93,7 @@ class CollectedOptions:
     def precision(self) -> list[str]:
         """Return the option of the collected bits; empty without any, or without such a precision."""
         weights, activations = self._bits.get("w"), self._bits.get("a")
-        names = [f"w{weights or activations}a{activations}"] if activations else []
+        names = [f"w{weights or 8}a{activations}"] if activations else []
         names += [f"int{weights}", f"fp{weights}"] if weights else []
         kind = self._precision.type if self._precision is not None else None
         known = [name for name in names if not isinstance(kind, click.Choice) or name in kind.choices]

@@ -6,8 +6,9 @@ Names and values of the command's own options come first, then the tables of ``_
 from __future__ import annotations
 
 import difflib
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -101,7 +102,8 @@ class MeantOptions:
         bare = next((plain.removesuffix(noun) for noun in synonyms.NOUNS if plain.endswith(noun)), plain)
         flags = [name] if name in self.by_flag else [f"--{plain}", f"-{plain}"]  # --per_channel, -ep
         variants = [f"--{plain.removesuffix('s')}", f"--{plain}s"] if len(plain) >= _LEAST_LETTERS else []
-        variants += [f"--{bare}"] if bare != plain else []
+        is_name = plain.endswith("-name")  # --output-name is a name in the graph, no path
+        variants += [f"--{bare}"] if bare != plain and not (is_name and self._is_path(f"--{bare}")) else []
         variants += [f"--{start}-{plain}" for start in synonyms.STARTS]
         variants += [f"--no-{plain.removeprefix(start)}" for start in synonyms.NEGATIONS if plain.startswith(start)]
         # The outputs of a graph are no output path.
@@ -113,7 +115,8 @@ class MeantOptions:
                 yield param, flag if is_flag(param) else f"{flag} {{}}"
         for named in dict.fromkeys((plain, bare, plain.removesuffix("s"))):
             for names, parameter, spelling in synonyms.OPTIONS:
-                if parameter in self.by_name and named in names.split():
+                is_meant = named == plain or (named == bare and not is_name) or not self._is_path(spelling.split()[0])
+                if parameter in self.by_name and named in names.split() and is_meant:
                     yield self.by_name[parameter], spelling
         if plain.endswith(synonyms.COLUMN) and "columns" in self.by_name:
             yield self.by_name["columns"], f"--columns {plain.removesuffix(synonyms.COLUMN)}={{}}"
@@ -176,45 +179,58 @@ class MeantOptions:
         return [flag] if flag in self.by_flag and is_flag(self.by_flag[flag]) else None
 
     def _is_path(self, flag: str) -> bool:
-        return isinstance(self.by_flag[flag].type, click.Path)
+        """Return True for the model and for paths: no plural of ``--output`` means it."""
+        param = self.by_flag.get(flag)
+        return param is not None and (param.name == "model" or isinstance(param.type, click.Path))
 
     def _takes(self, param: click.Option, value: str) -> bool:
         """Return True if an option accepts a value."""
-        suffix = Path(value).suffix.lower()
-        if param.name == "model" and (NUMBER.fullmatch(value) or suffix in _DATA_SUFFIXES or is_named_shape(value)):
-            return False
-        if param.name in ("image", "audio") and (NUMBER.fullmatch(value) or not suffix):
-            return False
-        if param.name == "inputs" and "=" not in value:
-            return False
-        if param.name == "input_data" and not Path(value).exists():
-            return False
         read = getattr(getattr(param, "field", None), "read", None)
         try:
             converted = param.type.convert(value, param, self._context)
             if read is not None:
                 read((converted,) if param.multiple else converted)
-            _read(str(param.name), value)
+            return param.name not in _FITS or bool(_FITS[str(param.name)](value))
         except (click.UsageError, WinMLError):
             return False
-        return True
 
 
-def _read(parameter: str, value: str) -> None:
-    """Read the value of an option that is read when its command runs.
+def _may_be_model(value: str) -> bool:
+    is_data = Path(value).suffix.lower() in _DATA_SUFFIXES or is_named_shape(value)
+    return not is_data and NUMBER.fullmatch(value) is None
 
-    Raises:
-        WinMLError: the value is invalid.
-    """
-    if parameter == "dynamic_axes":
-        from winml.modelkit.onnx.specs import parse_dynamic_axes
 
-        parse_dynamic_axes((value,))
-    elif parameter == "input_specs":
-        from winml.modelkit.models.inputs.options import parse_input_specs
+def _may_be_file(value: str) -> bool:
+    return bool(Path(value).suffix) and NUMBER.fullmatch(value) is None
 
-        parse_input_specs(value)
-    elif parameter == "ep":
-        from winml.modelkit.ort.execution_providers import find_execution_provider
 
-        find_execution_provider(value)
+def _are_axes(value: str) -> bool:
+    from winml.modelkit.onnx.specs import parse_dynamic_axes
+
+    return bool(parse_dynamic_axes((value,)))
+
+
+def _are_specs(value: str) -> bool:
+    from winml.modelkit.models.inputs.options import parse_input_specs
+
+    return bool(parse_input_specs(value))
+
+
+def _is_provider(value: str) -> bool:
+    from winml.modelkit.ort.execution_providers import find_execution_provider
+
+    return bool(find_execution_provider(value))
+
+
+_FITS: Mapping[str, Callable[[str], bool]] = {
+    "audio": _may_be_file,
+    "dynamic_axes": _are_axes,
+    "ep": _is_provider,
+    "image": _may_be_file,
+    "input_data": os.path.exists,
+    "input_specs": _are_specs,
+    "inputs": lambda value: "=" in value,
+    "model": _may_be_model,
+    "prompt": lambda value: not Path(value).exists(),
+}
+"""Option whose value is read when its command runs → function that returns False, or raises, for another value."""

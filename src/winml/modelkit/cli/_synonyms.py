@@ -83,6 +83,7 @@ OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("clean fresh force-rebuild no-cache", "rebuild", "--rebuild"),
     ("torchscript legacy", "exporter", "--no-dynamo"),
     ("no-dynamic-axes static-shapes no-dynamic static", "fixed_sizes", "--fixed-sizes"),
+    ("text input question", "prompt", "-p {}"),
     ("source img picture i input inputs", "image", "--image {}"),
     ("i input inputs p prompt", "text", "--text {}"),
     ("input in model model-name model-name-or-path model-id source src i", "model", "-m {}"),
@@ -97,9 +98,10 @@ OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("min-shapes max-shapes", "fixed_sizes", "--dynamic-batch --dynamic-seq-len"),
     ("provider providers execution-provider execution-providers backend target hardware e", "ep", "--ep {}"),
     ("soc-model soc", "ep_options", "--ep-options soc_model={}"),
+    ("provider-options provider-option", "ep_options", "--ep-options {}"),
     ("embed-context embed-mode", "embed", "--embed"),
-    ("runs num-runs repeat repeats iters iter loop loops rounds repetitions n-runs n i niter avg-runs", "iterations",
-     "--iterations {}"),
+    ("runs num-runs n-runs avg-runs repeat repeats repetitions rounds count", "iterations", "--iterations {}"),
+    ("iters iter niter loop loops n i", "iterations", "--iterations {}"),
     ("warm-up warmup-runs num-warmup warmups", "warmup", "--warmup {}"),
     ("time seconds", "duration", "--duration {}"),
     ("time time-limit time-budget timeout minutes max-time", "budget_minutes", "--budget {}"),
@@ -107,7 +109,7 @@ OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("num-threads n-threads nthreads intra-op-num-threads intra-op", "threads", "--threads {}"),
     ("calib calibration calibrate calib-data calib-dataset calibration-dataset data", "calibration_data",
      "--calibration-data {}"),
-    ("data data-set dataset-name eval test csv", "dataset", "--dataset {}"),
+    ("data data-set dataset-name eval eval-data test csv", "dataset", "--dataset {}"),
     ("load-inputs inputs input-file npz data", "input_data", "--input-data {}"),
     ("ignore skip exclude keep blacklist nodes-to-exclude layers-to-skip layers-to-exclude keep-float", "exclude",
      "--exclude {}"),
@@ -129,14 +131,13 @@ OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("question", "inputs", "--input question={}"),
     ("context", "inputs", "--input context={}"),
     ("text-pair text2", "inputs", "--input text_pair={}"),
-    ("text input question", "prompt", "-p {}"),
-    ("max-tokens max-length length max max-new num-tokens n-predict num-predict n", "max_new_tokens",
-     "--max-new-tokens {}"),
+    ("max-tokens max-output-tokens max-new num-tokens tokens", "max_new_tokens", "--max-new-tokens {}"),
+    ("max-length length max n-predict num-predict n", "max_new_tokens", "--max-new-tokens {}"),
     ("greedy", "temperature", "--temperature 0"),
     ("temp t", "temperature", "--temperature {}"),
     ("against ref reference compare vs", "baseline", "--baseline {}"),
-    ("num-samples nsamples n-samples num-calib-samples n-calib calib-size calib-samples calibration-samples", "samples",
-     "--samples {}"),
+    ("num-samples nsamples n-samples num-calib-samples calib-samples calibration-samples", "samples", "--samples {}"),
+    ("n-calib calib-size calibration-size", "samples", "--samples {}"),
     ("limit max-samples examples num-examples n", "samples", "--samples {}"),
     ("no-check no-validate skip-validation no-verification", "verify", "--no-verify"),
     ("external use-external-data external-data-format", "external_data", "--external-data"),
@@ -147,7 +148,7 @@ OPTIONS: tuple[tuple[str, str, str], ...] = (
 
 The first row whose parameter the command has, and whose value it takes, applies.
 """
-NOUNS = ("-path", "-file", "-dir", "-folder", "-layers", "-modules", "-module", "-nodes")
+NOUNS = ("-name", "-path", "-file", "-dir", "-folder", "-layers", "-modules", "-module", "-nodes")
 """Endings of names that say no more: ``--image-path`` is ``image``, ``--ignore-layers`` is ``ignore``."""
 VAGUE_WORDS = frozenset({
     "and", "data", "do", "dir", "file", "for", "in", "input", "list", "max", "min", "model", "name", "names",
@@ -165,14 +166,16 @@ SIZES: Mapping[str, str] = {
     "h": "height",
     "w": "width",
     "seq seq-len seq-length sequence-length seqlen max-length max-len max-seq-len max-seq-length": "sequence_length",
-    "image-size imgsz img-size resolution input-size size": "height width",
+    "max-position context-length": "sequence_length",
+    "image image-size imgsz img-size resize resolution input-size size": "height width",
 }
 """Options of other tools → keys of ``--shape-config``; each key is an option of other tools as well."""
 SHAPES = "input-sizes input-shape input-shapes shape shapes overwrite-input-shape opt-shapes max-shapes data-shape"
 """Options with shapes of inputs: ``--shapes=input_ids:1x128,attention_mask:1x128``."""
 WEIGHT_BITS = "bits nbits wbits w-bits weight-bits num-bits weight-type weight-dtype weights-type weights"
 ACTIVATION_BITS = (
-    "abits a-bits activation-bits activation-type activation-dtype activations-type act-type act-dtype activations"
+    "abits a-bits act-bits activation-bits activation-type activation-dtype activation activations activations-type "
+    "act-type act-dtype"
 )
 """Options whose values, together, are a precision: 8 and 16 are ``w8a16``."""
 OPTIONS_AS_VALUE = "extra-options"
