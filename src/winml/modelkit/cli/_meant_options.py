@@ -60,11 +60,11 @@ def value_synonym(value: str, choices: Iterable[str]) -> str | None:
 def parts_of(name: str) -> list[str]:
     """Return the words of a name that may mean an option alone, the last word first; empty for a single word."""
     plain = plain_name(name)
-    words = [] if any(plain in names.split() for names, _, _ in synonyms.OPTIONS) else plain.split("-")
+    words = plain.split("-")
     negations = ("no", *(start.rstrip("-") for start in synonyms.NEGATIONS))
-    return [
-        word for word in reversed(words) if words[1:] and words[0] not in negations and word not in synonyms.VAGUE_WORDS
-    ]
+    if len(words) == 1 or words[0] in negations or any(plain in names.split() for names, _, _ in synonyms.OPTIONS):
+        return []
+    return [word for word in reversed(words) if len(word) > 1 and word not in synonyms.VAGUE_WORDS]
 
 
 def is_flag(param: click.Option) -> bool:

@@ -99,7 +99,7 @@ class Translation:
 
     def _names_model(self, word: str, following: str) -> bool:
         name, equals, value = word.partition("=")
-        options = self.options.find(name) if name.startswith("-") else ()
+        options = self.options.find(name) if name.startswith("-") or (equals and self._is_pair(name, word)) else ()
         value = value if equals else following
         taker = next((param for param, _ in options if self.options.spell(param, name, value) is not None), None)
         return taker is not None and taker.name == "model"
@@ -111,7 +111,7 @@ class Translation:
             self.line.append(word)
         elif word.startswith("-") and word != "-":
             self._add_option(name, value if equals else None)
-        elif equals and _NAME.fullmatch(name) and self.options.knows(name) and not Path(word).exists():  # model=ckpt
+        elif equals and self._is_pair(name, word):  # model=ckpt
             self._add_option(name, value)
         elif self._repeated is not None and not _is_path(word) and (self._free <= 0 or NUMBER.fullmatch(word)):
             if self._repeated:  # --exclude A B
@@ -126,6 +126,10 @@ class Translation:
             self._repeated = None
         else:
             self._surplus.append(word)
+
+    def _is_pair(self, name: str, word: str) -> bool:
+        is_name = _NAME.fullmatch(name) is not None and not Path(word).exists()
+        return is_name and (self.options.knows(name) or not self._takes_texts)
 
     def _is_record(self, word: str) -> bool:
         return word.lower().endswith(_RECORD_SUFFIX) and self._verb in _RECORDING and not self._takes_texts
@@ -156,7 +160,8 @@ class Translation:
             used = self._add_first(options.find(name), name, values)
         if used is None and values:
             used = self._collected.collect(plain, values) or None
-        if used is None and joined is None and self._extend(options.of_value(plain)):  # --int8, --gptq
+        is_switch = joined is None or joined.lower() in _SWITCH_VALUES - _FALSE
+        if used is None and is_switch and self._extend(options.of_value(plain)):  # --int8, half=true
             used = 0
         if used is None and values and self._extend(self._option_of(values[0])):  # --compress int8, -d data.csv
             used = 1
