@@ -156,7 +156,7 @@ class MeantOptions:
                 return ["--ep", provider.removesuffix("executionprovider")]
             if (meant := value_synonym(value, choices)) is not None:
                 return ["-p" if param.name == "precision" else flag, meant]
-            return self.of_value(value)
+            return self.of_value(value) or None
         unit_s = _UNITS_OF_METAVARS.get(param.metavar or "")
         measured = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)", value)
         if unit_s is not None and measured is not None and measured[2] in _UNITS_S:
@@ -165,8 +165,8 @@ class MeantOptions:
             return [word for name in value.split(",") for word in (flag, name)]
         return [flag, value] if self._takes(param, value) else None
 
-    def of_value(self, value: str) -> list[str] | None:
-        """Return the option that a value alone means, with the value: ``int8`` is a precision; ``None``: none."""
+    def of_value(self, value: str) -> list[str]:
+        """Return the option that a value alone means, with the value: ``int8`` is a precision; empty: none."""
         from winml.modelkit.quantize.precisions import PRECISIONS
 
         for name, param in self.by_name.items():
@@ -176,7 +176,7 @@ class MeantOptions:
             if (meant := value_synonym(value, map(str, choices))) is not None:
                 return ["-p" if name == "precision" else max(param.opts, key=len), meant]
         flag = f"--{plain_name(value)}"  # --scheme asymmetric
-        return [flag] if flag in self.by_flag and is_flag(self.by_flag[flag]) else None
+        return [flag] if flag in self.by_flag and is_flag(self.by_flag[flag]) else []
 
     def _is_path(self, flag: str) -> bool:
         """Return True for the model and for paths: no plural of ``--output`` means it."""

@@ -69,7 +69,7 @@ def unknown_command(
     table |= {verb: f"{verb} {{}}" for verb in commands} | _OF_PATHS
     if arguments and (both := f"{name}-{arguments[0]}") in table:
         name, *arguments = both, *arguments[1:]
-    if name not in table and commands and (words := MeantOptions(commands["quantize"]).of_value(name)) is not None:
+    if name not in table and commands and (words := MeantOptions(commands["quantize"]).of_value(name)):
         templates: str | None = f"quantize {{}} {' '.join(words)}"  # winml int8 model.onnx
     else:
         templates = _find_command(name, table, descriptions)

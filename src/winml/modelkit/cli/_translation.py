@@ -75,6 +75,8 @@ class Translation:
         self._free = len(arguments) if -1 in counts else max(sum(counts) - len(before), 0)
         named = itertools.starmap(self._names_model, itertools.pairwise([*arguments, ""]))
         self._free -= POSITIONAL in self._positionals and any(named)
+        output = self.options.by_name.get("output")
+        self._output_flags = output.opts if output is not None else []
         self._collected = CollectedOptions(self.options.by_name)
         self._place_of_precision = -1
         self._repeated: str | None = None
@@ -83,11 +85,8 @@ class Translation:
             self._add_word(self._rest.pop(0))
         place = self._place_of_precision
         self.line[place:place] = self._collected.precision()
-        output = self.options.by_name.get("output")
-        models = [
-            word for flag, word in itertools.pairwise(["", *self.line]) if output is None or flag not in output.opts
-        ]
-        self.line += self._collected.sizes(is_of_file=any(map(_is_model, models)))
+        words = (word for flag, word in itertools.pairwise(["", *self.line]) if flag not in self._output_flags)
+        self.line += self._collected.sizes(is_of_file=any(map(_is_model, words)))
         for word in self._surplus:
             self.line += self._place(word)
         if after or self.line or POSITIONAL not in self._positionals:
@@ -150,29 +149,7 @@ class Translation:
         if name not in options.by_flag:
             self.unknown.append(name)
         values = [joined] if joined is not None else [*itertools.takewhile(self._is_no_option, self._rest)]
-        used: int | None = None
-        if values and name not in options.by_flag and self._collected.collect_bits(plain, values[0]):
-            self._place_of_precision = len(self.line) if self._place_of_precision < 0 else self._place_of_precision
-            used = 1
-        if values and used is None and is_named_shape(values[0]):
-            used = self._collected.collect(plain, values) or None
-        if used is None:
-            used = self._add_first(options.find(name), name, values)
-        if used is None and values:
-            used = self._collected.collect(plain, values) or None
-        is_switch = joined is None or joined.lower() in _SWITCH_VALUES - _FALSE
-        if used is None and is_switch and self._extend(options.of_value(plain)):  # --int8, half=true
-            used = 0
-        if used is None and values and self._extend(self._option_of(values[0])):  # --compress int8, -d data.csv
-            used = 1
-        if used is None:
-            used = self._add_first(options.find_similar(name), name, values)
-        if used is None and name not in options.by_flag:
-            used = self._add_first(options.find_by_part(name), name, values)
-        if used is None and any(self._extend(options.of_value(word)) for word in parts_of(name)):  # --use-gpu
-            used = 0
-        if used is None and values[:1] == ["onnx"]:  # --format onnx
-            used = 1
+        used = next((used for used in self._attempts(name, joined, values) if used is not None), None)
         if used is None and name in options.by_flag:  # its value is wrong, and no other is known
             self.line += [name, *values[:1]]
             used = len(values[:1])
@@ -182,10 +159,35 @@ class Translation:
             self._repeated = "" if used else None
         del self._rest[: used if joined is None else 0]
 
-    def _extend(self, words: Sequence[str] | None) -> bool:
-        """Add an option unless the line has it; return True if it was added."""
-        is_new = bool(words) and words is not None and words[0] not in self.line
-        self.line += words if words is not None and is_new else []
+    def _attempts(self, name: str, joined: str | None, values: Sequence[str]) -> Iterator[int | None]:
+        """Add an option by one meaning of its words after the other, the likeliest first.
+
+        Yields:
+            How many of the values were used; `None` if it has no such meaning, and nothing was added.
+        """
+        options, collected, plain = self.options, self._collected, plain_name(name)
+        is_own, value = name in options.by_flag, next(iter(values), "")
+        if not is_own and collected.collect_bits(plain, value):
+            self._place_of_precision = len(self.line) if self._place_of_precision < 0 else self._place_of_precision
+            yield 1
+        if is_named_shape(value):
+            yield collected.collect(plain, values) or None
+        yield self._add_first(options.find(name), name, values)
+        if values:
+            yield collected.collect(plain, values) or None
+        if joined is None or joined.lower() in _SWITCH_VALUES - _FALSE:
+            yield 0 if self._extend(options.of_value(plain)) else None  # --int8, half=true
+        yield 1 if value and self._extend(self._option_of(value)) else None  # --compress int8, -d data.csv
+        yield self._add_first(options.find_similar(name), name, values)
+        if not is_own:
+            yield self._add_first(options.find_by_part(name), name, values)
+        yield 0 if any(self._extend(options.of_value(word)) for word in parts_of(name)) else None  # --use-gpu
+        yield 1 if value in synonyms.SUBCOMMANDS["export"].split() else None  # --format onnx
+
+    def _extend(self, words: Sequence[str]) -> bool:
+        """Add the words of an option unless the line has it; return True if they were added."""
+        is_new = bool(words) and words[0] not in self.line
+        self.line += words if is_new else []
         return is_new
 
     def _is_no_option(self, word: str) -> bool:
@@ -241,7 +243,7 @@ class Translation:
     def _option_of(self, word: str) -> list[str]:
         """Return the words of the option that a value means, by its content or the suffix of a file; empty: none."""
         if not Path(word).exists():
-            return self.options.of_value(word) or []
+            return self.options.of_value(word)
         names = [name for name in _DATA_OPTIONS.get(Path(word).suffix.lower(), ()) if name in self.options.by_name]
         return [max(self.options.by_name[names[0]].opts, key=len), word] if names else []
 
@@ -259,10 +261,7 @@ class Translation:
                 self.line += [flag, _free_name(_OUTPUTS[self._verb], MODEL_SUFFIX if is_of_file else "")]
             elif param.required:
                 self.line += [flag, str(param.name).upper()]
-        output = self.options.by_name.get("output")
-        place = next(
-            (place for place, word in enumerate(self.line, 1) if output and word in output.opts), len(self.line)
-        )
+        place = next((place for place, word in enumerate(self.line, 1) if word in self._output_flags), len(self.line))
         for name in self.line[place : place + 1]:
             if is_of_file and not _is_model(name):
                 self.line[place] = f"{name.rstrip('/')}/model{MODEL_SUFFIX}"
