@@ -69,6 +69,8 @@ def unknown_command(
     table |= {verb: f"{verb} {{}}" for verb in commands} | _OF_PATHS
     if arguments and (both := f"{name}-{arguments[0]}") in table:
         name, *arguments = both, *arguments[1:]
+    if typed.startswith("-") and name not in table:
+        return None
     if name not in table and commands and (words := MeantOptions(commands["quantize"]).of_value(name)):
         templates: str | None = f"quantize {{}} {' '.join(words)}"  # winml int8 model.onnx
     else:

@@ -96,12 +96,17 @@ class _LazyGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, [*args])
-        except click.NoSuchOption:
+        except click.NoSuchOption as error:
             from winml.modelkit.cli._suggestions import unknown_command
 
-            if (error := unknown_command(args[0], args[1:], VERBS, COMMANDS)) is not None:
-                raise error from None
-            raise
+            # An option before its command, or a command with dashes.
+            name = error.option_name
+            word = next((word for word in args if word in VERBS), name)
+            suggestion = unknown_command(word, [other for other in args if other != word], VERBS, COMMANDS)
+            if suggestion is None:
+                raise
+            suggestion.message = f"no such option {name}"
+            raise suggestion from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

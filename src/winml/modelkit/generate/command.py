@@ -256,7 +256,7 @@ def _find_files(options: Mapping[str, Any]) -> Mapping[str, Path]:
     assert found.request is not None  # the model is no file
     with library_output_to_stderr(), show_wait("building"):
         parts, notes = build_in_cache(found.request, options["ep"])
-    for note in notes:
+    for note in () if options["quiet"] else notes:
         tell(f"note: {note}")
     return parts
 
