@@ -206,8 +206,10 @@ class Translation:
                 if switch in _FALSE:
                     flag, text = next(iter(param.secondary_opts), ""), []
                 self.line += filter(None, [flag, *text])
-                is_taken = not is_flag(own) if own is not None else self._is_value(values)
-                return int(bool(values) and (switch in _SWITCH_VALUES or (is_taken and not self._is_record(values[0]))))
+                has_value = not is_flag(own) if own is not None else self._is_value(values)
+                return int(
+                    bool(values) and (switch in _SWITCH_VALUES or (has_value and not self._is_record(values[0])))
+                )
             if not values:
                 if getattr(param, "_flag_needs_value", False):
                     self.line.append(flag)
