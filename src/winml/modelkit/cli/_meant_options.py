@@ -17,11 +17,11 @@ from winml.modelkit.cli import _synonyms as synonyms
 from winml.modelkit.errors import WinMLError
 
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?")
-_NAMED_BY_VALUE = frozenset(
-    {"algorithm", "device", "dtype", "layout", "level", "method", "mode", "precision", "target"}
-)
+_NAMED_BY_VALUE = frozenset({
+    "algorithm", "device", "dtype", "format_", "layout", "level", "method", "mode", "precision", "target",
+})  # fmt: skip
 """Options whose values say which option is meant: ``int8``, ``qdq``, ``gptq``, ``full``."""
-_VAGUE = frozenset({"calibration_data", "columns", "config", "format_", "inputs", "model", "output", "task"})
+_VAGUE = frozenset({"calibration_data", "columns", "config", "inputs", "model", "output", "task"})
 """Options that take almost any value: a word of a name does not mean them."""
 _DATA_SUFFIXES = frozenset({".csv", ".jpg", ".json", ".jsonl", ".npz", ".parquet", ".png", ".txt", ".wav"})
 """Suffixes of files that are no models."""
@@ -31,6 +31,8 @@ _UNITS_OF_METAVARS: Mapping[str, float] = {"SECONDS": 1, "MINUTES": 60}
 """Placeholder of an option → seconds of its unit."""
 _LEAST_RATIO = 0.81
 """Chosen: similarity of the names of two options from which one is a typo of the other."""
+_KNOWN_RATIO = 0.9
+"""Chosen: the same for a name of another tool: ``topk`` is ``--top-k``, ``precision`` is no ``--revision``."""
 _LEAST_LETTERS = 4
 """Chosen: letters of an abbreviated option, and of a plural."""
 
@@ -104,7 +106,7 @@ class MeantOptions:
         variants = [f"--{plain.removesuffix('s')}", f"--{plain}s"] if len(plain) >= _LEAST_LETTERS else []
         is_name = plain.endswith("-name")  # --output-name is a name in the graph, no path
         variants += [f"--{bare}"] if bare != plain and not (is_name and self._is_path(f"--{bare}")) else []
-        variants += [f"--{start}-{plain}" for start in synonyms.STARTS]
+        variants += [f"--{start}-{plain}{ending}" for start in synonyms.STARTS for ending in ("", "s")]
         variants += [f"--no-{plain.removeprefix(start)}" for start in synonyms.NEGATIONS if plain.startswith(start)]
         # The outputs of a graph are no output path.
         flags += [
@@ -122,16 +124,17 @@ class MeantOptions:
             yield self.by_name["columns"], f"--columns {plain.removesuffix(synonyms.COLUMN)}={{}}"
 
     def find_similar(self, name: str) -> Iterator[tuple[click.Option, str]]:
-        """Yield the options that an abbreviated or misspelled name means; none for a name of another tool."""
+        """Yield the options that an abbreviated or misspelled name means."""
         plain = plain_name(name)
-        if any(plain in names.split() for names, _, _ in synonyms.OPTIONS):
-            return
+        is_known = any(plain in names.split() for names, _, _ in synonyms.OPTIONS)
         flags = [flag for flag in self.by_flag if flag.startswith("--")]
         flags = [flag for flag in flags if f"--{plain}" != f"{flag}s" or not self._is_path(flag)]
         started = [flag for flag in flags if flag.startswith(f"--{plain}") or re.match(rf"{flag}[a-z]", f"--{plain}")]
-        if len(plain) >= _LEAST_LETTERS and len(started) == 1 and len(started[0].strip("-")) > _LEAST_LETTERS:
+        is_abbreviated = len(plain) >= _LEAST_LETTERS and len(started) == 1 and not is_known
+        if is_abbreviated and len(started[0].strip("-")) > _LEAST_LETTERS:
             yield from self.find(started[0])
-        for flag in difflib.get_close_matches(f"--{plain}", flags, n=1, cutoff=_LEAST_RATIO):
+        cutoff = _KNOWN_RATIO if is_known else _LEAST_RATIO
+        for flag in difflib.get_close_matches(f"--{plain}", flags, n=1, cutoff=cutoff):
             yield from self.find(flag)
 
     def find_by_part(self, name: str) -> Iterator[tuple[click.Option, str]]:

@@ -265,7 +265,7 @@ class Translation:
                 self.line += [flag, str(param.name).upper()]
         place = next((place for place, word in enumerate(self.line, 1) if word in self._output_flags), len(self.line))
         for name in self.line[place : place + 1]:
-            if is_of_file and not _is_model(name):
+            if is_of_file and name.strip() and not _is_model(name):
                 self.line[place] = f"{name.rstrip('/')}/model{MODEL_SUFFIX}"
             elif self._verb in _OUTPUTS and self._verb not in _OF_FILES and _is_model(name):
                 self.line[place] = name[: -len(MODEL_SUFFIX)]
