@@ -235,5 +235,7 @@ _FITS: Mapping[str, Callable[[str], bool]] = {
     "inputs": lambda value: "=" in value,
     "model": _may_be_model,
     "prompt": lambda value: not Path(value).exists(),
+    "task": lambda value: NUMBER.fullmatch(value) is None,
+    "text": lambda value: not Path(value).exists(),
 }
 """Option whose value is read when its command runs → function that returns False, or raises, for another value."""

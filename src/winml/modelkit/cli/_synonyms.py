@@ -103,7 +103,7 @@ OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("runs num-runs n-runs avg-runs repeat repeats repetitions rounds steps count", "iterations", "--iterations {}"),
     ("iters iter niter loop loops n i", "iterations", "--iterations {}"),
     ("warm-up warmup-runs num-warmup warmups", "warmup", "--warmup {}"),
-    ("time seconds secs", "duration", "--duration {}"),
+    ("time seconds secs t", "duration", "--duration {}"),
     ("time time-limit time-budget timeout minutes max-time", "budget_minutes", "--budget {}"),
     ("metric objective goal optimize-for", "target", "--target {}"),
     ("num-threads n-threads nthreads intra-op-num-threads intra-op", "threads", "--threads {}"),
