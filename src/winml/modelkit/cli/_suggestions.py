@@ -66,7 +66,7 @@ def unknown_command(
     table = {word: lines for words, lines in synonyms.COMMANDS.items() for word in words.split()}
     if name not in table and not group and Path(typed).exists():
         arguments, name = [typed, *arguments], _FILE if _is_model(typed) else _FOLDER
-    table |= {verb: f"{verb} {{}}" for verb in commands} | _OF_PATHS
+    table |= {**{verb: f"{verb} {{}}" for verb in commands}, **_OF_PATHS}
     if arguments and (both := f"{name}-{arguments[0]}") in table:
         name, *arguments = both, *arguments[1:]
     if typed.startswith("-") and name not in table:
