@@ -1,4 +1,4 @@
-"""Which option and value of a command does a word of another tool mean?
+"""Options and values of a command that words of other tools mean.
 
 Names and values of the command's own options come first, then the tables of ``_synonyms.py``.
 """

@@ -183,6 +183,8 @@ ACTIVATION_BITS = (
 OPTIONS_AS_VALUE = "extra-options"
 """Options whose value is an option: ``--extra_options int4_block_size=32``."""
 
+IMPLIED_PRECISION = "-p int4"
+"""Precision that an algorithm alone implies in other tools: ``--awq``."""
 VALUES: Mapping[str, str] = {
     "4": "int4", "4bit": "int4", "nf4": "int4", "8": "int8", "8bit": "int8", "quint8": "uint8", "qint8": "int8",
     "half": "fp16", "float16": "fp16", "16": "fp16", "bfloat16": "bf16", "float32": "fp32", "f16": "fp16",

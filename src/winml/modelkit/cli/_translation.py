@@ -32,7 +32,7 @@ _OF_FILES = frozenset({"compile", "export", "optimize", "quantize", "retag"})
 _WITHOUT_OUTPUT = frozenset({"--check", "--list", "--sensitivity", "--use-cache", *_HELP})
 """Options of these commands that write no output."""
 _ALGORITHM, _WITH_ALGORITHM = "--algorithm", frozenset({"-p", "--precision", "--mode"})
-"""An option of quantization, and those of which it requires one; other tools imply 4 bits: ``--awq``."""
+"""An option of quantization, and those of which it requires one."""
 _DATA_OPTIONS: Mapping[str, tuple[str, ...]] = {
     ".npz": ("input_data", "calibration_data"),
     **dict.fromkeys((".csv", ".jsonl", ".parquet", ".txt"), ("calibration_data", "dataset")),
@@ -260,7 +260,7 @@ class Translation:
     def _complete(self) -> None:
         """Add placeholders for missing required options, and a name for a missing output; correct a given name."""
         if _ALGORITHM in self.line and not _WITH_ALGORITHM & {*self.line}:
-            self.line += ["-p", "int4"]
+            self.line += synonyms.IMPLIED_PRECISION.split()
         is_of_file = self._verb in _OF_FILES and (self._verb == "export" or any(map(_is_model, self.line)))
         for flag, param in [*self._open_options()]:
             if param.name == "output" and self._verb in _OUTPUTS and not _WITHOUT_OUTPUT & {*self.line}:
