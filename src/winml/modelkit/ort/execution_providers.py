@@ -244,6 +244,13 @@ EXECUTION_PROVIDERS: Registry[ExecutionProvider] = _Providers(
 """Short name → provider."""
 
 
+_OTHER_NAMES: Mapping[str, str] = {
+    "directml": "dml", "hexagon": "qnn", "htp": "qnn", "ov": "openvino", "ryzenai": "vitisai", "snapdragon": "qnn",
+    "trt": "tensorrt",
+}  # fmt: skip
+"""Name of a device or library → its provider, for a hint."""
+
+
 def find_execution_provider(name: str) -> ExecutionProvider:
     """Return the provider of a short name (``qnn``) or of ONNX Runtime's (``QNNExecutionProvider``); case is ignored.
 
@@ -255,7 +262,7 @@ def find_execution_provider(name: str) -> ExecutionProvider:
         return EXECUTION_PROVIDERS[short]
     from winml.modelkit.options import nearest  # imports pydantic, which the help of a command does not import
 
-    guess = nearest(short, EXECUTION_PROVIDERS)
+    guess = _OTHER_NAMES.get(short) or nearest(short, EXECUTION_PROVIDERS)
     hint = f"Did you mean {guess!r}?" if guess else f"Known: {', '.join(EXECUTION_PROVIDERS)}."
     hint += f" For any other plug-in, pass the library: {opt.ep_library} NAME=PATH."
     raise UsageError(f"{opt.ep} {name}: no such execution provider", hint=hint)
