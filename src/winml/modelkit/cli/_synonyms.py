@@ -115,7 +115,6 @@ OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("ignore skip exclude keep keep-float blacklist nodes-to-exclude layers-to-skip layers-to-exclude", "exclude",
      "--exclude {}"),
     ("float-modules", "exclude", "--exclude {}"),
-    ("accuracy-drop accuracy-loss max-accuracy-drop max-loss", "max_drop", "--max-drop accuracy={}"),
     ("check validate", "verify", "--verify"),
     ("only nodes-to-quantize modules-to-quantize", "include", "--include {}"),
     ("per-layer per-module per-node per-op by-layer layerwise layers modules profile breakdown dump-profile",
