@@ -267,6 +267,21 @@ def test_file_placed_for_an_npu_stays_one_part(quantized: Path, tmp_path: Path, 
 
 
 @pytest.mark.reader(QNN)
+def test_tuning_for_a_simulated_npu_chooses_by_size_and_times_nothing(quantized: Path, tmp_path: Path) -> None:
+    """The result says what the simulation judged; times of a simulated device mean nothing."""
+    place = ("--ep", "qnn", "--ep-options", "soc_model=60", "--only", "qdq,float", "--min-sqnr", "30")
+    code, record, err = winml(QNN, "tune", quantized.with_name("float.onnx"), "-o", tmp_path / "tuned", *place)
+    assert 0 == code, err
+    measured = {item["candidate"]["name"]: item for item in record["candidates"] if item["facts"]}
+    assert {"qdq-w8a8", "fp16"} <= set(measured)
+    assert not any(item["latency"] for item in measured.values())
+    acceptable = [item for item in measured.values() if item["status"] in ("won", "right")]
+    smallest = min(item["facts"]["size_bytes"] for item in acceptable)
+    assert record["winner"]["size_bytes"] <= 1.01 * smallest
+    assert any("simulated" in note for note in record["notes"])
+
+
+@pytest.mark.reader(QNN)
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_decoder_is_built_for_an_npu_and_generates_there(name: str, tmp_path: Path) -> None:
     """The decoder is quantized, compiled whole, and run token by token with a cache of a fixed length."""

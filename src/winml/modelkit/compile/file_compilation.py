@@ -41,7 +41,7 @@ from winml.modelkit.onnx.contexts import context_file_names, proto_nodes, rename
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.onnx.files.output_files import write_error
 from winml.modelkit.onnx.files.placing import name_data
-from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.onnx.files.reading import read_metadata, read_structure
 from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.onnx.pinning import sizes_of_dimensions
@@ -295,7 +295,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         """Return the work with its reference and samples."""
         source, reference, data, inputs = task.source, self.reference, self.data, inputs_of_file(task.source)
         notes: list[str] = []
-        metadata = {entry.key: entry.value for entry in read_structure(source).metadata_props}
+        metadata = read_metadata(source)
         if reference is None and self.chosen.provider.compiles:
             reference, reference_notes = _find_reference(source, metadata)
             notes += reference_notes
