@@ -200,14 +200,28 @@ def calibration(path: Path, folder: Path) -> Path:
     return values
 
 
-def ort_recipe(path: Path, values: Path, precision: str, output: Path) -> None:
-    """Quantize by ONNX Runtime's recipe for QNN; masks are finite, which it requires."""
+def save_with_finite_masks(path: Path, output: Path) -> None:
+    """Write a model for other quantizers: its masks are finite, which they require."""
     import onnx
     import onnx_ir as ir
-    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
-    from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 
     from winml.modelkit.quantize.attention_masks import make_masks_finite
+
+    source = ir.load(path)
+    make_masks_finite(source)
+    model = ir.to_proto(source)
+    del model.metadata_props[:]  # on which ONNX Runtime's preparation fails
+    for tensor in model.graph.initializer:
+        array = onnx.numpy_helper.to_array(tensor)
+        if array.dtype == np.float32 and array.min(initial=0.0) < LEAST_MASK:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.maximum(array, np.float32(LEAST_MASK)), tensor.name))
+    onnx.save(model, output)
+
+
+def ort_recipe(path: Path, values: Path, precision: str, output: Path) -> None:
+    """Quantize by ONNX Runtime's recipe for QNN."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
+    from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
@@ -217,15 +231,7 @@ def ort_recipe(path: Path, values: Path, precision: str, output: Path) -> None:
             return next(self.left, None)
 
     plain, prepared = output.with_name("plain.onnx"), output.with_name("prepared.onnx")
-    source_model = ir.load(path)
-    make_masks_finite(source_model)
-    model = ir.to_proto(source_model)
-    del model.metadata_props[:]  # on which its preparation fails
-    for tensor in model.graph.initializer:
-        array = onnx.numpy_helper.to_array(tensor)
-        if array.dtype == np.float32 and array.min(initial=0.0) < LEAST_MASK:
-            tensor.CopyFrom(onnx.numpy_helper.from_array(np.maximum(array, np.float32(LEAST_MASK)), tensor.name))
-    onnx.save(model, plain)
+    save_with_finite_masks(path, plain)
     source = prepared if qnn_preprocess_model(str(plain), str(prepared)) else plain
     activations, weights = (getattr(QuantType, kind) for kind in ORT_BITS[precision])
     config = get_qnn_qdq_config(
