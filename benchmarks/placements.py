@@ -194,7 +194,7 @@ def calibration(path: Path, folder: Path) -> Path:
     options = QuantizeOptions(precision="w8a8", calibration_data=str(texts) if texts.is_file() else None)
     source = Calibration(options, path.parent, {}, 0, path)
     values = folder / "values"
-    values.mkdir(exist_ok=True)
+    values.mkdir(parents=True, exist_ok=True)
     for number, feeds in enumerate(source.read_samples(inputs)):
         np.savez(values / f"{number:03}.npz", **feeds)
     return values
@@ -317,25 +317,28 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            for graph, reference in export(name, folder).items():
-                values = calibration(reference, folder / "float")
-                for variant in variants:
+            graphs = export(name, folder)
+            values = {graph: calibration(path, folder / graph) for graph, path in graphs.items()}
+            for variant in variants:
+                found = []
+                for graph, reference in graphs.items():
                     row: dict[str, Any] = {"of": name, "model": graph, "precision": variant}
-                    ours = reference if variant == "float" else quantized(variant, reference, values, options.provider)
+                    ours = reference
+                    if variant != "float":
+                        ours = quantized(variant, reference, values[graph], options.provider)
                     row["ours"] = measure(ours, reference)
                     if variant in ORT_BITS and options.provider == "qnn" and not options.ours:
                         try:
                             theirs = reference.with_name(f"ort-{variant}.onnx")
-                            ort_recipe(reference, values, variant, theirs)
+                            ort_recipe(reference, values[graph], variant, theirs)
                             row["ort"] = measure(theirs, reference)
                         except (RuntimeError, ValueError, KeyError) as error:
                             row["ort"] = {"failed": " ".join(str(error).splitlines()[1:2])[:200]}
-                    rows.append(row)
+                    found.append(row)
                     print(json.dumps(row), flush=True)
-                    if options.rows is not None:
-                        options.rows.write_text(json.dumps(rows))
-                for path in values.iterdir():
-                    path.unlink()
+                rows += found  # of all graphs, or of none if the run is interrupted
+                if options.rows is not None:
+                    options.rows.write_text(json.dumps(rows))
     keys = list(dict.fromkeys(key for row in rows for key in row["ours"]))
     table = markdown_table(
         [

@@ -46,8 +46,9 @@ def aimet(cache: Path, form: str, way: str) -> list[Any]:
     from aimet_onnx.common import quantsim_config
 
     weights, activations = (getattr(aimet_onnx, f"int{bits}") for bits in form[1:].split("a"))
-    config = next(Path(quantsim_config.__path__[0]).glob("htp_quantsim_config_v73_per_channel_linear.json"))
     model, samples = onnx.load(cache / "plain.onnx"), arrays_of(cache / "calibration")
+    place = [value.name for value in model.graph.output].index(OUTPUT)  # the simulation has other names
+    config = next(Path(quantsim_config.__path__[0]).glob("htp_quantsim_config_v73_per_channel_linear.json"))
     sim = aimet_onnx.QuantizationSimModel(
         model, param_type=weights, activation_type=activations, config_file=str(config),
         dummy_input=samples[0], providers=["CPUExecutionProvider"],
@@ -57,7 +58,7 @@ def aimet(cache: Path, form: str, way: str) -> list[Any]:
     elif way == "AdaRound":
         aimet_onnx.apply_adaround(sim, samples, num_iterations=ADAROUND_STEPS)
     sim.compute_encodings(samples)
-    return [sim.session.run([OUTPUT], feeds)[0] for feeds in arrays_of(cache / "judging")]
+    return [sim.session.run(None, feeds)[place] for feeds in arrays_of(cache / "judging")]
 
 
 def prepare(cache: Path) -> None:

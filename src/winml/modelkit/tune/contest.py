@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import time
 from collections import Counter
@@ -144,7 +145,7 @@ class Contest:
                     self._running.drop(candidate.name)
             step.summary = f"{len(forms)} measured, {sum(map(self._meets_limits, forms))} within the quality limit"
         with self.clock.step("modules in float") as step:
-            parts = [candidate for candidate in self.plan if candidate.part_of and self._measure_mixed_form(candidate)]
+            parts = [candidate for candidate in self._parts_by_quality() if self._measure_mixed_form(candidate)]
             step.summary = f"{len(parts)} mixed variants"
         with self.clock.step("race") as step:
             acceptable = [candidate for candidate in self.plan if self._meets_limits(candidate)]
@@ -252,6 +253,15 @@ class Contest:
                 self._skipped[candidate.name] = Failure("not needed", f"{smaller} is within the quality limit")
                 return False
         return self._measure_candidate(candidate)
+
+    def _parts_by_quality(self) -> list[Candidate]:
+        """Return the forms with some modules in float; those of the best forms first, which need the fewest modules."""
+
+        def loss(candidate: Candidate) -> float:
+            facts = self.state.facts(candidate.part_of)
+            return math.inf if facts is None or facts.sqnr_db is None else -facts.sqnr_db
+
+        return sorted((candidate for candidate in self.plan if candidate.part_of), key=loss)
 
     def _measure_mixed_form(self, candidate: Candidate) -> bool:
         """Build and measure a form with some modules in float, if the whole form is fast enough but too inexact.
