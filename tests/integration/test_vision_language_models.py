@@ -35,6 +35,7 @@ from winml.modelkit.onnx.specs import DynamicRequest
 from winml.modelkit.ort.decoding.parts import VisionLanguageDecoder
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.profile.perf import pytorch_run
+from winml.modelkit.samples.generated_samples import decoding_samples
 
 pytestmark = pytest.mark.usefixtures("libraries_may_warn")
 
@@ -223,6 +224,12 @@ def test_open_axes_apply_to_the_parts_with_these_axes(checkpoint: Path) -> None:
     request = ModelRequest(str(checkpoint), dynamic=DynamicRequest(axes={"pixel_values": {2: "high"}}))
     with pytest.raises(UsageError, match="--dynamic-axes: height"):
         resolve_model(request)
+
+
+def test_samples_of_the_decoder_have_an_image(checkpoint: Path, exported: ExportResult) -> None:
+    """Quantization reads embeddings of images and tokens by the other parts, not random values."""
+    samples = list(decoding_samples(exported.parts[-1].model_path, checkpoint, {}, 4, seed=0))
+    assert [31, 1, 1, 1] == [feeds["inputs_embeds"].shape[1] for feeds in samples]  # 16 places and 15 tokens after one
 
 
 def test_parts_for_fixed_sizes_write_the_text_of_pytorch(checkpoint: Path, tmp_path: Path) -> None:

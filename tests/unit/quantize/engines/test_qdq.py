@@ -345,6 +345,19 @@ def test_weight_that_blocks_do_not_divide_is_noted() -> None:
     assert " 16 does" in note
 
 
+def test_range_of_16_bits_ends_at_the_bounds_of_a_clip() -> None:
+    """Other data exceeds the range of the samples, but no bounds: QNN takes Conv and Clip as one unit only then."""
+    body = """m (float[1, 2, 8, 8] x) => (float[1, 3, 6, 6] y) <float low = {0.0}, float high = {6.0}> {
+        a = Conv (x, w1)
+        y = Clip (a, low, high)
+    }"""
+    model = tagged_graph(body, ("/M", "/M"), {"w1": (3, 2, 3, 3)})
+    result = quantized(model, [{"x": 9 * IMAGE}], precision="w8a16", ep="qnn")
+    scale = result.model.graph.initializers["y_scale"].const_value
+    assert scale is not None
+    np.testing.assert_allclose(scale.numpy(), 6 / 65535, rtol=1e-6)
+
+
 @pytest.mark.parametrize(("operator", "axis"), [("Conv", 0), ("ConvTranspose", 1)])
 def test_convolution_of_4_bits_has_a_scale_for_each_output_channel(operator: str, axis: int) -> None:
     """A provider runs only formats that a graph asked for, so transposed convolutions are asked for, too."""
