@@ -27,10 +27,8 @@ from typing import Any  # noqa: E402
 import numpy as np  # noqa: E402
 
 FORMATS = ("w8a8", "w8a16", "w4a8", "w4a16")
-AIMET_WAYS = ("min-max", "sequential MSE", "AdaRound")
+AIMET_WAYS = ("min-max", "sequential MSE")
 SENTENCES, LENGTH = 64, 64
-ADAROUND_STEPS = 500
-"""AIMET recommends 10 000, which take hours on one core."""
 OUTPUT = "last_hidden_state"
 
 
@@ -55,8 +53,6 @@ def aimet(cache: Path, form: str, way: str) -> list[Any]:
     )  # fmt: skip
     if way == "sequential MSE":
         aimet_onnx.apply_seq_mse(sim, samples)
-    elif way == "AdaRound":
-        aimet_onnx.apply_adaround(sim, samples, num_iterations=ADAROUND_STEPS)
     sim.compute_encodings(samples)
     return [sim.session.run(None, feeds)[place] for feeds in arrays_of(cache / "judging")]
 

@@ -347,15 +347,15 @@ def test_weight_that_blocks_do_not_divide_is_noted() -> None:
 
 def test_range_of_16_bits_ends_at_the_bounds_of_a_clip() -> None:
     """Other data exceeds the range of the samples, but no bounds: QNN takes Conv and Clip as one unit only then."""
-    body = """m (float[1, 2, 8, 8] x) => (float[1, 3, 6, 6] y) <float low = {0.0}, float high = {6.0}> {
-        a = Conv (x, w1)
-        y = Clip (a, low, high)
-    }"""
+    constants = "float low = {0.0}, float high = {6.0}, float[1, 3, 6, 6] a"
+    nodes = "a = Conv (x, w1) y = Clip (a, low, high)"
+    body = f"m (float[1, 2, 8, 8] x) => (float[1, 3, 6, 6] y) <{constants}> {{ {nodes} }}"
     model = tagged_graph(body, ("/M", "/M"), {"w1": (3, 2, 3, 3)})
     result = quantized(model, [{"x": 9 * IMAGE}], precision="w8a16", ep="qnn")
-    scale = result.model.graph.initializers["y_scale"].const_value
-    assert scale is not None
-    np.testing.assert_allclose(scale.numpy(), 6 / 65535, rtol=1e-6)
+    clip = next(node for node in result.model.graph if node.op_type == "Clip")
+    [converted] = [node for node, _ in clip.outputs[0].uses() if node.op_type == "QuantizeLinear"]
+    scale = converted.inputs[1].const_value  # type: ignore[union-attr]
+    np.testing.assert_allclose(scale.numpy(), 6 / 65535, rtol=1e-6)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("operator", "axis"), [("Conv", 0), ("ConvTranspose", 1)])
