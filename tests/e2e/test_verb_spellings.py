@@ -114,7 +114,7 @@ def test_two_models_for_a_verb_of_one_are_named(verb: str) -> None:
 
 
 def _required(verb: str) -> tuple[str, ...]:
-    values = {"dataset": "data.csv", "module": "Layer", "output": "out"}
+    values = {"dataset": "data.csv", "module": "Layer", "output": "out", "weights": "tuned"}
     required = [option for option in _options(verb) if option.required]
     return tuple(word for option in required for word in (option.opts[-1], values[str(option.name)]))
 

@@ -181,7 +181,11 @@ def _export_options(plan: BuildPlan) -> dict[str, object]:
     """Return the values of the plan that affect an exported graph."""
     assert plan.config.export is not None  # skipped otherwise
     export = plan.config.export.model_dump(mode="json", exclude=_REFUSAL_KEYS)
-    record = {"request": request_record(plan.request), "export": export}
+    record: dict[str, object] = {"request": request_record(plan.request), "export": export}
+    if plan.is_refittable:
+        record["refittable"] = True
+    if plan.refit is not None:
+        record["refitted"] = True  # a build traces the model again
     # A model family of a plug-in may determine the parts of any model.
     return {**record, **({"families": families} if (families := installed_sources("families")) else {})}
 
@@ -262,10 +266,16 @@ def run_export(
         on_parts=task.claim_parts,
         handover=handover,
         check=partial(refuse_resolved, task.plan),
+        refit=task.plan.refit,
     )
     # The build itself writes companion and adapter files.
     result = exporter.export_checkpoint(
-        request, task.output, overwrite=True, with_companions=False, with_adapters=False
+        request,
+        task.output,
+        overwrite=True,
+        with_companions=False,
+        with_adapters=False,
+        with_refit_graph=task.plan.is_refittable,
     )
     return export_outcomes(task.plan, result, summary)
 
@@ -729,7 +739,11 @@ def without_idle_stages(config: WinMLBuildConfig) -> tuple[WinMLBuildConfig, tup
 
 
 def names_of(
-    stages: Sequence[Stage], parts: Sequence[str] = (file_names.ONLY_PART,), config: WinMLBuildConfig | None = None
+    stages: Sequence[Stage],
+    parts: Sequence[str] = (file_names.ONLY_PART,),
+    config: WinMLBuildConfig | None = None,
+    *,
+    is_refittable: bool = False,
 ) -> tuple[str, ...]:
     """Return every file name of a build with these stages and parts, except manifest and data files.
 
@@ -737,6 +751,7 @@ def names_of(
         stages: The stages.
         parts: The parts of the model.
         config: Config with the layout; None: the plain layout.
+        is_refittable: True if the traced graphs without weights are stored.
 
     Names of data files contain a digest of the content and are unique. If a layout numbers data files, the first one is
     included.
@@ -753,6 +768,7 @@ def names_of(
             models += stage_files(stage, path, config)
             if stage.makes_graph:
                 sidecars.append(file_names.sidecar_path(path))
+                sidecars += [file_names.refit_path(path)] if is_refittable else []
         finished = [Path(name) for name in built_names(part, of_several=of_several, config=config)]
         models += finished
         sidecars.append(file_names.sidecar_path(finished[0]))

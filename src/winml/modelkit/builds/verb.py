@@ -64,6 +64,8 @@ class BuildRequest(ProofFields):
     fixed_sizes: bool = declare(False, SIZES)
     """Fix all sizes, as winml export does. By default, batch and sequence are dynamic as far as the model and the
     provider support it."""
+    refittable: bool = declare(False, OUTPUT)
+    """Also store the traced graph without weights, with which winml refit puts other weights into the build."""
     deploy_only: bool = declare(False, OUTPUT)
     """Retain only the files to deploy: the model, and the files that runtimes need beside it."""
     tokenizer: bool = declare(True, OUTPUT)
@@ -225,6 +227,11 @@ def _make_plan(request: BuildRequest) -> BuildPlan:
     from winml.modelkit.models.request import resolve_source
     from winml.modelkit.ort.execution_providers import refuse_dynamic
 
+    if request.refittable and request.deploy_only:
+        raise UsageError(
+            f"{opt.refittable} and {opt.deploy_only} cannot be combined: the graph is not deployed",
+            hint="Omit one of them; the manifest lists the files to deploy.",
+        )
     config = _apply_options(request)
     source = None if is_onnx_path(request.model.model) else resolve_source(request.model).path
     if request.output is not None:  # file names are checked by the plan
@@ -238,6 +245,7 @@ def _make_plan(request: BuildRequest) -> BuildPlan:
         with_companions=request.tokenizer,
         deploy_only=request.deploy_only,
         proof=request.proof_request(request.model.seed),
+        is_refittable=request.refittable,
     )
     refuse_missing_compiler(plan, [option for option in _PLACE if getattr(request, option)])
     if (export := plan.config.export) is not None:

@@ -18,6 +18,7 @@ from winml.modelkit.registries import Registry
 COMMANDS = {
     "export": "Export a PyTorch or Hugging Face model to ONNX. Every node is tagged with its module.",
     "build": "Export, optimize, quantize and compile a model into one folder. Up-to-date stages are skipped.",
+    "refit": "Put other weights into a build without tracing the model again.",
     "optimize": "Optimize an ONNX model without changing its outputs. Tags are preserved.",
     "quantize": "Quantize an ONNX model, module by module. Tags are preserved.",
     "compile": "Compile an ONNX model for an execution provider. Tags are preserved.",
@@ -41,6 +42,7 @@ COMMANDS = {
 
 _ELSEWHERE = {
     "build": "builds.command",
+    "refit": "builds.refit_command",
     "cache": "builds.cache_command",
     "config": "builds.config_command",
     "diff": "compare.diff_command",
