@@ -33,6 +33,7 @@ from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.onnx.files.wire_format import varint
 from winml.modelkit.onnx.weights import to_weightless
 from winml.modelkit.onnx.widening import widen_floats
+from winml.modelkit.ort.half_rounding import round_half_values
 from winml.modelkit.ort.host import saturates_integer_sums
 from winml.modelkit.ort.ort_values import to_ort_value
 from winml.modelkit.ort.plug_ins import ORT_ERRORS
@@ -224,12 +225,14 @@ def open_session(
     providers: Sequence[str] = CPU,
     provider_options: Mapping[str, str] = {},
     shares_contexts: bool = False,
+    rounds_halves: bool = True,
 ) -> Session:
     """Open a file, to run node by node as written, or optimized as ONNX Runtime does by default.
 
     Node by node, the weights are mapped in place, so that memory holds one copy while the session is created, and only
     integer products are optimized, if they saturate on this processor. A bfloat16 file is computed in float32 on the
-    CPU, which has no bfloat16 kernels.
+    CPU, which has no bfloat16 kernels. In a float16 file, values round and overflow as on a device with float16
+    kernels.
 
     Args:
         path: An ONNX file, its data beside it. It is not changed.
@@ -238,16 +241,21 @@ def open_session(
         providers: Execution providers, the preferred one first.
         provider_options: Options of the preferred one.
         shares_contexts: Share compiled contexts with other sessions of this process.
+        rounds_halves: Round the float16 values that the CPU provider computes in float32.
 
     Raises:
         ModelPathError: the file cannot be read.
         InputError: it, or a data file it names, is damaged or missing.
         StageError: ONNX Runtime cannot load the graph.
     """
-    if tuple(providers) == CPU and (widened := widened_graph(path)) is not None:
-        values = {value.name: value for node in widened.graph for value in node.outputs}
-        widened.graph.outputs.extend(values[name] for name in outputs)
-        return session_of_graph(widened, path, optimize=not as_written)
+    is_on_cpu = tuple(providers) == CPU
+    in_float32 = widened_graph(path) if is_on_cpu else None
+    if in_float32 is None and is_on_cpu and rounds_halves:
+        in_float32 = _rounded_graph(path)
+    if in_float32 is not None:
+        values = {value.name: value for node in in_float32.graph for value in node.outputs}
+        in_float32.graph.outputs.extend(values[name] for name in outputs)
+        return session_of_graph(in_float32, path, optimize=not as_written)
     session_arguments: dict[str, Any] = {
         "name": str(path),
         "providers": providers,
@@ -274,18 +282,29 @@ def open_session(
     )
 
 
-def _has_bfloat16_values(graph: onnx.GraphProto) -> bool:
-    """Return True if a value or an initializer of a graph is bfloat16."""
-    values = (*graph.input, *graph.output, *graph.value_info)
-    kinds = {value.type.tensor_type.elem_type for value in values} | {tensor.data_type for tensor in graph.initializer}
-    return onnx.TensorProto.BFLOAT16 in kinds
+def _has_values_of(path: Path, dtype: int) -> bool:
+    """Return True if a value or an initializer of a file has a dtype, subgraphs included."""
+    structure = read_structure(path)
+    graphs = (structure.graph, *(graph for node in proto_nodes(structure) for graph in subgraphs(node)))
+    for graph in graphs:
+        values = (*graph.input, *graph.output, *graph.value_info)
+        kinds = {value.type.tensor_type.elem_type for value in values} | {tensor.data_type for tensor in graph.initializer}
+        if dtype in kinds:
+            return True
+    return False
 
 
 def widened_graph(path: Path) -> ir.Model | None:
     """Return the graph of a bfloat16 file, converted to float32; `None` for other files."""
-    structure = read_structure(path)
-    graphs = (structure.graph, *(graph for node in proto_nodes(structure) for graph in subgraphs(node)))
-    if not any(map(_has_bfloat16_values, graphs)):
+    if not _has_values_of(path, onnx.TensorProto.BFLOAT16):
         return None
     model = load_by_reference(path)
     return model if widen_floats(model, ir.DataType.BFLOAT16) else None
+
+
+def _rounded_graph(path: Path) -> ir.Model | None:
+    """Return the graph of a float16 file in float32, with its values rounded to float16; `None` for other files."""
+    if not _has_values_of(path, onnx.TensorProto.FLOAT16):
+        return None
+    model = load_by_reference(path)
+    return model if round_half_values(model) else None

@@ -30,6 +30,7 @@ from winml.modelkit.onnx.files.output_files import recover, refuse_existing
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
 from winml.modelkit.onnx.weights import weight_bytes
 from winml.modelkit.ort.graph_sessions import GraphSessions
+from winml.modelkit.ort.half_rounding import round_half_values
 from winml.modelkit.ort.opened_model import Values, refusals_explained
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.profile.latency import LatencyOptions, measure_alternating
@@ -196,7 +197,7 @@ class QuantizedVariants:
             needs_whole = self._starts is None or (is_judged and self.evaluator is not None)
             start = None if needs_whole or self._starts is None else self._starts.last_before(result.model)
             tail = None if start is None else SharedStarts.cut_remaining(result.model, start)
-            session = self._session(tail or result.model)
+            session = self._session(tail or result.model, rounds_halves=True)
             opened = time.perf_counter()
             outputs = list(itertools.islice(self._run_samples(session, None if tail is None else start), count))
             scores = dict(self.evaluator.scores(session)) if is_judged and self.evaluator is not None else {}
@@ -242,8 +243,10 @@ class QuantizedVariants:
             self._add_cost(quantization_s=time.perf_counter() - started)
         return result
 
-    def _session(self, model: ir.Model) -> Session:
-        """Open a session of a variant."""
+    def _session(self, model: ir.Model, *, rounds_halves: bool = False) -> Session:
+        """Open a session of a variant; its float16 values can be rounded as on a device, unlike on the CPU."""
+        if rounds_halves:
+            round_half_values(model)
         return self._graph.sessions.open(model, threads=self._threads, name="the quantized variant")
 
     def _add_cost(self, **added: float) -> None:

@@ -1,0 +1,73 @@
+"""Computation of a float16 graph on the CPU with the rounding and overflow of a float16 device.
+
+ONNX Runtime's CPU provider has float16 kernels for few operators. It computes the others in float32 and omits the
+conversions between them, so that their values neither round nor overflow: a sum of 700,000 stays finite, and is
+infinite on a GPU. Before / After, for a node in float16::
+
+    x16 → MatMul → y16 → …                  x32 → MatMul → y32 → Cast → y16 → Cast → …
+
+ONNX Runtime keeps a Cast that loses precision, unless it has inserted the Cast itself. Inputs and outputs of the graph
+keep their types, and a value keeps its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
+from winml.modelkit.onnx.widening import computes_in, widen_floats
+from winml.modelkit.ort.half_precision import complete_types
+
+_FLOAT, _HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
+
+
+def round_half_values(model: ir.Model) -> bool:
+    """Compute in float32 and round every float16 value of a graph, in place; return True if there is such a value.
+
+    Values of unknown type and of ONNX functions are not rounded.
+    """
+    complete_types(model)
+    if not computes_in(model, _HALF):
+        return False
+    # Also values of subgraphs, such as the branches of a merged decoder.
+    rounded = [
+        (node, value) for graph in model.graphs() for node in graph for value in node.outputs if value.dtype == _HALF
+    ]
+    inputs = [value for value in model.graph.inputs if value.dtype == _HALF]
+    fresh, first_node = FreshNames.of_graph(model.graph), next(iter(model.graph))
+    widen_floats(model, _HALF)
+    for node, value in rounded:
+        _round_value(node, value, fresh, is_main=node.graph is model.graph)
+    for value in inputs:
+        value.dtype = _HALF
+        if uses := tuple(value.uses()):
+            cast = cast_node(value, _FLOAT, first_node, fresh)
+            model.graph.insert_before(first_node, cast)
+            _redirect(uses, cast.outputs[0])
+    return True
+
+
+def _round_value(node: ir.Node, value: ir.Value, fresh: FreshNames, *, is_main: bool) -> None:
+    """Insert a Cast to float16 and back after a value, in place.
+
+    The float16 value takes over the name, so that an output of the main graph keeps its type.
+    """
+    graph = node.graph
+    assert graph is not None  # a node of the model
+    name, uses = value.name or "", tuple(value.uses())
+    value.name = fresh.take(f"{name}_fp32")
+    narrow = cast_node(value, _HALF, node, fresh, name)
+    wide = cast_node(narrow.outputs[0], _FLOAT, node, fresh)
+    graph.insert_after(node, [narrow, wide])
+    _redirect(uses, wide.outputs[0])
+    for position, output in enumerate(graph.outputs):
+        if output is value:
+            graph.outputs[position] = (narrow if is_main else wide).outputs[0]
+
+
+def _redirect(uses: Iterable[ir.Usage], value: ir.Value) -> None:
+    """Replace the values at some inputs of nodes by another value."""
+    for node, position in uses:
+        node.replace_input_with(position, value)
