@@ -288,7 +288,9 @@ def _has_values_of(path: Path, dtype: int) -> bool:
     graphs = (structure.graph, *(graph for node in proto_nodes(structure) for graph in subgraphs(node)))
     for graph in graphs:
         values = (*graph.input, *graph.output, *graph.value_info)
-        kinds = {value.type.tensor_type.elem_type for value in values} | {tensor.data_type for tensor in graph.initializer}
+        kinds = {value.type.tensor_type.elem_type for value in values} | {
+            tensor.data_type for tensor in graph.initializer
+        }
         if dtype in kinds:
             return True
     return False

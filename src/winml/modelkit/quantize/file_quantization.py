@@ -45,6 +45,7 @@ from winml.modelkit.quantize.calibration.calibration_data import Calibration, Ca
 from winml.modelkit.quantize.calibration.layer_calibration import LayerCalibration
 from winml.modelkit.quantize.declared_options import QuantizeFields
 from winml.modelkit.quantize.engines.half_float import clipped_values
+from winml.modelkit.quantize.excluded_modules import choose_excluded
 from winml.modelkit.quantize.kv_cache import attentions_over_cache, narrow_cache, quantize_cache, refuse_no_cache
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
@@ -299,7 +300,10 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         elif self.options.bit_budget is not None:
             assert self.tools is not None  # set by equipped()
             run = RunOptions(str(self.source), sizes=self.sizes, seed=self.tools.data.seed)
-            outcome.options, outcome.search = choose_bits(prepared, self.options, run, self.tools, self._file_bytes)
+            if self.options.precision is not None:
+                outcome.options, outcome.search = choose_excluded(prepared, self.options, run, self.tools)
+            else:
+                outcome.options, outcome.search = choose_bits(prepared, self.options, run, self.tools, self._file_bytes)
         options, search = self.resolved, outcome.search
         outcome.notes += _provider_notes(options)
         if not options.modes() and (outcome.stays_float or options.kv_cache is not None):

@@ -22,7 +22,7 @@ from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.cutting import Cutter, GraphModules
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
 from winml.modelkit.onnx.stage import StageResult
-from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS, give_products_own_weights
+from winml.modelkit.onnx.weights import give_products_own_weights
 from winml.modelkit.options import load_json, parse_options
 from winml.modelkit.quantize import planning
 from winml.modelkit.quantize.attention_masks import make_masks_finite, mask_values, narrow_masks
@@ -172,6 +172,8 @@ class QuantizeResult(StageResult):
     """Modules with weights, in graph order."""
     activations: tuple[ActivationCount, ...] = ()
     """Numbers of quantized activations by kind and bits."""
+    changed_nodes: int = 0
+    """Number of quantized nodes; in float16, also of those without a weight."""
 
     @property
     def quantized(self) -> int:
@@ -263,8 +265,7 @@ def quantize(
     )
     earlier = _read_earlier_record(model)
     outcome = _module_outcomes(model, plan.nodes, reached, reasons or {})
-    is_quantized_further = any(node.op_type in QUANTIZED_OPERATORS for node in all_nodes(model))
-    if not (reached if is_quantized_further else any(module.quantized for module in outcome)):
+    if not reached:
         causes = dict.fromkeys(reason for module in outcome for reason in module.left)
         is_done = bool(causes) and all(cause.startswith(planning.ALREADY) for cause in causes)
         raise QuantizeError(
@@ -284,7 +285,13 @@ def quantize(
     quantized.metadata_props[QUANTIZATION_KEY] = json.dumps(record, ensure_ascii=False)
     coverage = measure_coverage(quantized)
     return QuantizeResult(
-        quantized, changed=True, notes=notes, coverage=coverage, modules=outcome, activations=activations
+        quantized,
+        changed=True,
+        notes=notes,
+        coverage=coverage,
+        modules=outcome,
+        activations=activations,
+        changed_nodes=len(reached),
     )
 
 

@@ -202,13 +202,13 @@ class QuantizedVariants:
             outputs = list(itertools.islice(self._run_samples(session, None if tail is None else start), count))
             scores = dict(self.evaluator.scores(session)) if is_judged and self.evaluator is not None else {}
         except StageError as error:
-            return MeasuredVariant(None, result.quantized, size, f"cannot run: {error.message}")
+            return MeasuredVariant(None, result.changed_nodes, size, f"cannot run: {error.message}")
         self._add_cost(measured=1, session_s=opened - created, runs_s=time.perf_counter() - opened)
         quality_samples = replace(self._samples.about, count=len(outputs))
         fidelity = measure_fidelity(self._samples.answers[: len(outputs)], outputs, 0.0, quality_samples)
         by_output = {} if fidelity.worst.problem else {output.name: output.sqnr_db for output in fidelity.outputs}
         return MeasuredVariant(
-            fidelity.worst, result.quantized, size, fidelity.worst.problem, scores, len(outputs), by_output
+            fidelity.worst, result.changed_nodes, size, fidelity.worst.problem, scores, len(outputs), by_output
         )
 
     def _run_samples(self, session: Session, start: Start | None) -> Iterator[dict[str, Array]]:

@@ -104,7 +104,7 @@ class MeasuredVariant(Record):
     worst: OutputFidelity | None = field(metadata=entry(skip=True))
     """Output with the largest error; ``None`` if the variant could not be created or run."""
     nodes: int
-    """Number of quantized nodes with a weight."""
+    """Number of quantized nodes; in float16, also of those without a weight."""
     weight_bytes: int = field(metadata=entry("size_bytes"))
     """Size of all initializers; 0 if the variant could not be created."""
     problem: str = field(default="", metadata=entry(before="nodes", null_if_empty=True))
