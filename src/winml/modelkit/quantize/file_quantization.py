@@ -32,10 +32,13 @@ from winml.modelkit.onnx.cutting import GraphModules
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.files.writing import written_bytes
-from winml.modelkit.onnx.pinning import sizes_of_dimensions
+from winml.modelkit.onnx.pinning import open_dimensions, sizes_of_dimensions
+from winml.modelkit.onnx.specs import stated_sums
 from winml.modelkit.onnx.weights import to_weightless, weight_bytes
 from winml.modelkit.optimize.decoders.packed_projections import PackedProjectionPass
 from winml.modelkit.options import load_metadata
+from winml.modelkit.ort.default_sizes import fixing_command
+from winml.modelkit.ort.execution_providers import find_execution_provider
 from winml.modelkit.ort.host import available_bytes, has_integer_dot_products, is_x86
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.quantize import planning
@@ -131,6 +134,8 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
     """Sizes of dynamic dimensions to compare at; for other dimensions, several sizes are tried."""
     may_stay_float: bool = False
     """Allow a part already within the limit to stay float (else raise)."""
+    written: Path | None = None
+    """File of the command, for a note with the command that fixes its sizes; ``None``: a stage of a build."""
     has_half_caches: bool = False
     """True if a KV cache read and written in float16 is an input and output in float16 too."""
     packs_projections: bool = False
@@ -216,6 +221,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             *(calibration.notes if calibration is not None else ()),
             *done.file.notes,
             *self.late_notes(done.result.model),
+            *self._dynamic_size_notes(done.result.model),
             *(
                 _size_notes(
                     done.file.before, done.file.after, has_left=any(module.left for module in done.result.modules)
@@ -459,6 +465,19 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         """Collect notes on the quantization, this processor, and weights beyond the range of float16."""
         kernels = _kernel_notes(self.resolved.modes(), signed_weights=self.resolved.base.signed_weights)
         return (*self.outcome.notes, *kernels, *_range_notes(model))
+
+    def _dynamic_size_notes(self, model: ir.Model) -> Iterator[str]:
+        """Note dynamic dimensions of the written file that the provider does not run."""
+        if self.written is None or self.options.ep is None:
+            return
+        provider, dimensions = find_execution_provider(self.options.ep), open_dimensions(model.graph)
+        if dimensions and not provider.takes_dynamic:
+            sums = stated_sums(model.metadata_props)
+            command = fixing_command(str(self.written), [name for name in dimensions if name not in sums])
+            yield (
+                f"{provider.name} requires fixed sizes, and {', '.join(dimensions)} are dynamic. Before it runs there, "
+                f"fix them: {command}"
+            )
 
     def compare(self, source: Path, written: Path, seed: int) -> FidelityInfo | None:
         """Compare outputs with the source if it fits into memory."""
