@@ -21,7 +21,7 @@ class Mlp(nn.Module):
 
     def __init__(self, gain: float) -> None:
         super().__init__()
-        self.wide, self.narrow, self.gain = nn.Linear(16, 32), nn.Linear(32, 16), gain
+        self.wide, self.narrow, self.gain = nn.Linear(48, 64), nn.Linear(64, 48), gain
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.narrow(torch.relu(self.gain * self.wide(x)) / self.gain)
@@ -32,7 +32,7 @@ class Layer(nn.Module):
 
     def __init__(self, gain: float) -> None:
         super().__init__()
-        self.mlp, self.norm = Mlp(gain or 1.0), nn.LayerNorm(16)
+        self.mlp, self.norm = Mlp(gain or 1.0), nn.LayerNorm(48)
         self.is_large = not gain
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ class Net(nn.Module):
     def __init__(self, *gains: float) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers, self.head = nn.ModuleList(Layer(gain) for gain in gains), nn.Linear(16, 4)
+        self.layers, self.head = nn.ModuleList(Layer(gain) for gain in gains), nn.Linear(48, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -58,7 +58,7 @@ def export(folder: Path, *gains: float, exporter: str = "torchscript") -> Path:
     """Export a network with these gains of its layers."""
     path = folder / f"{exporter}.onnx"
     config = WinMLExportConfig(exporter=exporter, verify=False)
-    HTPExporter(config).export(Net(*gains).eval(), path, {"x": torch.randn(2, 5, 16)})
+    HTPExporter(config).export(Net(*gains).eval(), path, {"x": torch.randn(2, 5, 48)})
     return path
 
 

@@ -291,18 +291,39 @@ def test_open_sizes_are_compared_on_request(tmp_path: Path) -> None:
         quantized(PERCEPTRON, tmp_path, sizes={"rows": 7}, overwrite=True)
 
 
-def test_branches_and_functions_keep_weights_and_tags(tmp_path: Path) -> None:
-    """Nodes in branches and functions stay float and are counted, and the outputs stay equal."""
-    body = f"""m (float[2, 64] x, bool c) => (float[2, 64] y) <{weight("w1", 64, 64)}> {{
-        h = MatMul (x, w1) r = f.Double (h)
-        y = If (c) <then_branch = t () => (float[2, 64] a) <{weight("w2", 64, 64)}> {{ a = MatMul (r, w2) }},
-                    else_branch = e () => (float[2, 64] b) {{ b = Relu (r) }}> }}"""
-    function = '<opset_import: ["" : 17], domain: "f">\nDouble (x) => (y) { y = Add (x, x) }'
-    result = quantized(parse(body, functions=function, domains=', "f" : 1'), tmp_path)
-    assert (1, 100.0) == (result.quantized, result.coverage.percent)
-    assert {"dynamic does not quantize subgraphs and functions": 1} == result.left
+BRANCHES = f"""m (float[2, 64] x, bool c) => (float[2, 64] y) <{weight("w1", 64, 64)}> {{
+    h = MatMul (x, w1) r = f.Double (h)
+    y = If (c) <then_branch = t () => (float[2, 64] a) <{weight("w2", 64, 64)}> {{ a = MatMul (r, w2) }},
+                else_branch = e () => (float[2, 64] b) <{weight("w2", 64, 64)}> {{
+                    n = MatMul (r, w2) b = Relu (n) }}> }}"""
+DOUBLE = '<opset_import: ["" : 17], domain: "f">\nDouble (x) => (y) { y = Add (x, x) }'
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4", "fp16", "bf16"])
+def test_branches_are_quantized_and_keep_tags(tmp_path: Path, precision: str) -> None:
+    """Weights inside branches, which may have the same name, are quantized like those of the main graph."""
+    source = parse(BRANCHES, functions=DOUBLE, domains=', "f" : 1')
+    result = quantized(source, tmp_path, precision=precision, mode="dynamic" if precision == "int8" else None)
+    assert (3, {}, 100.0) == (result.quantized, result.left, result.coverage.percent)
+    assert result.after.size_bytes < 0.7 * result.before.size_bytes
     written = onnx.load(tmp_path / "out.onnx")
     assert ["Double"] == [item.name for item in written.functions]
+
+
+def test_branches_stay_float_with_calibrated_ranges(tmp_path: Path) -> None:
+    """Activations are measured in the main graph only; the outputs stay close."""
+    result = quantized(parse(BRANCHES, functions=DOUBLE, domains=', "f" : 1'), tmp_path, precision="w8a8")
+    assert (1, {"qdq does not quantize subgraphs and functions": 2}) == (result.quantized, result.left)
+
+
+def test_function_with_a_weight_is_inlined(tmp_path: Path) -> None:
+    """A weight that a function reads as an input is quantized."""
+    body = f"""m (float[2, 64] x) => (float[2, 64] y) <{weight("w1", 64, 64)}, {weight("w2", 64, 64)}> {{
+        h = f.Layer (x, w1) y = f.Layer (h, w2) }}"""
+    function = '<opset_import: ["" : 17], domain: "f">\nLayer (x, w) => (y) { p = MatMul (x, w) y = Relu (p) }'
+    result = quantized(parse(body, functions=function, domains=', "f" : 1'), tmp_path)
+    assert (2, {}, 100.0) == (result.quantized, result.left, result.coverage.percent)
+    assert not onnx.load(tmp_path / "out.onnx").functions
 
 
 def test_weights_read_by_two_branches_are_quantized_once(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def _round_value(node: ir.Node, value: ir.Value, fresh: FreshNames, *, is_main: 
             graph.outputs[position] = (narrow if is_main else wide).outputs[0]
 
 
-def _redirect(uses: Iterable[ir.Usage], value: ir.Value) -> None:
+def _redirect(uses: Iterable[tuple[ir.Node, int]], value: ir.Value) -> None:
     """Replace the values at some inputs of nodes by another value."""
     for node, position in uses:
         node.replace_input_with(position, value)

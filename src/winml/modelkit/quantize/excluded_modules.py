@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from winml.modelkit.compare.quality_samples import SampleRequest
-from winml.modelkit.errors import VerificationError, opt
+from winml.modelkit.errors import QuantizeError, VerificationError, opt
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.progress import part_of_step
 from winml.modelkit.quantize.budget import FileBits, SampleTools, measurement_identity
@@ -39,6 +39,7 @@ def choose_excluded(
 
     Raises:
         UsageError: the graph names no modules, or no node can be quantized.
+        QuantizeError: no weight is stored in 16 bits, such as in a small model in bf16.
         VerificationError: no list of modules reaches the quality.
     """
     budget = requested.bit_budget
@@ -76,6 +77,8 @@ def choose_excluded(
     study = ModuleStudy(graph, options, plan, list_parts(plan, graph.modules, None, None), variants, selecting)
     with part_of_step("step 1 of 2, modules"):
         study.measure_modules(1, None, None if requested.samples or evaluator else first_samples(samples))
+    if not study.whole.nodes:
+        raise QuantizeError(study.whole.problem, hint=f"Use a different {opt.precision}.")
     with part_of_step("step 2 of 2, modules in float32"):
         listed = study.search(target)
     if not listed.is_met:

@@ -343,7 +343,7 @@ class ModuleStudy:
             precision=part.precision,
             parameters=self.graph.parameters_of(part.node_names),
             form=self.find_measurement(part),
-            sizebytes_saved=self.bytes_saved(part),
+            size_bytes_saved=self.bytes_saved(part),
         )
 
     def bytes_saved(self, part: ModulePart) -> int:

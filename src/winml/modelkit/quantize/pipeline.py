@@ -98,7 +98,7 @@ def _mark_quantized_nodes(
         if decision.name in outputs:
             new = list(_iterate_new_ancestors(makers.get(outputs[decision.name]), before))
         else:  # in a subgraph: values of two branches may have one name, and the new node has the name of the old one
-            new = [by_name[decision.name]] if decision.name in by_name else []
+            new = _list_inner_node(by_name.get(decision.name), quantized.graph, before)
         half = ir.DataType[decision.requested.float_type] if decision.requested.float_type else None
         kinds = {
             node: _classify_node(node) if half is None else _classify_half_node(node, half, before) for node in new
@@ -113,6 +113,14 @@ def _mark_quantized_nodes(
                     record[_BLOCK_SIZE] = size.as_int()
                 node.metadata_props.setdefault(QUANTIZATION_KEY, json.dumps(record))
     return frozenset(reached)
+
+
+def _list_inner_node(node: ir.Node | None, main: ir.Graph, before: Container[str | None]) -> list[ir.Node]:
+    """List a node of a subgraph, and the new nodes of the main graph whose values it reads, such as a Cast."""
+    if node is None:
+        return []
+    makers = (value.producer() for value in node.inputs if value is not None and value.name not in before)
+    return [node, *(maker for maker in makers if maker is not None and maker.graph is main)]
 
 
 def _iterate_new_ancestors(node: ir.Node | None, before: Container[str | None]) -> Iterator[ir.Node]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.normalize.opset_conversion import convert_opset
@@ -37,7 +38,13 @@ from winml.modelkit.ort.graph_sessions import GraphSessions
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import placement_for
-from winml.modelkit.quantize.planning import SEPARABLE_LAYERS, choose_mode, constant_weight, refuse_idle_selectors
+from winml.modelkit.quantize.planning import (
+    OPERATORS_WITH_WEIGHTS,
+    SEPARABLE_LAYERS,
+    choose_mode,
+    constant_weight,
+    refuse_idle_selectors,
+)
 from winml.modelkit.quantize.precisions import MODES
 from winml.modelkit.tags.tagging import all_nodes
 from winml.modelkit.transform.graph_file import read_plain
@@ -156,6 +163,9 @@ def prepare(model: ir.Model, options: QuantizeOptions, root: str) -> PreparedGra
         model, converted = convert_opset(model, opset)
         # Conversion creates constants and nodes without names.
         notes += [*converted, *normalize(model).notes]
+    if modes:
+        notes += _inline_weighted_functions(model)
+        _move_subgraph_weights(model)
     notes += _separate_layers(model, frozenset().union(*(rules.operators for rules in modes)))
     if any(rules.needs_ranges for rules in modes):
         if any(node.op_type == "BatchNormalization" for node in model.graph):
@@ -173,6 +183,42 @@ def prepare(model: ir.Model, options: QuantizeOptions, root: str) -> PreparedGra
             model, notes = fused.model, [*notes, *fused.notes]
     modules = graph_modules(model, root)
     return PreparedGraph(model, modules, (*notes, *_idle_notes(model, options, modules)))
+
+
+def _inline_weighted_functions(model: ir.Model) -> list[str]:
+    """Inline the functions of a model if one has operators with weights, in place; return notes.
+
+    A weight is an input of a function, so that the function alone does not tell that its operator has one.
+    """
+    names = [
+        function.name
+        for function in model.functions.values()
+        if any(node.op_type in OPERATORS_WITH_WEIGHTS for node in function.all_nodes())
+    ]
+    if not names:
+        return []
+    InlinePass()(model)
+    note = f"Functions with operators that can be quantized were inlined: {', '.join(names)}."
+    return [note, *normalize(model).notes]
+
+
+def _move_subgraph_weights(model: ir.Model) -> None:
+    """Move the floating-point weights of subgraphs, such as the branches of an ``If``, to the main graph, in place.
+
+    Subgraphs see the values of the main graph. Weights of two branches may have the same name.
+    """
+    fresh: FreshNames | None = None
+    for graph in model.graph.subgraphs():
+        for name, value in list(graph.initializers.items()):
+            tensor = value.const_value
+            if tensor is None or not tensor.dtype.is_floating_point() or len(tensor.shape) < 2:
+                continue
+            if value.is_graph_output() or value.is_graph_input():
+                continue
+            fresh = fresh or FreshNames.of_graph(model.graph)
+            graph.initializers.pop(name)
+            value.name = fresh.take(name)
+            model.graph.register_initializer(value)
 
 
 def _idle_notes(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> tuple[str, ...]:
