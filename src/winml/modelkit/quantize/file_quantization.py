@@ -559,6 +559,17 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         command = command_line(["winml", "quantize", source, *words])
         return f"The modules to keep in float are found by {command}"
 
+    @property
+    def _budget_words(self) -> str:
+        """Sentence with the options that keep modules in float32; ``""`` if the precision is not of 16-bit floats."""
+        options = self.resolved
+        if not options.base.float_type or options.per_module or options.kv_cache is not None:
+            return ""
+        return (
+            f"{opt.budget} smallest with {opt.min_sqnr} {self.least_sqnr_db:g} keeps the modules that lose most in "
+            "float32"
+        )
+
     def _refuse_missing_kernels(self) -> None:
         """Refuse to compare a file if the installed ONNX Runtime has no kernels for it.
 
@@ -585,7 +596,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         """Hint for a file below the minimum: allow more if bits were selected within a limit."""
         budget = self._searched_budget
         if budget is None:
-            search = self._search_words
+            search = self._search_words or self._budget_words
             return below_minimum_hint(self.resolved.remedies()) + (f" {search}." if search else "")
         if budget.max_drop is not None:
             return (
