@@ -818,9 +818,8 @@ def _format_name(formats: Sequence[_Format]) -> str:
 
 def _read_decibels(measured: MeasuredVariant) -> float | None:
     """Return the SQNR of a variant's worst output in dB; ``None`` if not finite, or if the variant does not run."""
-    if measured.worst is None or not measured.runs or not math.isfinite(measured.worst.sqnr_db):
-        return None
-    return measured.worst.sqnr_db
+    decibels = measured.sqnr_db
+    return decibels if decibels is not None and math.isfinite(decibels) else None
 
 
 GRAINS = 20_000

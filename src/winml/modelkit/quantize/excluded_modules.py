@@ -6,8 +6,7 @@ file, and the search is repeated with a stricter target if it misses the quality
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.compare.quality_samples import SampleRequest
 from winml.modelkit.errors import QuantizeError, VerificationError, opt
 from winml.modelkit.ort.opened_model import RunOptions
@@ -88,29 +87,20 @@ def choose_excluded(
             f"{target.words}: no list of modules in float32 reaches it{best}",
             hint=f"Lower {opt.min_sqnr if budget.max_drop is None else opt.max_drop}, or keep the model in float32.",
         )
-    record = _describe_search(study, listed, FileBits.of_model(graph.model))
-    record = replace(
-        record,
-        measured=len(stored),
-        samples=samples.about.count,
-        source=samples.about.source,
-        float_perplexity=float_perplexity,
-        resumed=stored.reused,
-    )
-    return options.model_copy(update={"per_module": dict(listed.rules)}), record
+    search = _describe_search(study, listed, samples.about, float_perplexity)
+    return options.model_copy(update={"per_module": dict(listed.rules)}), search
 
 
-def _describe_search(study: ModuleStudy, listed: ExcludeList, bits: FileBits) -> BudgetSearch:
+def _describe_search(
+    study: ModuleStudy, listed: ExcludeList, about: QualitySamples, float_perplexity: float | None
+) -> BudgetSearch:
     """Describe the selected modules, and every measured list of modules."""
-    name = study.options.base.name
+    name, bits, stored = study.options.base.name, FileBits.of_model(study.graph.model), study.variants.stored
 
     def trial(excluded: int, variant: MeasuredVariant, *, is_chosen: bool) -> BudgetTrial:
         form = f"{name}, {count_noun(excluded, 'module')} in float32" if excluded else name
-        decibels = variant.worst.sqnr_db if variant.worst is not None and variant.runs else None
-        size = variant.weight_bytes
-        return BudgetTrial(
-            form, bits.mean_bits(size), size, decibels, is_chosen, next(iter(variant.scores.values()), None)
-        )
+        size, score = variant.weight_bytes, next(iter(variant.scores.values()), None)
+        return BudgetTrial(form, bits.mean_bits(size), size, variant.sqnr_db, is_chosen, score)
 
     choices = []
     for part in study.parts:
@@ -120,9 +110,10 @@ def _describe_search(study: ModuleStudy, listed: ExcludeList, bits: FileBits) ->
         size = sum(tensor.nbytes for tensor in study.graph.weights_of(part.node_names).values())
         precision = FLOAT32 if part.module.tag in listed.excluded else name
         saved = 0 if precision == FLOAT32 else study.bytes_saved(part)
-        decibels = variant.worst.sqnr_db if variant.worst is not None and variant.runs else None
-        choices.append(BudgetChoice(part.module.tag, precision, None, parameters, size - saved, {name: decibels}))
-    trials = [trial(tried.excluded, tried.form, is_chosen=False) for tried in listed.trials]
+        alone = {name: variant.sqnr_db}
+        choices.append(BudgetChoice(part.module.tag, precision, None, parameters, size - saved, alone))
+    built = (tried for tried in listed.trials if tried.form.weight_bytes)
+    trials = [trial(tried.excluded, tried.form, is_chosen=False) for tried in built]
     chosen = trial(len(listed.excluded), listed.form, is_chosen=True)
     return BudgetSearch(
         limit=f"the fewest modules in float32 for {listed.target.words}",
@@ -130,8 +121,10 @@ def _describe_search(study: ModuleStudy, listed: ExcludeList, bits: FileBits) ->
         form=name,
         modules=tuple(choices),
         frontier=(*trials, chosen),
-        measured=0,
-        samples=0,
-        source="",
+        measured=len(stored),
+        samples=about.count,
+        source=about.source,
+        float_perplexity=float_perplexity,
+        resumed=stored.reused,
         rules=listed.rules,
     )
