@@ -326,6 +326,33 @@ def test_function_with_a_weight_is_inlined(tmp_path: Path) -> None:
     assert not onnx.load(tmp_path / "out.onnx").functions
 
 
+@pytest.mark.parametrize("mode", ["dynamic", "qdq"])
+def test_half_precision_graph_computes_in_float32_around_integers(tmp_path: Path, mode: str) -> None:
+    """The integers of both modes are made of float32; inputs and outputs stay float16."""
+    body = f"""m (float16[2, 64] x) => (float16[2, 64] y) <{weight("w1", 64, 64)}, {weight("w2", 64, 64)}> {{
+        h = MatMul (x, w1) r = Relu (h) y = MatMul (r, w2) }}""".replace("float[64", "float16[64")
+    result = quantized(parse(body), tmp_path, precision="int8", mode=mode)
+    assert (2, {}) == (result.quantized, result.left)
+    assert result.fidelity is not None
+    assert result.fidelity.worst.sqnr_db > 25
+    graph = onnx.load(tmp_path / "out.onnx").graph
+    kinds = {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
+    assert {onnx.TensorProto.FLOAT16} == kinds
+
+
+def test_weights_of_an_lstm_are_computed_before_they_are_quantized(tmp_path: Path) -> None:
+    """Exporters of PyTorch reorder the gates of an LSTM with nodes."""
+    body = """m (float[6, 2, 24] x) => (float[6, 1, 2, 32] y)
+        <float[128, 24] w = {0}, float[1, 128, 32] wr = {0}, int64[1] zero = {0}, int64[1] half = {64},
+         int64[1] end = {128}> {
+        upper = Slice (w, zero, half, zero) lower = Slice (w, half, end, zero)
+        joined = Concat <axis = 0> (lower, upper) wx = Unsqueeze (joined, zero)
+        y = LSTM <hidden_size = 32> (x, wx, wr) }"""
+    result = quantized(parse(body), tmp_path, min_sqnr_db=25.0)
+    assert (1, {}) == (result.quantized, result.left)
+    assert ["DynamicQuantizeLSTM"] == [node.op_type for node in onnx.load(tmp_path / "out.onnx").graph.node]
+
+
 def test_weights_read_by_two_branches_are_quantized_once(tmp_path: Path) -> None:
     """Merged decoders of other exporters hold one decoder in two branches, with equal names and weights outside."""
     read = "h = Gemm <transB = 1> (x, w) g = Gather (w, i)"

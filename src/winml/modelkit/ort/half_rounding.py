@@ -12,7 +12,7 @@ keep their types, and a value keeps its name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import onnx_ir as ir
 
@@ -28,20 +28,37 @@ def round_half_values(model: ir.Model) -> bool:
 
     Values of unknown type and of ONNX functions are not rounded.
     """
+    return _compute_in_float32(model, _HALF, is_rounded=lambda _: True)
+
+
+def widen_graph(model: ir.Model, dtype: ir.DataType) -> bool:
+    """Compute a graph of 16-bit floats in float32, in place; return True if it computed in ``dtype``.
+
+    Inputs and outputs keep their types.
+    """
+    return _compute_in_float32(model, dtype, is_rounded=ir.Value.is_graph_output)
+
+
+def _compute_in_float32(model: ir.Model, dtype: ir.DataType, is_rounded: Callable[[ir.Value], bool]) -> bool:
+    """Compute a graph of 16-bit floats in float32, in place, and round selected values; False for other graphs."""
     complete_types(model)
-    if not computes_in(model, _HALF):
+    if not computes_in(model, dtype):
         return False
     # Also values of subgraphs, such as the branches of a merged decoder.
     rounded = [
-        (node, value) for graph in model.graphs() for node in graph for value in node.outputs if value.dtype == _HALF
+        (node, value)
+        for graph in (model.graph, *model.graph.subgraphs())
+        for node in graph
+        for value in node.outputs
+        if value.dtype == dtype and is_rounded(value)
     ]
-    inputs = [value for value in model.graph.inputs if value.dtype == _HALF]
+    inputs = [value for value in model.graph.inputs if value.dtype == dtype]
     fresh, first_node = FreshNames.of_graph(model.graph), next(iter(model.graph))
-    widen_floats(model, _HALF)
+    widen_floats(model, dtype)
     for node, value in rounded:
-        _round_value(node, value, fresh, is_main=node.graph is model.graph)
+        _round_value(node, value, dtype, fresh, is_main=node.graph is model.graph)
     for value in inputs:
-        value.dtype = _HALF
+        value.dtype = dtype
         if uses := tuple(value.uses()):
             cast = cast_node(value, _FLOAT, first_node, fresh)
             model.graph.insert_before(first_node, cast)
@@ -49,16 +66,16 @@ def round_half_values(model: ir.Model) -> bool:
     return True
 
 
-def _round_value(node: ir.Node, value: ir.Value, fresh: FreshNames, *, is_main: bool) -> None:
-    """Insert a Cast to float16 and back after a value, in place.
+def _round_value(node: ir.Node, value: ir.Value, dtype: ir.DataType, fresh: FreshNames, *, is_main: bool) -> None:
+    """Insert a Cast to 16 bits and back after a value, in place.
 
-    The float16 value takes over the name, so that an output of the main graph keeps its type.
+    The value of 16 bits takes over the name, so that an output of the main graph keeps its type.
     """
     graph = node.graph
     assert graph is not None  # a node of the model
     name, uses = value.name or "", tuple(value.uses())
     value.name = fresh.take(f"{name}_fp32")
-    narrow = cast_node(value, _HALF, node, fresh, name)
+    narrow = cast_node(value, dtype, node, fresh, name)
     wide = cast_node(narrow.outputs[0], _FLOAT, node, fresh)
     graph.insert_after(node, [narrow, wide])
     _redirect(uses, wide.outputs[0])

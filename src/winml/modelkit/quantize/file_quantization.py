@@ -489,18 +489,25 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             )
             return None
         self._refuse_missing_kernels()
-        hint = self.below_minimum_hint
+        judge = functools.partial(
+            refuse_unfaithful,
+            source,
+            written,
+            self.minimum,
+            hint=self.below_minimum_hint,
+            as_written=not self.outcome.is_further,
+        )
         has_data_set = self.options.dataset is not None
         if self.calibration is not None and self.calibration.has_data and not has_data_set:
             read_samples = self.calibration.samples_to_compare
-            return self._note_weak_result(refuse_unfaithful(source, written, self.minimum, read_samples, hint))
+            return self._note_weak_result(judge(read_samples))
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
         processors = None if self.tools is None else self.tools.data.model_folder
         if has_data_set and processors is None:
             processors = files_folder(source.absolute())
         data_set = self.judging_request(seed)
         request = SampleRequest(run, processors, data_set, count=self.options.samples, tries_sizes=True, model=source)
-        fidelity = refuse_unfaithful(source, written, self.minimum, request.read, hint)
+        fidelity = judge(request.read)
         if fidelity.samples is not None and fidelity.samples.note:
             self.outcome.notes.append(fidelity.samples.note)
         is_generated = fidelity.samples is not None and fidelity.samples.source == "processor"

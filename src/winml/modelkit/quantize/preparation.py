@@ -22,19 +22,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass
+from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.normalize.opset_conversion import convert_opset
 from winml.modelkit.normalize.pipeline import normalize
 from winml.modelkit.onnx.bundle import is_one_of_several
-from winml.modelkit.onnx.cutting import GraphModules
+from winml.modelkit.onnx.cutting import Cutter, GraphModules, cut_model
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.weights import add_initializer
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import optimize
 from winml.modelkit.options import parse_options
 from winml.modelkit.ort.graph_sessions import GraphSessions
+from winml.modelkit.ort.half_rounding import widen_graph
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import placement_for
@@ -51,6 +52,10 @@ from winml.modelkit.transform.graph_file import read_plain
 from winml.modelkit.transform.module_functions import graph_modules
 from winml.modelkit.words import count_noun
 
+_FLOAT32_ALONE = frozenset({ir.DataType.FLOAT.name})
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_RECURRENT_WEIGHTS = (1, 2)
+"""Specified: positions of the input weights and the recurrent weights of an LSTM."""
 _FOLDING = ("conv_batch_norm_fusion", "matmul_batch_norm_fusion")
 """Optimizer capabilities that fold a batch normalization into the preceding weights."""
 
@@ -166,6 +171,15 @@ def prepare(model: ir.Model, options: QuantizeOptions, root: str) -> PreparedGra
     if modes:
         notes += _inline_weighted_functions(model)
         _move_subgraph_weights(model)
+    names = [name for name in options.modes() if MODES[name].float_types == _FLOAT32_ALONE]
+    widened = [widen_graph(model, dtype) for dtype in _HALVES] if names else []
+    if any(widened):
+        notes += [
+            f"The graph computed in 16-bit floats; mode {names[0]} takes float32, so the rest of it is float32 now.",
+            *normalize(model).notes,
+        ]
+    if "LSTM" in frozenset().union(*(rules.operators for rules in modes)):
+        _fold_recurrent_weights(model)
     notes += _separate_layers(model, frozenset().union(*(rules.operators for rules in modes)))
     if any(rules.needs_ranges for rules in modes):
         if any(node.op_type == "BatchNormalization" for node in model.graph):
@@ -219,6 +233,38 @@ def _move_subgraph_weights(model: ir.Model) -> None:
             graph.initializers.pop(name)
             value.name = fresh.take(name)
             model.graph.register_initializer(value)
+
+
+def _fold_recurrent_weights(model: ir.Model) -> None:
+    """Compute the weights of the LSTMs of the main graph, whose gates an exporter reorders with nodes, in place.
+
+    Before / After::
+
+        weight → Slice, Concat → LSTM       computed weight → LSTM
+    """
+    cutter = Cutter(model)
+    computed: dict[ir.Value, None] = {}
+    for node in model.graph:
+        for value in (node.inputs[position] for position in _RECURRENT_WEIGHTS) if node.op_type == "LSTM" else ():
+            maker = None if value is None else value.producer()
+            if value is not None and maker is not None and cutter.is_constant(maker):
+                computed[value] = None
+    if not computed:
+        return
+    waiting, makers = [*computed], set[ir.Node]()
+    while waiting:
+        maker = waiting.pop().producer()
+        if maker is not None and maker not in makers:
+            makers.add(maker)
+            waiting += [value for value in maker.inputs if value is not None]
+    cut = replace(cutter.cut_exactly(makers), outputs=tuple(computed))
+    arrays = GraphSessions(model).open(cut_model(model, cut)).run({})
+    fresh = FreshNames.of_graph(model.graph)
+    for value in computed:
+        name = fresh.take(f"{value.name}_computed")
+        weight = add_initializer(model.graph, ir.Tensor(arrays[value.name or ""], name=name))
+        ir.convenience.replace_all_uses_with(value, weight)
+    RemoveUnusedNodesPass()(model)
 
 
 def _idle_notes(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> tuple[str, ...]:
