@@ -171,13 +171,7 @@ def _refuse_crashing(reference: Path, candidate: Path) -> None:
 
 
 def refuse_unfaithful(
-    reference: Path,
-    candidate: Path,
-    minimum: QualityMinimum,
-    read_samples: ReadSamples,
-    hint: str | None = None,
-    *,
-    as_written: bool = True,
+    reference: Path, candidate: Path, minimum: QualityMinimum, read_samples: ReadSamples, hint: str | None = None
 ) -> FidelityInfo:
     """Compare the outputs of a lossy file with those of its source.
 
@@ -189,14 +183,12 @@ def refuse_unfaithful(
         minimum: Minimum quality of every output.
         read_samples: Returns the inputs of both.
         hint: Hint for a result below the minimum; ``None``: the generic hint.
-        as_written: Run the reference node by node as written. False for a quantized reference, whose kernels depend on
-            the optimizations too.
 
     Raises:
         StageError: the reference cannot be run.
         VerificationError: an output is below the minimum, or the candidate cannot be run.
     """
-    draws, expected, samples = reference_outputs(reference, read_samples, as_written=as_written)
+    draws, expected, samples = reference_outputs(reference, read_samples)
     outputs = _candidate_outputs(candidate, draws, as_written=False)
     fidelity = measure_fidelity(expected, outputs, minimum.sqnr_db, samples, minimum.agreement)
     refuse_below_minimum_sqnr(fidelity, reference.name, draws[0], hint)
@@ -204,20 +196,19 @@ def refuse_unfaithful(
 
 
 def reference_outputs(
-    reference: Path, read_samples: ReadSamples, *, as_written: bool = True
+    reference: Path, read_samples: ReadSamples
 ) -> tuple[Sequence[Arrays], list[Arrays], QualitySamples]:
-    """Run a file on samples; return samples, outputs and the description of the samples.
+    """Run a file as written on samples; return samples, outputs and the description of the samples.
 
     Args:
         reference: The file.
         read_samples: Returns its inputs.
-        as_written: As of :func:`refuse_unfaithful`.
 
     Raises:
         StageError: the file cannot be run.
     """
     with _runs_of_reference(reference):
-        session = open_session(reference, as_written=as_written)
+        session = open_session(reference, as_written=True)
         draws, samples = read_samples(session)
         return draws, [session.run(draw) for draw in counted(draws, "sample of the source")], samples
 

@@ -489,25 +489,18 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             )
             return None
         self._refuse_missing_kernels()
-        judge = functools.partial(
-            refuse_unfaithful,
-            source,
-            written,
-            self.minimum,
-            hint=self.below_minimum_hint,
-            as_written=not self.outcome.is_further,
-        )
+        hint = self.below_minimum_hint
         has_data_set = self.options.dataset is not None
         if self.calibration is not None and self.calibration.has_data and not has_data_set:
             read_samples = self.calibration.samples_to_compare
-            return self._note_weak_result(judge(read_samples))
+            return self._note_weak_result(refuse_unfaithful(source, written, self.minimum, read_samples, hint))
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
         processors = None if self.tools is None else self.tools.data.model_folder
         if has_data_set and processors is None:
             processors = files_folder(source.absolute())
         data_set = self.judging_request(seed)
         request = SampleRequest(run, processors, data_set, count=self.options.samples, tries_sizes=True, model=source)
-        fidelity = judge(request.read)
+        fidelity = refuse_unfaithful(source, written, self.minimum, request.read, hint)
         if fidelity.samples is not None and fidelity.samples.note:
             self.outcome.notes.append(fidelity.samples.note)
         is_generated = fidelity.samples is not None and fidelity.samples.source == "processor"
@@ -623,10 +616,11 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         """Minimum quality of every output: as requested in dB, or that of the precisions in the file."""
         if self.options.min_sqnr_db is not None:
             return QualityMinimum(self.options.min_sqnr_db)
-        requested = [precision for precision, _ in self.resolved.requested_modes()]
         of_cache = [QualityMinimum(LEAST_CACHE_SQNR_DB)] if self.options.kv_cache is not None else []
-        # Rules that match no module set no minimum.
-        used = [precision for precision in requested if precision.name in self.outcome.used] or requested
+        # Rules that match no module set no minimum; modules that the source has in few bits do, since their kernels
+        # round activations too: any change of the others changes the rounding.
+        used = [precision for precision in PRECISIONS.values() if precision.name in self.outcome.used]
+        used = used or [precision for precision, _ in self.resolved.requested_modes()]
         if self.outcome.stays_float:
             used = [*used, *(precision for precision in PRECISIONS.values() if precision.float_type)]
         return QualityMinimum.least_of((*(precision.minimum for precision in used), *of_cache))
