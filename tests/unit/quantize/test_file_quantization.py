@@ -291,6 +291,14 @@ def test_open_sizes_are_compared_on_request(tmp_path: Path) -> None:
         quantized(PERCEPTRON, tmp_path, sizes={"rows": 7}, overwrite=True)
 
 
+def test_dynamic_sizes_are_noted_for_a_provider_that_requires_fixed_ones(tmp_path: Path) -> None:
+    """The note has the command that fixes the sizes of the written file."""
+    result = quantized(PERCEPTRON, tmp_path, precision="w8a16", ep="qnn")
+    (note,) = (note for note in result.notes if "fixed sizes" in note)
+    assert f"winml export -m {tmp_path / 'out.onnx'} -o fixed.onnx --shape-config N=1" in note
+    assert not any("fixed sizes" in note for note in quantized(PERCEPTRON, tmp_path, overwrite=True).notes)
+
+
 BRANCHES = f"""m (float[2, 64] x, bool c) => (float[2, 64] y) <{weight("w1", 64, 64)}> {{
     h = MatMul (x, w1) r = f.Double (h)
     y = If (c) <then_branch = t () => (float[2, 64] a) <{weight("w2", 64, 64)}> {{ a = MatMul (r, w2) }},
