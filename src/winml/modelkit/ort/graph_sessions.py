@@ -248,14 +248,10 @@ def open_session(
         InputError: it, or a data file it names, is damaged or missing.
         StageError: ONNX Runtime cannot load the graph.
     """
-    is_on_cpu = tuple(providers) == CPU
-    in_float32 = widened_graph(path) if is_on_cpu else None
-    if in_float32 is None and is_on_cpu and rounds_halves:
-        in_float32 = _rounded_graph(path)
-    if in_float32 is not None:
-        values = {value.name: value for node in in_float32.graph for value in node.outputs}
-        in_float32.graph.outputs.extend(values[name] for name in outputs)
-        return session_of_graph(in_float32, path, optimize=not as_written)
+    if tuple(providers) == CPU and (widened := widened_graph(path, rounds_halves=rounds_halves)) is not None:
+        values = {value.name: value for node in widened.graph for value in node.outputs}
+        widened.graph.outputs.extend(values[name] for name in outputs)
+        return session_of_graph(widened, path, optimize=not as_written)
     session_arguments: dict[str, Any] = {
         "name": str(path),
         "providers": providers,
@@ -282,31 +278,27 @@ def open_session(
     )
 
 
-def _has_values_of(path: Path, dtype: int) -> bool:
-    """Return True if a value or an initializer of a file has a dtype, subgraphs included."""
+def _value_types(path: Path) -> set[int]:
+    """Return the types of the values and initializers of a file, subgraphs included."""
     structure = read_structure(path)
     graphs = (structure.graph, *(graph for node in proto_nodes(structure) for graph in subgraphs(node)))
-    for graph in graphs:
-        values = (*graph.input, *graph.output, *graph.value_info)
-        kinds = {value.type.tensor_type.elem_type for value in values} | {
-            tensor.data_type for tensor in graph.initializer
-        }
-        if dtype in kinds:
-            return True
-    return False
+    values = (value for graph in graphs for value in (*graph.input, *graph.output, *graph.value_info))
+    stored = {tensor.data_type for graph in graphs for tensor in graph.initializer}
+    return {value.type.tensor_type.elem_type for value in values} | stored
 
 
-def widened_graph(path: Path) -> ir.Model | None:
-    """Return the graph of a bfloat16 file, converted to float32; `None` for other files."""
-    if not _has_values_of(path, onnx.TensorProto.BFLOAT16):
+def widened_graph(path: Path, *, rounds_halves: bool = False) -> ir.Model | None:
+    """Return the graph of a bfloat16 file, converted to float32; `None` for other files.
+
+    Args:
+        path: The file.
+        rounds_halves: Also return the graph of a float16 file, in float32 with its values rounded to float16.
+    """
+    types = _value_types(path)
+    has_brains, has_halves = (dtype in types for dtype in (onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16))
+    if not has_brains and not (has_halves and rounds_halves):
         return None
     model = load_by_reference(path)
-    return model if widen_floats(model, ir.DataType.BFLOAT16) else None
-
-
-def _rounded_graph(path: Path) -> ir.Model | None:
-    """Return the graph of a float16 file in float32, with its values rounded to float16; `None` for other files."""
-    if not _has_values_of(path, onnx.TensorProto.FLOAT16):
-        return None
-    model = load_by_reference(path)
-    return model if round_half_values(model) else None
+    is_widened = has_brains and widen_floats(model, ir.DataType.BFLOAT16)
+    is_rounded = has_halves and rounds_halves and round_half_values(model)
+    return model if is_widened or is_rounded else None
