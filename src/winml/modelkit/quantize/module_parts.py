@@ -157,7 +157,7 @@ def shorten_rules(
     """
     wanted = _plan_precisions(graph, excluding, names)
     rules = _list_module_rules(graph.modules, wanted, options.base.name)
-    shortened = {**_fold_rules(rules, graph.modules), **options.per_module}
+    shortened = _put_first(_fold_rules(rules, graph.modules), options)
     tried = _plan_precisions(graph, options.model_copy(update={"per_module": shortened}), names)
     return shortened if tried == wanted else excluding.per_module
 
