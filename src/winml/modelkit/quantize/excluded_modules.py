@@ -19,7 +19,12 @@ from winml.modelkit.quantize.pipeline import quantize
 from winml.modelkit.quantize.planning import plan_quantization
 from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.quantize.preparation import PreparedGraph
-from winml.modelkit.quantize.quantized_variants import MeasuredVariants, QuantizedVariants, take_samples
+from winml.modelkit.quantize.quantized_variants import (
+    MeasuredVariants,
+    QuantizedVariants,
+    VariantEvaluator,
+    take_samples,
+)
 from winml.modelkit.quantize.records import BudgetChoice, BudgetSearch, BudgetTrial
 from winml.modelkit.quantize.sensitivity_records import ExcludeList, FidelityTarget, MeasuredVariant, MetricTarget
 from winml.modelkit.words import count_noun, sqnr_words
@@ -57,7 +62,8 @@ def choose_excluded(
         model=tools.data.source,
     )
     samples, search_samples = (take_samples(graph, each, None) for each in (request, other_samples(request)))
-    evaluator = float_perplexity = None
+    evaluator: VariantEvaluator | None = None
+    float_perplexity: float | None = None
     target: FidelityTarget | MetricTarget
     if budget.max_drop is not None:
         from winml.modelkit.quantize.calibration.held_out_perplexity import held_out_evaluator  # imports the tasks
