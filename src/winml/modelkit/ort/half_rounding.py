@@ -1,8 +1,8 @@
 """Computation of a float16 graph on the CPU with the rounding and overflow of a float16 device.
 
-ONNX Runtime's CPU provider has float16 kernels for few operators. It computes the others in float32 and omits the
-conversions between them, so that their values neither round nor overflow: a sum of 700,000 stays finite, and is
-infinite on a GPU. Before / After, for a node in float16::
+ONNX Runtime's CPU provider has float16 kernels for few operators. The provider computes all other operators in float32
+and omits the conversions between these operators, so that values neither round nor overflow: a sum of 700,000 stays
+finite on the CPU, and is infinite on a GPU. Before / After, for a node in float16::
 
     x16 → MatMul → y16 → …                  x32 → MatMul → y32 → Cast → y16 → Cast → …
 

@@ -155,11 +155,11 @@ def shorten_rules(
     Returns:
         Selector → precision; the rules of ``excluding`` if selectors by path cannot express them.
     """
-    wanted = _plan_precisions(graph, excluding, names)
-    rules = _list_module_rules(graph.modules, wanted, options.base.name)
+    precisions = _plan_precisions(graph, excluding, names)
+    rules = _list_module_rules(graph.modules, precisions, options.base.name)
     shortened = _put_first(_fold_rules(rules, graph.modules), options)
     tried = _plan_precisions(graph, options.model_copy(update={"per_module": shortened}), names)
-    return shortened if tried == wanted else excluding.per_module
+    return shortened if tried == precisions else excluding.per_module
 
 
 def _plan_precisions(graph: PreparedGraph, options: QuantizeOptions, names: Collection[str]) -> dict[str, str]:
@@ -170,18 +170,18 @@ def _plan_precisions(graph: PreparedGraph, options: QuantizeOptions, names: Coll
 
 
 def _list_module_rules(
-    modules: GraphModules, wanted: Mapping[str, str], base: str
+    modules: GraphModules, precisions: Mapping[str, str], base: str
 ) -> Iterator[tuple[ModuleAddress, str]]:
     """Yield each module whose precision differs from the precision that it inherits, and its precision.
 
     Args:
         modules: Modules of the graph.
-        wanted: Name of a node → its precision.
+        precisions: Name of a node → its precision.
         base: Precision of modules without a rule.
     """
     own: dict[str, set[str]] = {}
     inside: dict[str, set[str]] = {}
-    for name, precision in wanted.items():
+    for name, precision in precisions.items():
         tag = modules.tag_of.get(name, "")
         own.setdefault(tag, set()).add(precision)
         for around in address.lineage(tag):

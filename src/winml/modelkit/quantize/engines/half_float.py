@@ -48,7 +48,7 @@ def _store_weights(graph: ir.Graph, names: frozenset[str], dtype: ir.DataType) -
         if first_node is None or not readers or any(node.name not in names for node in readers):
             continue
         refuse_nan = WeightUse.of(value, readers[0]).refuse_nan
-        name = fresh.take(f"{value.name}_{'bf16' if dtype == _BRAIN else 'fp16'}")
+        name = fresh.take(f"{value.name}{'_bf16' if dtype == _BRAIN else '_fp16'}")
         narrow = add_initializer(graph, NarrowTensor(tensor, dtype, name, refuse_nan))
         cast = cast_node(narrow, _FLOAT, readers[0], fresh)
         graph.insert_before(first_node, cast)
