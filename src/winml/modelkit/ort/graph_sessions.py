@@ -33,7 +33,6 @@ from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.onnx.files.wire_format import varint
 from winml.modelkit.onnx.weights import to_weightless
 from winml.modelkit.onnx.widening import widen_floats
-from winml.modelkit.ort.half_rounding import round_half_values
 from winml.modelkit.ort.host import saturates_integer_sums
 from winml.modelkit.ort.ort_values import to_ort_value
 from winml.modelkit.ort.plug_ins import ORT_ERRORS
@@ -300,5 +299,8 @@ def widened_graph(path: Path, *, rounds_halves: bool = False) -> ir.Model | None
         return None
     model = load_by_reference(path)
     is_widened = has_brains and widen_floats(model, ir.DataType.BFLOAT16)
-    is_rounded = has_halves and rounds_halves and round_half_values(model)
-    return model if is_widened or is_rounded else None
+    if has_halves and rounds_halves:
+        from winml.modelkit.ort.half_rounding import round_half_values  # needed only by float16 files
+
+        return model if round_half_values(model) or is_widened else None
+    return model if is_widened else None

@@ -48,7 +48,6 @@ from winml.modelkit.quantize.calibration.calibration_data import Calibration, Ca
 from winml.modelkit.quantize.calibration.layer_calibration import LayerCalibration
 from winml.modelkit.quantize.declared_options import QuantizeFields
 from winml.modelkit.quantize.engines.half_float import clipped_values
-from winml.modelkit.quantize.excluded_modules import choose_excluded
 from winml.modelkit.quantize.kv_cache import attentions_over_cache, narrow_cache, quantize_cache, refuse_no_cache
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import QuantizeResult, quantize
@@ -307,6 +306,8 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             assert self.tools is not None  # set by equipped()
             run = RunOptions(str(self.source), sizes=self.sizes, seed=self.tools.data.seed)
             if self.options.precision is not None:
+                from winml.modelkit.quantize.excluded_modules import choose_excluded  # needed only by this search
+
                 outcome.options, outcome.search = choose_excluded(prepared, self.options, run, self.tools)
             else:
                 outcome.options, outcome.search = choose_bits(prepared, self.options, run, self.tools, self._file_bytes)

@@ -31,11 +31,11 @@ from winml.modelkit.onnx.bundle import is_one_of_several
 from winml.modelkit.onnx.cutting import Cutter, GraphModules, cut_model
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.weights import add_initializer
+from winml.modelkit.onnx.widening import computes_in
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import optimize
 from winml.modelkit.options import parse_options
 from winml.modelkit.ort.graph_sessions import GraphSessions
-from winml.modelkit.ort.half_rounding import widen_graph
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import placement_for
@@ -55,7 +55,7 @@ from winml.modelkit.words import count_noun
 _FLOAT32_ALONE = frozenset({ir.DataType.FLOAT.name})
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _RECURRENT_WEIGHTS = (1, 2)
-"""Specified: positions of the input weights and the recurrent weights of an LSTM."""
+"""Specified: positions of the input weights and the recurrent weights of an ``LSTM``."""
 _FOLDING = ("conv_batch_norm_fusion", "matmul_batch_norm_fusion")
 """Optimizer capabilities that fold a batch normalization into the preceding weights."""
 
@@ -172,8 +172,12 @@ def prepare(model: ir.Model, options: QuantizeOptions, root: str) -> PreparedGra
         notes += _inline_weighted_functions(model)
         _move_subgraph_weights(model)
     names = [name for name in options.modes() if MODES[name].float_types == _FLOAT32_ALONE]
-    widened = [widen_graph(model, dtype) for dtype in _HALVES] if names else []
-    if any(widened):
+    dtypes = [dtype for dtype in _HALVES if names and computes_in(model, dtype)]
+    for dtype in dtypes:
+        from winml.modelkit.ort.half_rounding import widen_graph  # needed only by graphs of 16-bit floats
+
+        widen_graph(model, dtype)
+    if dtypes:
         notes += [
             f"The graph computed in 16-bit floats; mode {names[0]} takes float32, so the rest of it is float32 now.",
             *normalize(model).notes,
@@ -236,7 +240,7 @@ def _move_subgraph_weights(model: ir.Model) -> None:
 
 
 def _fold_recurrent_weights(model: ir.Model) -> None:
-    """Compute the weights of the LSTMs of the main graph, whose gates an exporter reorders with nodes, in place.
+    """Compute the weights of each ``LSTM`` of the main graph, whose gates an exporter reorders with nodes, in place.
 
     Before / After::
 

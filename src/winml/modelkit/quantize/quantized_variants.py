@@ -30,7 +30,6 @@ from winml.modelkit.onnx.files.output_files import recover, refuse_existing
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
 from winml.modelkit.onnx.weights import weight_bytes
 from winml.modelkit.ort.graph_sessions import GraphSessions
-from winml.modelkit.ort.half_rounding import round_half_values
 from winml.modelkit.ort.opened_model import Values, refusals_explained
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.profile.latency import LatencyOptions, measure_alternating
@@ -246,6 +245,8 @@ class QuantizedVariants:
     def _session(self, model: ir.Model, *, rounds_halves: bool = False) -> Session:
         """Open a session of a variant; its float16 values can be rounded as on a device, unlike on the CPU."""
         if rounds_halves:
+            from winml.modelkit.ort.half_rounding import round_half_values  # needed only by a measurement
+
             round_half_values(model)
         return self._graph.sessions.open(model, threads=self._threads, name="the quantized variant")
 

@@ -34,9 +34,9 @@ _LOOKUP, _PRODUCT, _GATES = "lookup", "product", "gates"
 """Kinds of readers of a weight, with scales along different axes."""
 _DOMAIN = "com.microsoft"
 _LSTM_WEIGHTS = (1, 2)
-"""Specified: positions of the input weights and the recurrent weights of an LSTM."""
+"""Specified: positions of the input weights and the recurrent weights of an ``LSTM``."""
 _LSTM_INPUTS = 8
-"""Specified: number of inputs of an LSTM; scales and zero points follow."""
+"""Specified: number of inputs of an ``LSTM``; scales and zero points follow."""
 
 
 class _Integers(NamedTuple):
@@ -117,7 +117,7 @@ class _Rewriting:
         weights.drop_unused_initializers(self._main, [weight])
 
     def _quantize_lstm(self, node: ir.Node) -> None:
-        """Replace an LSTM by DynamicQuantizeLSTM, with a scale for each direction and gate unit, or each direction."""
+        """Replace an ``LSTM`` by ``DynamicQuantizeLSTM``, with scales by direction and gate unit, or by direction."""
         weighted = [node.inputs[position] for position in _LSTM_WEIGHTS]
         integers = [self._quantize_gates(value) for value in weighted if value is not None]
         inputs = [*node.inputs, *[None] * (_LSTM_INPUTS - len(node.inputs))]
@@ -133,7 +133,7 @@ class _Rewriting:
         weights.drop_unused_initializers(self._main, [value for value in weighted if value is not None])
 
     def _quantize_gates(self, value: ir.Value) -> _Integers:
-        """Quantize the weights of all gates of an LSTM to symmetric integers, which the operator reads transposed."""
+        """Quantize the weights of all gates of an ``LSTM`` to symmetric integers, and transpose them."""
         key = (value, _GATES, True)
         if key not in self._weights:
             tensor = value.const_value
@@ -253,7 +253,7 @@ class _Rewriting:
 
 
 def _reads_weight(node: ir.Node) -> bool:
-    """Return True for a lookup in an initializer, a product with one, including a plain Gemm, or an LSTM with two."""
+    """Return True for a lookup in an initializer, a product with one (a plain Gemm too), or an ``LSTM`` with two."""
     if node.domain not in ("", "ai.onnx"):
         return False
     if node.op_type == "LSTM":
