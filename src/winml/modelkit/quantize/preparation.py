@@ -171,15 +171,15 @@ def prepare(model: ir.Model, options: QuantizeOptions, root: str) -> PreparedGra
     if modes:
         notes += _inline_weighted_functions(model)
         _move_subgraph_weights(model)
-    names = [name for name in options.modes() if MODES[name].float_types == _FLOAT32_ALONE]
-    dtypes = [dtype for dtype in _HALVES if names and computes_in(model, dtype)]
+    float32_modes = [name for name in options.modes() if MODES[name].float_types == _FLOAT32_ALONE]
+    dtypes = [dtype for dtype in _HALVES if float32_modes and computes_in(model, dtype)]
     for dtype in dtypes:
         from winml.modelkit.ort.half_rounding import widen_graph  # needed only by graphs of 16-bit floats
 
         widen_graph(model, dtype)
     if dtypes:
         notes += [
-            f"The graph computed in 16-bit floats; mode {names[0]} takes float32, so the rest of it is float32 now.",
+            f"The graph computed in 16-bit floats; mode {float32_modes[0]} takes float32, so the rest is float32 now.",
             *normalize(model).notes,
         ]
     if "LSTM" in frozenset().union(*(rules.operators for rules in modes)):
