@@ -68,7 +68,7 @@ def test_exclude_list_reaches_its_target_with_per_module(workplace: Workplace, m
     )  # fmt: skip
     assert 0 == found.code, found.err
     rules = json.loads((workplace.folder / "rules.json").read_text(encoding="utf-8"))
-    assert "fp32" == rules["/M/A.0"]
+    assert "fp32" == rules["a.0"]
     record = json.loads((workplace.folder / "r.json").read_text(encoding="utf-8"))
     assert record["exclude_list"]["is_met"]
     assert record["exclude_list"]["latency"]["p50_ms"] > 0

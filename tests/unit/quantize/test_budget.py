@@ -251,6 +251,16 @@ def test_smallest_within_a_drop_of_perplexity(language: Path, algorithm: str) ->
     assert loose.mean_bits < strict.mean_bits
 
 
+def test_halves_within_a_drop_of_perplexity(language: Path) -> None:
+    """With a precision of 16 bits, the search compares modules in float32 by the perplexity."""
+    texts = str(language.with_name("texts"))
+    search = searched(language, precision="fp16", max_drop="perplexity=5%", calibration_data=texts)
+    assert search.float_perplexity is not None
+    assert search.perplexity is not None
+    assert search.perplexity <= search.float_perplexity * 1.05
+    assert ("fp16", {}) == (search.form, dict(search.rules))
+
+
 def test_perplexity_is_measured_on_the_held_out_texts(language: Path) -> None:
     """The test computes the perplexity by hand, on every fourth file."""
     texts = language.with_name("texts")

@@ -291,18 +291,74 @@ def test_open_sizes_are_compared_on_request(tmp_path: Path) -> None:
         quantized(PERCEPTRON, tmp_path, sizes={"rows": 7}, overwrite=True)
 
 
-def test_branches_and_functions_keep_weights_and_tags(tmp_path: Path) -> None:
-    """Nodes in branches and functions stay float and are counted, and the outputs stay equal."""
-    body = f"""m (float[2, 64] x, bool c) => (float[2, 64] y) <{weight("w1", 64, 64)}> {{
-        h = MatMul (x, w1) r = f.Double (h)
-        y = If (c) <then_branch = t () => (float[2, 64] a) <{weight("w2", 64, 64)}> {{ a = MatMul (r, w2) }},
-                    else_branch = e () => (float[2, 64] b) {{ b = Relu (r) }}> }}"""
-    function = '<opset_import: ["" : 17], domain: "f">\nDouble (x) => (y) { y = Add (x, x) }'
-    result = quantized(parse(body, functions=function, domains=', "f" : 1'), tmp_path)
-    assert (1, 100.0) == (result.quantized, result.coverage.percent)
-    assert {"dynamic does not quantize subgraphs and functions": 1} == result.left
+def test_dynamic_sizes_are_noted_for_a_provider_that_requires_fixed_ones(tmp_path: Path) -> None:
+    """The note has the command that fixes the sizes of the written file."""
+    result = quantized(PERCEPTRON, tmp_path, precision="w8a16", ep="qnn")
+    (note,) = (note for note in result.notes if "fixed sizes" in note)
+    assert f"winml export -m {tmp_path / 'out.onnx'} -o fixed.onnx --shape-config N=1" in note
+    assert not any("fixed sizes" in note for note in quantized(PERCEPTRON, tmp_path, overwrite=True).notes)
+
+
+BRANCHES = f"""m (float[2, 64] x, bool c) => (float[2, 64] y) <{weight("w1", 64, 64)}> {{
+    h = MatMul (x, w1) r = f.Double (h)
+    y = If (c) <then_branch = t () => (float[2, 64] a) <{weight("w2", 64, 64)}> {{ a = MatMul (r, w2) }},
+                else_branch = e () => (float[2, 64] b) <{weight("w2", 64, 64)}> {{
+                    n = MatMul (r, w2) b = Relu (n) }}> }}"""
+DOUBLE = '<opset_import: ["" : 17], domain: "f">\nDouble (x) => (y) { y = Add (x, x) }'
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4", "fp16", "bf16"])
+def test_branches_are_quantized_and_keep_tags(tmp_path: Path, precision: str) -> None:
+    """Weights inside branches, which may have the same name, are quantized like those of the main graph."""
+    source = parse(BRANCHES, functions=DOUBLE, domains=', "f" : 1')
+    result = quantized(source, tmp_path, precision=precision, mode="dynamic" if precision == "int8" else None)
+    assert (3, {}, 100.0) == (result.quantized, result.left, result.coverage.percent)
+    assert result.after.size_bytes < 0.7 * result.before.size_bytes
     written = onnx.load(tmp_path / "out.onnx")
     assert ["Double"] == [item.name for item in written.functions]
+
+
+def test_branches_stay_float_with_calibrated_ranges(tmp_path: Path) -> None:
+    """Activations are measured in the main graph only; the outputs stay close."""
+    result = quantized(parse(BRANCHES, functions=DOUBLE, domains=', "f" : 1'), tmp_path, precision="w8a8")
+    assert (1, {"qdq does not quantize subgraphs and functions": 2}) == (result.quantized, result.left)
+
+
+def test_function_with_a_weight_is_inlined(tmp_path: Path) -> None:
+    """A weight that a function reads as an input is quantized."""
+    body = f"""m (float[2, 64] x) => (float[2, 64] y) <{weight("w1", 64, 64)}, {weight("w2", 64, 64)}> {{
+        h = f.Layer (x, w1) y = f.Layer (h, w2) }}"""
+    function = '<opset_import: ["" : 17], domain: "f">\nLayer (x, w) => (y) { p = MatMul (x, w) y = Relu (p) }'
+    result = quantized(parse(body, functions=function, domains=', "f" : 1'), tmp_path)
+    assert (2, {}, 100.0) == (result.quantized, result.left, result.coverage.percent)
+    assert not onnx.load(tmp_path / "out.onnx").functions
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "qdq"])
+def test_half_precision_graph_computes_in_float32_around_integers(tmp_path: Path, mode: str) -> None:
+    """The integers of both modes are made of float32; inputs and outputs stay float16."""
+    body = f"""m (float16[2, 64] x) => (float16[2, 64] y) <{weight("w1", 64, 64)}, {weight("w2", 64, 64)}> {{
+        h = MatMul (x, w1) r = Relu (h) y = MatMul (r, w2) }}""".replace("float[64", "float16[64")
+    result = quantized(parse(body), tmp_path, precision="int8", mode=mode)
+    assert (2, {}) == (result.quantized, result.left)
+    assert result.fidelity is not None
+    assert result.fidelity.worst.sqnr_db > 25
+    graph = onnx.load(tmp_path / "out.onnx").graph
+    kinds = {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
+    assert {onnx.TensorProto.FLOAT16} == kinds
+
+
+def test_weights_of_an_lstm_are_computed_before_they_are_quantized(tmp_path: Path) -> None:
+    """Exporters of PyTorch reorder the gates of an LSTM with nodes."""
+    body = """m (float[6, 2, 24] x) => (float[6, 1, 2, 32] y)
+        <float[128, 24] w = {0}, float[1, 128, 32] wr = {0}, int64[1] zero = {0}, int64[1] half = {64},
+         int64[1] end = {128}> {
+        upper = Slice (w, zero, half, zero) lower = Slice (w, half, end, zero)
+        joined = Concat <axis = 0> (lower, upper) wx = Unsqueeze (joined, zero)
+        y = LSTM <hidden_size = 32> (x, wx, wr) }"""
+    result = quantized(parse(body), tmp_path, min_sqnr_db=25.0)
+    assert (1, {}) == (result.quantized, result.left)
+    assert ["DynamicQuantizeLSTM"] == [node.op_type for node in onnx.load(tmp_path / "out.onnx").graph.node]
 
 
 def test_weights_read_by_two_branches_are_quantized_once(tmp_path: Path) -> None:

@@ -224,12 +224,14 @@ def open_session(
     providers: Sequence[str] = CPU,
     provider_options: Mapping[str, str] = {},
     shares_contexts: bool = False,
+    rounds_halves: bool = True,
 ) -> Session:
     """Open a file, to run node by node as written, or optimized as ONNX Runtime does by default.
 
     Node by node, the weights are mapped in place, so that memory holds one copy while the session is created, and only
     integer products are optimized, if they saturate on this processor. A bfloat16 file is computed in float32 on the
-    CPU, which has no bfloat16 kernels.
+    CPU, which has no bfloat16 kernels. In a float16 file, values round and overflow as on a device with float16
+    kernels.
 
     Args:
         path: An ONNX file, its data beside it. It is not changed.
@@ -238,13 +240,14 @@ def open_session(
         providers: Execution providers, the preferred one first.
         provider_options: Options of the preferred one.
         shares_contexts: Share compiled contexts with other sessions of this process.
+        rounds_halves: Round the float16 values that the CPU provider computes in float32.
 
     Raises:
         ModelPathError: the file cannot be read.
         InputError: it, or a data file it names, is damaged or missing.
         StageError: ONNX Runtime cannot load the graph.
     """
-    if tuple(providers) == CPU and (widened := widened_graph(path)) is not None:
+    if tuple(providers) == CPU and (widened := widened_graph(path, rounds_halves=rounds_halves)) is not None:
         values = {value.name: value for node in widened.graph for value in node.outputs}
         widened.graph.outputs.extend(values[name] for name in outputs)
         return session_of_graph(widened, path, optimize=not as_written)
@@ -274,18 +277,30 @@ def open_session(
     )
 
 
-def _has_bfloat16_values(graph: onnx.GraphProto) -> bool:
-    """Return True if a value or an initializer of a graph is bfloat16."""
-    values = (*graph.input, *graph.output, *graph.value_info)
-    kinds = {value.type.tensor_type.elem_type for value in values} | {tensor.data_type for tensor in graph.initializer}
-    return onnx.TensorProto.BFLOAT16 in kinds
-
-
-def widened_graph(path: Path) -> ir.Model | None:
-    """Return the graph of a bfloat16 file, converted to float32; `None` for other files."""
+def _value_types(path: Path) -> set[int]:
+    """Return the types of the values and initializers of a file, subgraphs included."""
     structure = read_structure(path)
     graphs = (structure.graph, *(graph for node in proto_nodes(structure) for graph in subgraphs(node)))
-    if not any(map(_has_bfloat16_values, graphs)):
+    values = (value for graph in graphs for value in (*graph.input, *graph.output, *graph.value_info))
+    stored = {tensor.data_type for graph in graphs for tensor in graph.initializer}
+    return {value.type.tensor_type.elem_type for value in values} | stored
+
+
+def widened_graph(path: Path, *, rounds_halves: bool = False) -> ir.Model | None:
+    """Return the graph of a bfloat16 file, converted to float32; `None` for other files.
+
+    Args:
+        path: The file.
+        rounds_halves: Also return the graph of a float16 file, in float32 with its values rounded to float16.
+    """
+    types = _value_types(path)
+    has_brains, has_halves = (dtype in types for dtype in (onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16))
+    if not has_brains and not (has_halves and rounds_halves):
         return None
     model = load_by_reference(path)
-    return model if widen_floats(model, ir.DataType.BFLOAT16) else None
+    is_widened = has_brains and widen_floats(model, ir.DataType.BFLOAT16)
+    if has_halves and rounds_halves:
+        from winml.modelkit.ort.half_rounding import round_half_values  # needed only by float16 files
+
+        return model if round_half_values(model) or is_widened else None
+    return model if is_widened else None

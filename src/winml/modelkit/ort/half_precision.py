@@ -297,7 +297,7 @@ def _half_precision_nodes(
 
     Missing value types are inferred from the operators, in place: onnx does not know the operators of other domains.
     """
-    _complete_types(model)
+    complete_types(model)
     halves: set[ir.Node] = set()
     wide = _positional_nodes(model.graph)
     for node in model.graph:
@@ -358,7 +358,8 @@ def _is_layer(node: ir.Node) -> bool:
     return any(tensor is not None and tensor.nbytes > _LARGEST_POSITIONAL_BYTES for tensor in tensors)
 
 
-def _complete_types(model: ir.Model) -> None:
+def complete_types(model: ir.Model) -> None:
+    """Infer missing types of values of the main graph from the operators, in place."""
     for node in model.graph:
         if all(value.dtype is not None for value in node.outputs):
             continue

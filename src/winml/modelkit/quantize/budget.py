@@ -43,6 +43,7 @@ from winml.modelkit.quantize.pipeline import quantize
 from winml.modelkit.quantize.placements import CPU_PLACEMENT, placement_for
 from winml.modelkit.quantize.precisions import BFLOAT16, FLOAT32, INT4, MIXTURE, PRECISIONS, Precision
 from winml.modelkit.quantize.preparation import PreparedGraph
+from winml.modelkit.quantize.quantized_variants import Samples
 from winml.modelkit.quantize.records import BudgetChoice, BudgetSearch, BudgetTrial
 from winml.modelkit.quantize.sensitivity_records import FidelityTarget, MeasuredVariant
 from winml.modelkit.quantize.unfinished_work import digest_of, graph_digest, samples_digest
@@ -119,6 +120,28 @@ _LEAST_NOISE = 1e-12
 
 
 @dataclass(frozen=True)
+class FileBits:
+    """Number of parameters of a float file, for mean bits as ``winml inspect`` counts them."""
+
+    parameters: int
+    uncounted_bytes: int
+    """Bytes of shapes, indices and masks, which have no parameters."""
+
+    @classmethod
+    def of_model(cls, model: ir.Model) -> FileBits:
+        """Count the parameters of a float graph."""
+        from winml.modelkit.onnx.contents import read_contents
+        from winml.modelkit.onnx.module_costs import weights_cost  # needed only by a search
+
+        counted = weights_cost(read_contents(to_weightless(model).proto))
+        return cls(counted.weight_parameters, weight_bytes(model) - counted.weight_bytes)
+
+    def mean_bits(self, size: int) -> float:
+        """Convert bytes of all weights of a variant to mean bits per parameter."""
+        return 8 * (size - self.uncounted_bytes) / max(self.parameters, 1)
+
+
+@dataclass(frozen=True)
 class SampleTools:
     """Calibration samples of one quantization, statistics on the samples, and the output file."""
 
@@ -169,6 +192,20 @@ def choose_bits(
     return study.choose(budget)
 
 
+def measurement_identity(
+    graph: PreparedGraph, options: QuantizeOptions, tools: SampleTools, samples: Samples, *, has_evaluator: bool
+) -> dict[str, object]:
+    """Identify the inputs of the measurements of a search other than the options of a variant."""
+    return {
+        "graph": graph_digest(graph.model),
+        "options": options.model_dump(mode="json", exclude={"min_sqnr_db"}),
+        "data": tools.data.request() if options.needs_samples or has_evaluator else {},
+        "samples": samples_digest([values.feeds for values in samples.values]),
+        "winml": __version__,
+        "onnxruntime": onnxruntime_version(),
+    }
+
+
 @dataclass
 class _Unit:
     """A module, and its cost and loss in each candidate format."""
@@ -199,13 +236,7 @@ class _Study:
         parts = list_parts(plan if base.mode == "qdq" else self._add_half_nodes(plan), graph.modules, None, None)
         self._parts = [part for part in parts if part.is_unit and part.nodes]
         self._float_bytes = weight_bytes(graph.model)
-        from winml.modelkit.onnx.contents import read_contents
-        from winml.modelkit.onnx.module_costs import weights_cost  # needed only by this search
-
-        counted = weights_cost(read_contents(to_weightless(graph.model).proto))
-        self._parameters_of_file = counted.weight_parameters
-        self._uncounted_bytes = self._float_bytes - counted.weight_bytes
-        """Bytes of shapes, indices and masks, which have no parameters."""
+        self._bits = FileBits.of_model(graph.model)
         judging = requested.judging_request(run.seed)
         samples = SampleRequest(
             replace(run, seed=run.seed + _OTHER_SAMPLES),
@@ -229,9 +260,10 @@ class _Study:
             session = graph.session(name=run.shown)
             self._evaluator, self._float_perplexity = held_out_evaluator(tools.data, session, budget.max_drop)
         assert tools.unfinished is not None  # always set for a search
-        self._stored = quantized_variants.MeasuredVariants(
-            tools.unfinished / "measured.json", self._measurement_identity(), overwrite=True
+        identity = measurement_identity(
+            graph, requested, tools, self._samples, has_evaluator=self._evaluator is not None
         )
+        self._stored = quantized_variants.MeasuredVariants(tools.unfinished / "measured.json", identity, overwrite=True)
         self._variants = quantized_variants.QuantizedVariants(
             graph, self._samples, self._quantizer, self._stored, evaluator=self._evaluator
         )
@@ -249,17 +281,6 @@ class _Study:
             halves = {node.name: node for node in planned if node.mode is not None and node.has_weight}
         nodes = (halves.get(node.name, node) if node.mode is None else node for node in plan.nodes)
         return planning.QuantizationPlan(tuple(nodes))
-
-    def _measurement_identity(self) -> dict[str, object]:
-        """Identify the inputs of a measurement other than the options of the variant."""
-        return {
-            "graph": graph_digest(self._graph.model),
-            "options": self._requested.model_dump(mode="json", exclude={"min_sqnr_db"}),
-            "data": self._tools.data.request() if self._requested.needs_samples or self._evaluator else {},
-            "samples": samples_digest([values.feeds for values in self._samples.values]),
-            "winml": __version__,
-            "onnxruntime": onnxruntime_version(),
-        }
 
     def _measure_variant(self, options: QuantizeOptions, *, is_judged: bool = False) -> MeasuredVariant:
         """Measure a variant, or read the measurement of an interrupted run."""
@@ -385,13 +406,12 @@ class _Study:
 
     def _bytes_at(self, mean_bits: float) -> int:
         """Convert mean bits per parameter of the file to bytes of the modules' weights."""
-        counted = math.floor(mean_bits * self._parameters_of_file / 8 + 1e-6)
-        return counted + self._uncounted_bytes - self._fixed_bytes
+        counted = math.floor(mean_bits * self._bits.parameters / 8 + 1e-6)
+        return counted + self._bits.uncounted_bytes - self._fixed_bytes
 
     def _mean_bits(self, size: int) -> float:
         """Convert bytes of the modules' weights to mean bits per parameter of the file."""
-        counted = size + self._fixed_bytes - self._uncounted_bytes
-        return 8 * counted / max(self._parameters_of_file, 1)
+        return self._bits.mean_bits(size + self._fixed_bytes)
 
     @property
     def _unit_bytes(self) -> int:
@@ -586,7 +606,7 @@ class _Study:
             self._list_choices(formats), key=lambda choice: mean_bits * choice.parameters / 8 - choice.size_bytes
         )
         parts = [f"{choice.tag} {choice.form} {size_words(choice.size_bytes)}" for choice in choices[:_NAMED]]
-        remaining_bytes = self._fixed_bytes - self._uncounted_bytes
+        remaining_bytes = self._fixed_bytes - self._bits.uncounted_bytes
         if remaining_bytes > 0:
             parts.append(f"biases, normalizations and others that stay floating-point {size_words(remaining_bytes)}")
         return f"largest: {', '.join(parts)}"
@@ -798,9 +818,8 @@ def _format_name(formats: Sequence[_Format]) -> str:
 
 def _read_decibels(measured: MeasuredVariant) -> float | None:
     """Return the SQNR of a variant's worst output in dB; ``None`` if not finite, or if the variant does not run."""
-    if measured.worst is None or not measured.runs or not math.isfinite(measured.worst.sqnr_db):
-        return None
-    return measured.worst.sqnr_db
+    decibels = measured.sqnr_db
+    return decibels if decibels is not None and math.isfinite(decibels) else None
 
 
 GRAINS = 20_000

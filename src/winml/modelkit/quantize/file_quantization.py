@@ -32,10 +32,13 @@ from winml.modelkit.onnx.cutting import GraphModules
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.files.writing import written_bytes
-from winml.modelkit.onnx.pinning import sizes_of_dimensions
+from winml.modelkit.onnx.pinning import open_dimensions, sizes_of_dimensions
+from winml.modelkit.onnx.specs import stated_sums
 from winml.modelkit.onnx.weights import to_weightless, weight_bytes
 from winml.modelkit.optimize.decoders.packed_projections import PackedProjectionPass
 from winml.modelkit.options import load_metadata
+from winml.modelkit.ort.default_sizes import fixing_command
+from winml.modelkit.ort.execution_providers import find_execution_provider
 from winml.modelkit.ort.host import available_bytes, has_integer_dot_products, is_x86
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.quantize import planning
@@ -130,6 +133,8 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
     """Sizes of dynamic dimensions to compare at; for other dimensions, several sizes are tried."""
     may_stay_float: bool = False
     """Allow a part already within the limit to stay float (else raise)."""
+    written: Path | None = None
+    """File of the command, for a note with the command that fixes its sizes; ``None``: a stage of a build."""
     has_half_caches: bool = False
     """True if a KV cache read and written in float16 is an input and output in float16 too."""
     packs_projections: bool = False
@@ -215,6 +220,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             *(calibration.notes if calibration is not None else ()),
             *done.file.notes,
             *self.late_notes(done.result.model),
+            *self._dynamic_size_notes(done.result.model),
             *(
                 _size_notes(
                     done.file.before, done.file.after, has_left=any(module.left for module in done.result.modules)
@@ -299,7 +305,12 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         elif self.options.bit_budget is not None:
             assert self.tools is not None  # set by equipped()
             run = RunOptions(str(self.source), sizes=self.sizes, seed=self.tools.data.seed)
-            outcome.options, outcome.search = choose_bits(prepared, self.options, run, self.tools, self._file_bytes)
+            if self.options.precision is not None:
+                from winml.modelkit.quantize.excluded_modules import choose_excluded  # needed only by this search
+
+                outcome.options, outcome.search = choose_excluded(prepared, self.options, run, self.tools)
+            else:
+                outcome.options, outcome.search = choose_bits(prepared, self.options, run, self.tools, self._file_bytes)
         options, search = self.resolved, outcome.search
         outcome.notes += _provider_notes(options)
         if not options.modes() and (outcome.stays_float or options.kv_cache is not None):
@@ -456,6 +467,19 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         kernels = _kernel_notes(self.resolved.modes(), signed_weights=self.resolved.base.signed_weights)
         return (*self.outcome.notes, *kernels, *_range_notes(model))
 
+    def _dynamic_size_notes(self, model: ir.Model) -> Iterator[str]:
+        """Note dynamic dimensions of the written file that the provider does not run."""
+        if self.written is None or self.options.ep is None:
+            return
+        provider, dimensions = find_execution_provider(self.options.ep), open_dimensions(model.graph)
+        if dimensions and not provider.takes_dynamic:
+            sums = stated_sums(model.metadata_props)
+            command = fixing_command(str(self.written), [name for name in dimensions if name not in sums])
+            yield (
+                f"{provider.name} requires fixed sizes, and {', '.join(dimensions)} are dynamic. Before it runs there, "
+                f"fix them: {command}"
+            )
+
     def compare(self, source: Path, written: Path, seed: int) -> FidelityInfo | None:
         """Compare outputs with the source if it fits into memory."""
         needed, available = sum(file.stat().st_size for file in (source, *external_files(source))), available_bytes()
@@ -536,6 +560,17 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         command = command_line(["winml", "quantize", source, *words])
         return f"The modules to keep in float are found by {command}"
 
+    @property
+    def _budget_words(self) -> str:
+        """Sentence with the options that keep modules in float32; ``""`` if the precision is not of 16-bit floats."""
+        options = self.resolved
+        if not options.base.float_type or options.per_module or options.kv_cache is not None:
+            return ""
+        return (
+            f"{opt.budget} smallest with {opt.min_sqnr} {self.least_sqnr_db:g} keeps the modules that lose most in "
+            "float32"
+        )
+
     def _refuse_missing_kernels(self) -> None:
         """Refuse to compare a file if the installed ONNX Runtime has no kernels for it.
 
@@ -562,7 +597,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         """Hint for a file below the minimum: allow more if bits were selected within a limit."""
         budget = self._searched_budget
         if budget is None:
-            search = self._search_words
+            search = self._search_words or self._budget_words
             return below_minimum_hint(self.resolved.remedies()) + (f" {search}." if search else "")
         if budget.max_drop is not None:
             return (
@@ -582,10 +617,11 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         """Minimum quality of every output: as requested in dB, or that of the precisions in the file."""
         if self.options.min_sqnr_db is not None:
             return QualityMinimum(self.options.min_sqnr_db)
-        requested = [precision for precision, _ in self.resolved.requested_modes()]
         of_cache = [QualityMinimum(LEAST_CACHE_SQNR_DB)] if self.options.kv_cache is not None else []
-        # Rules that match no module set no minimum.
-        used = [precision for precision in requested if precision.name in self.outcome.used] or requested
+        # Rules that match no module set no minimum; modules that the source has in few bits do, since their kernels
+        # round activations too: any change of the others changes the rounding.
+        used = [precision for precision in PRECISIONS.values() if precision.name in self.outcome.used]
+        used = used or [precision for precision, _ in self.resolved.requested_modes()]
         if self.outcome.stays_float:
             used = [*used, *(precision for precision in PRECISIONS.values() if precision.float_type)]
         return QualityMinimum.least_of((*(precision.minimum for precision in used), *of_cache))

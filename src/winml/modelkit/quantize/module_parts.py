@@ -6,17 +6,19 @@ quantization; runs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.onnx.cutting import GraphModules
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.planning import PlannedNode, QuantizationPlan
+from winml.modelkit.quantize.planning import PlannedNode, QuantizationPlan, plan_quantization
 from winml.modelkit.quantize.precisions import FLOAT32, PrecisionName
+from winml.modelkit.quantize.preparation import PreparedGraph
 from winml.modelkit.quantize.sensitivity_records import Part
 from winml.modelkit.tags import address
-from winml.modelkit.tags.selector import ModuleAddress, escape, select
+from winml.modelkit.tags.selector import PATH_SEPARATOR, ModuleAddress, Selector, escape, select
 
 
 @dataclass(frozen=True)
@@ -134,3 +136,99 @@ def excluding_options(
 def _put_first(rules: Mapping[str, PrecisionName], options: QuantizeOptions) -> dict[str, PrecisionName]:
     """Put rules before those of the user; a user's rule for the same selector is replaced."""
     return {**rules, **{text: name for text, name in options.per_module.items() if text not in rules}}
+
+
+def shorten_rules(
+    graph: PreparedGraph, options: QuantizeOptions, excluding: QuantizeOptions, names: Collection[str]
+) -> Mapping[str, PrecisionName]:
+    """Return the rules that exclude modules as few selectors by module path, which all exports of a model share.
+
+    Equal modules share a selector with wildcards, such as ``encoder.layer.*.output``, if the rule applies to all of
+    them.
+
+    Args:
+        graph: The graph.
+        options: Requested options.
+        excluding: The same options with the rules of :func:`excluding_options`.
+        names: Names of the nodes that the options quantize.
+
+    Returns:
+        Selector → precision; the rules of ``excluding`` if selectors by path cannot express them.
+    """
+    precisions = _plan_precisions(graph, excluding, names)
+    rules = _list_module_rules(graph.modules, precisions, options.base.name)
+    shortened = _put_first(_fold_rules(rules, graph.modules), options)
+    tried = _plan_precisions(graph, options.model_copy(update={"per_module": shortened}), names)
+    return shortened if tried == precisions else excluding.per_module
+
+
+def _plan_precisions(graph: PreparedGraph, options: QuantizeOptions, names: Collection[str]) -> dict[str, str]:
+    """Name of a node → its precision with some options."""
+    plan = plan_quantization(graph.model, options, graph.modules)
+    quantized = {node.name: node.requested.name for node in plan.nodes if node.mode is not None}
+    return {name: quantized.get(name, FLOAT32) for name in names}
+
+
+def _list_module_rules(
+    modules: GraphModules, precisions: Mapping[str, str], base: str
+) -> Iterator[tuple[ModuleAddress, str]]:
+    """Yield each module whose precision differs from the precision that it inherits, and its precision.
+
+    Args:
+        modules: Modules of the graph.
+        precisions: Name of a node → its precision.
+        base: Precision of modules without a rule.
+    """
+    own: dict[str, set[str]] = {}
+    inside: dict[str, set[str]] = {}
+    for name, precision in precisions.items():
+        tag = modules.tag_of.get(name, "")
+        own.setdefault(tag, set()).add(precision)
+        for around in address.lineage(tag):
+            inside.setdefault(around, set()).add(precision)
+    reached: dict[str, str] = {}
+    for module in sorted(modules.modules, key=lambda module: address.depth(module.tag)):
+        inherited = reached.get(address.nearest_ancestor(module.tag, reached), base)
+        if module.tag in reached:
+            continue  # a second module with the tag
+        # A module without nodes of its own decides for its submodules if they agree.
+        candidates = inside.get(module.tag, set())
+        if len(candidates) > 1:
+            candidates = own.get(module.tag, set())
+        reached[module.tag] = next(iter(candidates)) if len(candidates) == 1 else inherited
+        if reached[module.tag] != inherited:
+            yield module, reached[module.tag]
+
+
+def _fold_rules(rules: Iterable[tuple[ModuleAddress, str]], modules: GraphModules) -> dict[str, str]:
+    """Selector → precision, inner modules first; modules with the same precision share a selector with wildcards."""
+    remaining = {module.tag: (module, precision) for module, precision in rules}
+    folded: list[tuple[int, str, str]] = []
+    while remaining:
+        tag, (module, precision) = next(iter(remaining.items()))
+        for text in _wildcard_selectors(module.path) if module.path else ():
+            tags = {other.tag for other in modules.modules if Selector(text).matches(other)}
+            is_single = len(tags) == 1 and text != escape(module.path)
+            if not is_single and all(precision == remaining.get(other, (module, ""))[1] for other in tags):
+                break
+        else:
+            text, tags = escape(tag), {tag}
+        folded.append((address.depth(tag), text, precision))
+        for other in tags:
+            del remaining[other]
+    return {text: precision for _, text, precision in sorted(folded, key=lambda rule: -rule[0])}
+
+
+def _wildcard_selectors(path: str) -> Iterator[str]:
+    """Yield a path with its numbers replaced by wildcards, the most wildcards first; the last has none.
+
+    >>> list(_wildcard_selectors("block.3.layer.1.wo"))
+    ['block.*.layer.*.wo', 'block.*.layer.1.wo', 'block.3.layer.*.wo', 'block.3.layer.1.wo']
+    """
+    segments = path.split(PATH_SEPARATOR)
+    numbers = [index for index, segment in enumerate(segments) if segment.isdigit()]
+    for count in range(len(numbers), -1, -1):
+        for chosen in itertools.combinations(numbers, count):
+            yield PATH_SEPARATOR.join(
+                "*" if index in chosen else escape(segment) for index, segment in enumerate(segments)
+            )

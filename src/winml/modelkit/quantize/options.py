@@ -179,7 +179,10 @@ class QuantizeOptions(QuantizeFields, Options):
     def words(self) -> str:
         """Description of the request: the limit, or precisions with modes, and the KV cache."""
         cache = [f"KV cache {self.kv_cache}"] if self.kv_cache is not None else []
-        if (budget := self.bit_budget) is not None:
+        budget = self.bit_budget
+        if budget is not None and self.precision is not None:
+            return f"{self.precision}, with the fewest modules in float32"
+        if budget is not None:
             return ", ".join((f"to {budget.words}: bits of each module chosen by measured sensitivity", *cache))
         modes = [f"{precision.name} ({mode})" for precision, mode in self.requested_modes()]
         return ", ".join((*modes, *cache)) or precisions.FLOAT32
@@ -421,9 +424,20 @@ class QuantizeOptions(QuantizeFields, Options):
             raise UsageError(
                 f"{opt.budget} {self.budget} and {opt.max_size} {self.max_size} are two limits", hint="Use one of them."
             )
+        if self.precision is not None and not self.base.float_type:
+            floats = " or ".join(name for name, precision in precisions.PRECISIONS.items() if precision.float_type)
+            raise UsageError(
+                f"{opt.precision} {self.precision}: {budget.option} chooses the bits of each module",
+                hint=f"Use one of them. {opt.sensitivity} with {opt.target} finds the modules to exclude from "
+                f"{self.precision}; {opt.budget} smallest does so for {floats}.",
+            )
+        if self.precision is not None and not budget.is_smallest:
+            raise UsageError(
+                f"{opt.precision} {self.precision}: {budget.option} {budget.words} chooses the bits of each module",
+                hint=f"Use one of them, or {opt.budget} smallest, which keeps the fewest modules in float32.",
+            )
         chosen = {
-            opt.precision: self.precision is not None,
-            f"{opt.mode} {self.mode}": self.mode not in (None, "weight-only", "qdq"),
+            f"{opt.mode} {self.mode}": self.precision is None and self.mode not in (None, "weight-only", "qdq"),
             opt.per_module: bool(self.per_module),
             opt.block_size: self.block_size is not None or bool(self.block_sizes),
             opt.algorithms: bool(self.algorithms),
@@ -534,6 +548,8 @@ class QuantizeOptions(QuantizeFields, Options):
             value = getattr(self, name)
             readers = [mode for mode, rules in precisions.MODES.items() if name in rules.options]
             is_read = self.solves_weights or self.kv_cache is not None or self.max_drop is not None
+            if name in ("budget", "max_drop") and self.precision is not None:
+                continue  # a search for modules in float32
             if (is_read and name in _OF_SAMPLES) or (name in ("split", "columns") and self.has_judging_data_alone):
                 continue
             default = type(self).model_fields[name].get_default(call_default_factory=True, validated_data={})

@@ -22,7 +22,7 @@ from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.cutting import Cutter, GraphModules
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
 from winml.modelkit.onnx.stage import StageResult
-from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS, constant_tensor, give_products_own_weights
+from winml.modelkit.onnx.weights import constant_tensor, give_products_own_weights
 from winml.modelkit.options import load_json, parse_options
 from winml.modelkit.quantize import planning
 from winml.modelkit.quantize.attention_masks import make_masks_finite, mask_values, narrow_masks
@@ -98,7 +98,7 @@ def _mark_quantized_nodes(
         if decision.name in outputs:
             new = list(_iterate_new_ancestors(makers.get(outputs[decision.name]), before))
         else:  # in a subgraph: values of two branches may have one name, and the new node has the name of the old one
-            new = [by_name[decision.name]] if decision.name in by_name else []
+            new = _list_inner_node(by_name.get(decision.name), quantized.graph, before)
         half = ir.DataType[decision.requested.float_type] if decision.requested.float_type else None
         kinds = {
             node: _classify_node(node) if half is None else _classify_half_node(node, half, before) for node in new
@@ -113,6 +113,14 @@ def _mark_quantized_nodes(
                     record[_BLOCK_SIZE] = size.as_int()
                 node.metadata_props.setdefault(QUANTIZATION_KEY, json.dumps(record))
     return frozenset(reached)
+
+
+def _list_inner_node(node: ir.Node | None, main: ir.Graph, before: Container[str | None]) -> list[ir.Node]:
+    """List a node of a subgraph, and the new nodes of the main graph whose values it reads, such as a Cast."""
+    if node is None:
+        return []
+    makers = (value.producer() for value in node.inputs if value is not None and value.name not in before)
+    return [node, *(maker for maker in makers if maker is not None and maker.graph is main)]
 
 
 def _iterate_new_ancestors(node: ir.Node | None, before: Container[str | None]) -> Iterator[ir.Node]:
@@ -172,6 +180,8 @@ class QuantizeResult(StageResult):
     """Modules with weights, in graph order."""
     activations: tuple[ActivationCount, ...] = ()
     """Numbers of quantized activations by kind and bits."""
+    changed_nodes: int = 0
+    """Number of quantized nodes; in float16, also of those without a weight."""
 
     @property
     def quantized(self) -> int:
@@ -264,8 +274,7 @@ def quantize(
     )
     earlier = _read_earlier_record(model)
     outcome = _module_outcomes(model, plan.nodes, reached, reasons or {})
-    is_quantized_further = any(node.op_type in QUANTIZED_OPERATORS for node in all_nodes(model))
-    if not (reached if is_quantized_further else any(module.quantized for module in outcome)):
+    if not reached:
         causes = dict.fromkeys(reason for module in outcome for reason in module.left)
         is_done = bool(causes) and all(cause.startswith(planning.ALREADY) for cause in causes)
         raise QuantizeError(
@@ -285,7 +294,13 @@ def quantize(
     quantized.metadata_props[QUANTIZATION_KEY] = json.dumps(record, ensure_ascii=False)
     coverage = measure_coverage(quantized)
     return QuantizeResult(
-        quantized, changed=True, notes=notes, coverage=coverage, modules=outcome, activations=activations
+        quantized,
+        changed=True,
+        notes=notes,
+        coverage=coverage,
+        modules=outcome,
+        activations=activations,
+        changed_nodes=len(reached),
     )
 
 

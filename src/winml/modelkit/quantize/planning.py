@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 _TAKING_TRANSPOSED = ("MatMul", "Gemm")
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
-_WITH_WEIGHTS = frozenset({
+OPERATORS_WITH_WEIGHTS = frozenset({
     "LSTM", "GRU", "RNN", "Einsum", "FusedMatMul", "FusedGemm", "FusedConv", "NhwcFusedConv", "Attention",
     "EmbedLayerNormalization", "MoE",
 }).union(*(rules.operators for rules in MODES.values()))  # fmt: skip
@@ -340,7 +340,7 @@ def constant_weight(node: ir.Node) -> ir.Value | None:
     Operators without weights, such as ``Mul``, have none regardless of their inputs. The weight may be read through a
     ``Transpose``: a table shared by an embedding and a product (tied embeddings) is stored once.
     """
-    if node.op_type not in _WITH_WEIGHTS:
+    if node.op_type not in OPERATORS_WITH_WEIGHTS:
         return None
     for value in node.inputs:
         maker = value.producer() if value is not None else None

@@ -149,16 +149,17 @@ _ENGINES = "winml.modelkit.quantize.engines"
 _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
     "dynamic": ModeRules(
         "8-bit weights, and activations that are quantized to 8 bits at run time; needs no calibration",
-        frozenset({"MatMul", "Gemm", "Gather"}),
+        frozenset({"MatMul", "Gemm", "Gather", "LSTM"}),
         least_opset=13,
         engine=f"{_ENGINES}.dynamic:quantize_dynamically",
+        changes_subgraphs=True,
         options=frozenset({"per_channel", "symmetric", "smooth_quant", "cross_layer_equalization"})
         | CALIBRATION_OPTIONS,
         remedies={"smooth_quant": "balance channels ({})"},
         float_types=frozenset({"FLOAT"}),  # DynamicQuantizeLinear takes no other
         bits=((8, 8), (8, None)),
         channel_ranks={"MatMul": (2,)},  # MatMulInteger takes zero points of columns, not of matrices
-        fixed_attributes={"Gemm": PRODUCT_AND_SUM},
+        fixed_attributes={"Gemm": PRODUCT_AND_SUM, "LSTM": {"layout": 0}},
     ),
     "qdq": ModeRules(
         "weights in 4, 8 or 16 bits and activations in 8 or 16, with ranges from calibration (QuantizeLinear, "
@@ -198,6 +199,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         least_opset=13,
         engine=f"{_ENGINES}.half_float:convert_floats",
         is_by_tensor=True,
+        changes_subgraphs=True,
         changes_every_node=True,
     ),
 }

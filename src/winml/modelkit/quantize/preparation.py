@@ -22,14 +22,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
 
 from winml.modelkit.errors import UsageError
 from winml.modelkit.normalize.opset_conversion import convert_opset
 from winml.modelkit.normalize.pipeline import normalize
 from winml.modelkit.onnx.bundle import is_one_of_several
-from winml.modelkit.onnx.cutting import GraphModules
+from winml.modelkit.onnx.cutting import Cutter, GraphModules, cut_model
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.weights import add_initializer
+from winml.modelkit.onnx.widening import computes_in
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import optimize
 from winml.modelkit.options import parse_options
@@ -37,13 +39,23 @@ from winml.modelkit.ort.graph_sessions import GraphSessions
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.placements import placement_for
-from winml.modelkit.quantize.planning import SEPARABLE_LAYERS, choose_mode, constant_weight, refuse_idle_selectors
+from winml.modelkit.quantize.planning import (
+    OPERATORS_WITH_WEIGHTS,
+    SEPARABLE_LAYERS,
+    choose_mode,
+    constant_weight,
+    refuse_idle_selectors,
+)
 from winml.modelkit.quantize.precisions import MODES
 from winml.modelkit.tags.tagging import all_nodes
 from winml.modelkit.transform.graph_file import read_plain
 from winml.modelkit.transform.module_functions import graph_modules
 from winml.modelkit.words import count_noun
 
+_FLOAT32_ALONE = frozenset({ir.DataType.FLOAT.name})
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_RECURRENT_WEIGHTS = (1, 2)
+"""Specified: positions of the input weights and the recurrent weights of an ``LSTM``."""
 _FOLDING = ("conv_batch_norm_fusion", "matmul_batch_norm_fusion")
 """Optimizer capabilities that fold a batch normalization into the preceding weights."""
 
@@ -156,6 +168,22 @@ def prepare(model: ir.Model, options: QuantizeOptions, root: str) -> PreparedGra
         model, converted = convert_opset(model, opset)
         # Conversion creates constants and nodes without names.
         notes += [*converted, *normalize(model).notes]
+    if modes:
+        notes += _inline_weighted_functions(model)
+        _move_subgraph_weights(model)
+    float32_modes = [name for name in options.modes() if MODES[name].float_types == _FLOAT32_ALONE]
+    dtypes = [dtype for dtype in _HALVES if float32_modes and computes_in(model, dtype)]
+    for dtype in dtypes:
+        from winml.modelkit.ort.half_rounding import widen_graph  # needed only by graphs of 16-bit floats
+
+        widen_graph(model, dtype)
+    if dtypes:
+        notes += [
+            f"The graph computed in 16-bit floats; mode {float32_modes[0]} takes float32, so the rest is float32 now.",
+            *normalize(model).notes,
+        ]
+    if "LSTM" in frozenset().union(*(rules.operators for rules in modes)):
+        _fold_recurrent_weights(model)
     notes += _separate_layers(model, frozenset().union(*(rules.operators for rules in modes)))
     if any(rules.needs_ranges for rules in modes):
         if any(node.op_type == "BatchNormalization" for node in model.graph):
@@ -173,6 +201,74 @@ def prepare(model: ir.Model, options: QuantizeOptions, root: str) -> PreparedGra
             model, notes = fused.model, [*notes, *fused.notes]
     modules = graph_modules(model, root)
     return PreparedGraph(model, modules, (*notes, *_idle_notes(model, options, modules)))
+
+
+def _inline_weighted_functions(model: ir.Model) -> list[str]:
+    """Inline the functions of a model if one has operators with weights, in place; return notes.
+
+    A weight is an input of a function, so that the function alone does not tell that its operator has one.
+    """
+    names = [
+        function.name
+        for function in model.functions.values()
+        if any(node.op_type in OPERATORS_WITH_WEIGHTS for node in function.all_nodes())
+    ]
+    if not names:
+        return []
+    InlinePass()(model)
+    note = f"Functions with operators that can be quantized were inlined: {', '.join(names)}."
+    return [note, *normalize(model).notes]
+
+
+def _move_subgraph_weights(model: ir.Model) -> None:
+    """Move the floating-point weights of subgraphs, such as the branches of an ``If``, to the main graph, in place.
+
+    Subgraphs see the values of the main graph. Weights of two branches may have the same name.
+    """
+    fresh: FreshNames | None = None
+    for graph in model.graph.subgraphs():
+        for name, value in list(graph.initializers.items()):
+            tensor = value.const_value
+            if tensor is None or not tensor.dtype.is_floating_point() or len(tensor.shape) < 2:
+                continue
+            if value.is_graph_output() or value.is_graph_input():
+                continue
+            fresh = fresh or FreshNames.of_graph(model.graph)
+            graph.initializers.pop(name)
+            value.name = fresh.take(name)
+            model.graph.register_initializer(value)
+
+
+def _fold_recurrent_weights(model: ir.Model) -> None:
+    """Compute the weights of each ``LSTM`` of the main graph, whose gates an exporter reorders with nodes, in place.
+
+    Before / After::
+
+        weight → Slice, Concat → LSTM       computed weight → LSTM
+    """
+    cutter = Cutter(model)
+    computed: dict[ir.Value, None] = {}
+    for node in model.graph:
+        for value in (node.inputs[position] for position in _RECURRENT_WEIGHTS) if node.op_type == "LSTM" else ():
+            maker = None if value is None else value.producer()
+            if value is not None and maker is not None and cutter.is_constant(maker):
+                computed[value] = None
+    if not computed:
+        return
+    waiting, makers = [*computed], set[ir.Node]()
+    while waiting:
+        maker = waiting.pop().producer()
+        if maker is not None and maker not in makers:
+            makers.add(maker)
+            waiting += [value for value in maker.inputs if value is not None]
+    cut = replace(cutter.cut_exactly(makers), outputs=tuple(computed))
+    arrays = GraphSessions(model).open(cut_model(model, cut)).run({})
+    fresh = FreshNames.of_graph(model.graph)
+    for value in computed:
+        name = fresh.take(f"{value.name}_computed")
+        weight = add_initializer(model.graph, ir.Tensor(arrays[value.name or ""], name=name))
+        ir.convenience.replace_all_uses_with(value, weight)
+    RemoveUnusedNodesPass()(model)
 
 
 def _idle_notes(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> tuple[str, ...]:

@@ -196,18 +196,18 @@ class QuantizedVariants:
             needs_whole = self._starts is None or (is_judged and self.evaluator is not None)
             start = None if needs_whole or self._starts is None else self._starts.last_before(result.model)
             tail = None if start is None else SharedStarts.cut_remaining(result.model, start)
-            session = self._session(tail or result.model)
+            session = self._session(tail or result.model, rounds_halves=True)
             opened = time.perf_counter()
             outputs = list(itertools.islice(self._run_samples(session, None if tail is None else start), count))
             scores = dict(self.evaluator.scores(session)) if is_judged and self.evaluator is not None else {}
         except StageError as error:
-            return MeasuredVariant(None, result.quantized, size, f"cannot run: {error.message}")
+            return MeasuredVariant(None, result.changed_nodes, size, f"cannot run: {error.message}")
         self._add_cost(measured=1, session_s=opened - created, runs_s=time.perf_counter() - opened)
         quality_samples = replace(self._samples.about, count=len(outputs))
         fidelity = measure_fidelity(self._samples.answers[: len(outputs)], outputs, 0.0, quality_samples)
         by_output = {} if fidelity.worst.problem else {output.name: output.sqnr_db for output in fidelity.outputs}
         return MeasuredVariant(
-            fidelity.worst, result.quantized, size, fidelity.worst.problem, scores, len(outputs), by_output
+            fidelity.worst, result.changed_nodes, size, fidelity.worst.problem, scores, len(outputs), by_output
         )
 
     def _run_samples(self, session: Session, start: Start | None) -> Iterator[dict[str, Array]]:
@@ -242,8 +242,12 @@ class QuantizedVariants:
             self._add_cost(quantization_s=time.perf_counter() - started)
         return result
 
-    def _session(self, model: ir.Model) -> Session:
-        """Open a session of a variant."""
+    def _session(self, model: ir.Model, *, rounds_halves: bool = False) -> Session:
+        """Open a session of a variant; its float16 values can be rounded as on a device, unlike on the CPU."""
+        if rounds_halves:
+            from winml.modelkit.ort.half_rounding import round_half_values  # needed only by a measurement
+
+            round_half_values(model)
         return self._graph.sessions.open(model, threads=self._threads, name="the quantized variant")
 
     def _add_cost(self, **added: float) -> None:

@@ -89,6 +89,8 @@ class BudgetSearch(Record):
 
     resumed: int = 0
     """Number of measurements reused from an interrupted run."""
+    rules: Mapping[str, str] = field(default_factory=dict, metadata=entry(omit_empty=True))
+    """Selector → precision of the modules that stay float32, if the precision of the others is stated."""
 
     @property
     def note(self) -> str:

@@ -101,7 +101,7 @@ class MeasuredVariant(Record):
     worst: OutputFidelity | None = field(metadata=entry(skip=True))
     """Output with the largest error; ``None`` if the variant could not be created or run."""
     nodes: int
-    """Number of quantized nodes with a weight."""
+    """Number of quantized nodes; in float16, also of those without a weight."""
     weight_bytes: int = field(metadata=entry("size_bytes"))
     """Size of all initializers; 0 if the variant could not be created."""
     problem: str = field(default="", metadata=entry(before="nodes", null_if_empty=True))
@@ -151,6 +151,11 @@ class MeasuredVariant(Record):
         """True if its outputs can be compared."""
         return self.worst is not None and not self.problem
 
+    @property
+    def sqnr_db(self) -> float | None:
+        """Signal-to-quantization-noise ratio of the worst output; ``None`` if not comparable."""
+        return self.worst.sqnr_db if self.worst is not None and self.runs else None
+
     @recorded(entry(before="scores", inline=True))
     def measures(self) -> dict[str, Any]:
         """Metrics of the worst output; null if nothing can be compared."""
@@ -179,7 +184,7 @@ class ModuleSensitivity:
     @property
     def sqnr_db(self) -> float | None:
         """Signal-to-quantization-noise ratio of the worst output; ``None`` if not comparable."""
-        return self.form.worst.sqnr_db if self.form is not None and self.form.worst and self.form.runs else None
+        return None if self.form is None else self.form.sqnr_db
 
     @property
     def basis_words(self) -> str:

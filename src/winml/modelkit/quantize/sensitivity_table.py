@@ -10,6 +10,7 @@ from pathlib import Path
 from winml.modelkit.compare.words import nearness_words, samples_words
 from winml.modelkit.errors import opt
 from winml.modelkit.quantize import sensitivity_records
+from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
 from winml.modelkit.words import percent_words, size_words, sqnr_words
@@ -209,7 +210,8 @@ def _exclude_list_blocks(listed: sensitivity_records.ExcludeList) -> Iterator[do
         ("reached", _similarity_words(listed.form)),
         ("weights", size_words(listed.form.weight_bytes)),
         ("latency", _latency_words(listed.latency) if listed.latency else None),
-        *(("in float", tag) for tag in listed.excluded),
+        *(("in float", selector) for selector, precision in listed.rules.items() if precision == FLOAT32),
+        *((f"in {name}", selector) for selector, name in listed.rules.items() if name != FLOAT32),
     ]
     yield doc.Fields(fields)
     yield doc.Table(

@@ -30,6 +30,7 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
         ("KV cache", f"{result.kv_cache}, a scale for each channel" if result.kv_cache is not None else None),
         ("calibrated", result.calibration.words if result.calibration is not None else None),
         ("budget", _describe_budget(result.budget) if result.budget is not None else None),
+        *((f"in {name}", selector) for selector, name in (result.budget.rules if result.budget else {}).items()),
         ("quantized", f"{quantized} nodes with weights{_mixture_words(result)}" if result.modes else None),
         ("activations", _activation_words(result) or None),
         *(("left", f"{count} {reason}") for reason, count in result.left.items()),

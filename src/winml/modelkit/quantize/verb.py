@@ -122,7 +122,9 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
         from winml.modelkit.quantize.file_quantization import Quantization
 
         # The plan refuses a folder all of whose parts keep a limit.
-        return Quantization(task.source, options, self.sizes or {}, may_stay_float=task.of_several)
+        return Quantization(
+            task.source, options, self.sizes or {}, may_stay_float=task.of_several, written=task.paths.model
+        )
 
     def _add_calibration_files(self, plan: FilePlan[QuantizedFile]) -> FilePlan[QuantizedFile]:
         """Add calibration data on this disk and the calibration cache to a plan.

@@ -168,7 +168,8 @@ def _list_forms_for_provider(options: TuneOptions, ep: str) -> Iterator[Candidat
     yield from forms
     yield from map(_mixed_variant, forms)
     if ep in EXECUTION_PROVIDERS and EXECUTION_PROVIDERS[ep].devices[0] != "cpu":
-        yield Candidate(FLOAT16, "float", "16-bit floats", {"quant": {"precision": FLOAT16}})
+        half = Candidate(FLOAT16, "float", "16-bit floats", {"quant": {"precision": FLOAT16}})
+        yield from (half, _mixed_variant(half))
     for name, (text, ep_options) in _PROVIDER_OPTIONS.get(ep, {}).items():
         yield Candidate(name, "provider", f"the export, run {text}", {}, "", ep, ep_options)
 
@@ -234,14 +235,18 @@ def _list_weight_only_forms(options: TuneOptions) -> Iterator[Candidate]:
 
 def _list_float_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
     """Yield 16-bit floats if they improve the target: on devices other than the CPU, for file size, or on request."""
+    forms = []
     for provider in machine.providers:
         if EXECUTION_PROVIDERS[provider].devices[0] == "cpu":
             continue
         text = f"16-bit floats, run by {provider}"
-        yield Candidate(f"{provider}-fp16", "float", text, {"quant": {"precision": FLOAT16}}, ep=provider)
+        forms.append(Candidate(f"{provider}-fp16", "float", text, {"quant": {"precision": FLOAT16}}, ep=provider))
     if options.target == "size" or "float" in options.only:
         for precision in (name for name, definition in PRECISIONS.items() if definition.float_type):
-            yield Candidate(precision, "float", f"16-bit floats, {precision}", {"quant": {"precision": precision}})
+            text = f"16-bit floats, {precision}"
+            forms.append(Candidate(precision, "float", text, {"quant": {"precision": precision}}))
+    for form in forms:
+        yield from (form, _mixed_variant(form))
 
 
 def _list_forms_of_providers(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:

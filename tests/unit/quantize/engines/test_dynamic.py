@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
+from blocked_graphs import floats, sqnr_db
 from graphs import operators, parse, run_onnx
 from winml.modelkit.quantize.engines.dynamic import quantize_dynamically
 from winml.modelkit.quantize.options import QuantizeOptions
@@ -136,3 +137,25 @@ def test_branches_read_the_rows_of_a_quantized_table_as_floats(chosen: bool) -> 
     assert "DequantizeLinear" in operators(ours)
     answers = run_onnx(ir.to_proto(ours).SerializeToString(), feeds)["y"]
     np.testing.assert_allclose(answers, expected, atol=0.02 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_lstm_has_integer_weights_and_close_outputs(directions: int, per_channel: bool) -> None:
+    """The weights of all gates are integers; the outputs of the recurrence stay close."""
+    direction = "bidirectional" if directions == 2 else "forward"
+    model = parse(f"""
+    g (float[6, 2, 24] x) => (float[6, {directions}, 2, 32] y)
+    <float[{directions}, 128, 24] w = {{0}}, float[{directions}, 128, 32] wr = {{0}},
+     float[{directions}, 256] wb = {{0}}>
+    {{ y = LSTM <hidden_size = 32, direction = "{direction}"> (x, w, wr, wb) }}
+    """)
+    for name in ("w", "wr"):
+        tensor = model.graph.initializers[name].const_value
+        model.graph.initializers[name].const_value = ir.tensor(tensor.numpy() / 6, name=name)
+    ours = quantized(model, per_channel=per_channel)
+    assert ["DynamicQuantizeLSTM"] == operators(ours)
+    assert [model.graph.node(0).name] == [node.name for node in ours.graph]
+    types = [value.dtype for value in ours.graph.initializers.values() if len(value.shape) == 3]
+    assert [ir.DataType.INT8] * 2 == types
+    assert sqnr_db(model, ours, x=floats(6, 2, 24)) > 30

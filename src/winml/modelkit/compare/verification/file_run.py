@@ -72,7 +72,7 @@ class WrittenFile:
         self.rounding = Rounding(dtypes, lambda: probability_outputs(written.model.graph))
         """Rounding errors to accept."""
         self._adapter = adapter
-        self._is_widened = adapter is None and is_bfloat16
+        self._is_widened = adapter is None and (is_bfloat16 or computes_in(written.model, ir.DataType.FLOAT16))
         self._piece_bytes = piece_bytes
         self._has_single_rows = takes_single_rows(written.model)
         self._session: Session | None = None

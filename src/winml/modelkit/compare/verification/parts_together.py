@@ -490,10 +490,10 @@ def beyond_memory(paths: Iterable[Path]) -> str:
 
 
 def _open_file(path: Path) -> Session:
-    """Open a file in ONNX Runtime with default options."""
-    from winml.modelkit.ort.sessions import Session  # imports onnxruntime
+    """Open a file in ONNX Runtime with default optimizations; float16 values round as on a device."""
+    from winml.modelkit.ort.graph_sessions import open_session  # imports onnxruntime
 
-    return Session(path)
+    return open_session(path, as_written=False)
 
 
 @contextmanager
