@@ -25,7 +25,9 @@ from winml.modelkit.verdicts import Verdict
 from winml.modelkit.words import percent_words
 
 if TYPE_CHECKING:
+    from winml.modelkit.compare.proof.execution import Execution, RunTimes
     from winml.modelkit.compare.proof.records import ProofPart
+    from winml.modelkit.compare.proof.upgrade import UpgradeCheck
     from winml.modelkit.compare.quality_minimum import QualityMinimum
     from winml.modelkit.ort.devices import ChosenProvider
 
@@ -235,12 +237,71 @@ class ProofReplay(ModelComparison, document="compare.table:comparison_document")
     """Minimum quality of every output; ``None`` for several parts, each with its own."""
     recorded: ProofPart | None = None
     """Record of the part: its quality and time when the proof was made; ``None`` for several parts."""
-    run_ms: float | None = None
-    """Median time of a run on the first sample; ``None`` for several parts."""
-    is_recorded_file: bool = False
-    """True if the file is the one whose quality was recorded."""
+    run_times: RunTimes | None = None
+    """Times of runs on the first sample; ``None`` for several parts."""
+    sha256: str = ""
+    """SHA-256 of the file; empty for several parts."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Library → its version when the proof was made."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Library → its version here."""
+    execution: Execution | None = None
+    """How ONNX Runtime executes the file; ``None`` if not measured."""
+    upgrade: UpgradeCheck | None = None
+    """Comparison with another environment; ``None`` without one, and for several parts."""
+
+    @property
+    def is_recorded_file(self) -> bool:
+        """True if the file is the one whose quality was recorded."""
+        return self.recorded is not None and self.sha256 == self.recorded.sha256
+
+    @property
+    def run_ms(self) -> float | None:
+        """Median time of a run on the first sample; ``None`` for several parts."""
+        return None if self.run_times is None else self.run_times.median_ms
+
+    @property
+    def provider_name(self) -> str:
+        """Name of the execution provider."""
+        return "CPUExecutionProvider" if self.provider is None else self.provider.provider.name
+
+    @property
+    def losses(self) -> dict[str, tuple[float, float]]:
+        """Output → SQNR in dB when the proof was made and here, of those that are worse, also within the limit.
+
+        `{}` on another provider than the recorded one.
+        """
+        from winml.modelkit.compare.proof.upgrade import LOSS_DB, is_loss
+
+        recorded = self.recorded
+        if recorded is None or recorded.provider != self.provider_name:
+            return {}
+        before = {output.name: output.sqnr_db for output in recorded.outputs}
+        limit = LOSS_DB if self.is_recorded_file else _LOSS_OF_CHANGE_DB
+        return {
+            name: (before[name], output.fidelity.sqnr_db)
+            for output in self.outputs
+            if (name := output.fidelity.name) in before and is_loss(before[name], output.fidelity.sqnr_db, limit)
+        }
+
+    @property
+    def most_grown(self) -> ComparedModule | None:
+        """Module whose own error has grown most since the proof was made; ``None`` if unknown."""
+        recorded = {} if self.recorded is None else {module.key: module.own_error for module in self.recorded.modules}
+        growths = [
+            (own - before, position)
+            for position, module in enumerate(self.modules or ())
+            if (own := module.own_error) is not None
+            and (before := recorded.get((module.identity.tag, module.identity.call))) is not None
+            and own > before
+        ]
+        return None if not growths or self.modules is None else self.modules[max(growths)[1]]
+
+    @property
+    def is_accepted(self) -> bool:
+        """True if every output is within its limit, and no worse than in the compared environment."""
+        parts = [part for part in self.parts.values() if isinstance(part, ProofReplay)] or [self]
+        return self.is_within and not any(part.upgrade is not None and part.upgrade.refused for part in parts)
 
     @property
     def versions_words(self) -> str:
@@ -299,16 +360,20 @@ class ProofReplay(ModelComparison, document="compare.table:comparison_document")
         Args:
             depth: Levels of the module tree to list; ``None``: all.
         """
-        record = super().as_record(depth=depth)
+        record = {**super().as_record(depth=depth), "versions": dict(self.environment)}
         if self.recorded is None or self.minimum is None:
             return record
-        errors = {(module.tag, module.call): module.relative_error for module in self.recorded.modules}
+        errors = {module.key: module.relative_error for module in self.recorded.modules}
         for module in record["modules"] or ():
             module["recorded_error"] = errors.get((module["tag"], module["call"]))
         return {
             **record,
             "limits": {"min_sqnr_db": self.minimum.sqnr_db, "min_agreement": self.minimum.agreement},
+            "sha256": self.sha256,
             "run_ms": json_value(self.run_ms, 3),
+            "run_times": None if self.run_times is None else self.run_times.model_dump(mode="json"),
+            "execution": None if self.execution is None else self.execution.model_dump(mode="json", exclude_none=True),
+            "upgrade": json_value(self.upgrade),
             "recorded": {
                 "file": self.recorded.file,
                 "sha256": self.recorded.sha256,
@@ -319,6 +384,11 @@ class ProofReplay(ModelComparison, document="compare.table:comparison_document")
                 "outputs": [output.model_dump(mode="json") for output in self.recorded.outputs],
             },
         }
+
+
+_LOSS_OF_CHANGE_DB = 1.0
+"""Loss of a changed file that is noted. Chosen: an eighth more error, while equal weights in another order of nodes
+have the same."""
 
 
 ModuleStatus = Literal["added", "removed", "changed", "renamed"]

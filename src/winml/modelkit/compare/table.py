@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from winml.modelkit.compare import records
 from winml.modelkit.compare.fidelity import OutputFidelity
+from winml.modelkit.compare.proof.upgrade_table import upgrade_fields, upgrade_table
 from winml.modelkit.compare.words import interval_words, nearness_words, samples_words
 from winml.modelkit.errors import opt
 from winml.modelkit.report import document as doc
@@ -44,11 +45,13 @@ def comparison_document(result: records.ModelComparison, *, depth: int | None = 
         result: The comparison.
         depth: Levels of the module tree. ``None``: all.
     """
+    upgrade = result.upgrade if isinstance(result, records.ProofReplay) else None
     parts = [doc.Section(name, comparison_document(part, depth=depth).blocks) for name, part in result.parts.items()]
     return doc.Document(
         [
             doc.Fields(list(_comparison_fields(result))),
             *parts,
+            *([] if upgrade is None or not upgrade.modules else [upgrade_table(upgrade)]),
             *(_module_blocks(result, depth) if result.modules is not None else ()),
             doc.Table(
                 doc.columns(("output", "name"), *_ERRORS, ("same top-1", "share"), "remark"),
@@ -151,6 +154,8 @@ def _replay_fields(result: records.ProofReplay, recorded: ProofPart) -> Iterator
     yield "recorded", f"{quality.get(name, 'nothing')} for {name} of {where}, with {result.versions_words}"
     if result.run_ms is not None and recorded.run_ms is not None:
         yield "time", f"{result.run_ms:.3g} ms a run; {recorded.run_ms:.3g} ms when it was recorded"
+    if result.upgrade is not None:
+        yield from upgrade_fields(result.upgrade)
 
 
 def output_words(output: records.ComparedOutput) -> str:

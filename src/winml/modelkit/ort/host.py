@@ -206,3 +206,16 @@ def available_cores() -> int:
     """Return the number of cores this process may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return usable or 1
+
+
+def processor_name() -> str:
+    """Return the model name of the processor, or its architecture."""
+    name = ""
+    if sys.platform == "linux":
+        name = cpuinfo_value(read_cpuinfo(), "model name") or ""  # Arm kernels report none, only vendor numbers
+    elif sys.platform == "win32":
+        import winreg
+
+        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0") as key:
+            name = str(winreg.QueryValueEx(key, "ProcessorNameString")[0])
+    return " ".join((name or platform.processor() or platform.machine()).split())

@@ -20,19 +20,22 @@ from winml.modelkit.compare.by_module.sides import CallKey, ModuleBoundary, Name
 from winml.modelkit.compare.by_module.value_matching import match_files
 from winml.modelkit.compare.fidelity import FidelitySum
 from winml.modelkit.compare.proof.excerpts import take_excerpt
+from winml.modelkit.compare.proof.execution import MeasureExecution, RunTimes
 from winml.modelkit.compare.proof.records import ProofPart
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.records import ComparedOutput, ProofReplay
 from winml.modelkit.errors import StageError, UsageError
+from winml.modelkit.onnx.files.content_digest import hash_file
 from winml.modelkit.ort.devices import ChosenProvider, missing_option_hint
 from winml.modelkit.progress import counted
-from winml.modelkit.tags.address import ModuleIdentity
 
 RECORDED_PYTORCH = "PyTorch, as recorded"
 """Name of the reference in messages."""
-_TIMED_RUNS = 5
-_TIMED_MS = 1000.0
+_TIMED_RUNS, _TIMED_MS = 5, 1000.0
 """Chosen: the median of five runs, or of those of a second, is a note, no measurement."""
+_MEASURED_RUNS, _MEASURED_MS = 30, 3000.0
+"""Runs, and their time, of a result that another environment is compared with. Chosen: one of them is undisturbed also
+where other programs run."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +53,7 @@ class _RecordedModel:
     @property
     def boundaries(self) -> dict[CallKey, ModuleBoundary]:
         """(tag, call number) → boundary of the module call, in the file that the proof was made with."""
-        calls = [
-            ModuleBoundary(
-                ModuleIdentity(module.module, module.tag, module.class_name, module.call, module.calls),
-                module.inputs,
-                module.outputs,
-                module.position,
-                module.reason,
-                module.ends_in,
-                module.fused_with,
-            )
-            for module in self.part.modules
-        ]
-        return {call.key: call for call in calls}
+        return {module.key: module.boundary for module in self.part.modules}
 
     @property
     def value_names(self) -> frozenset[str]:
@@ -112,14 +103,14 @@ class _Replay:
                 total.add(*self.model.paired(part.key("outputs", name, number), outputs[name]))
         return tuple(ComparedOutput(total.of_output()) for total in totals.values())
 
-    def median_run_ms(self) -> float:
-        """Median time of a run on the first sample; the file has run before."""
+    def run_times(self, runs: int, most_ms: float) -> RunTimes:
+        """Time runs on the first sample; the file has run before."""
         feeds, times = self.feeds(self.model.sample(0)), list[float]()
-        while len(times) < _TIMED_RUNS and sum(times) < _TIMED_MS:
+        while len(times) < runs and sum(times) < most_ms:
             started = time.perf_counter()
             self.file.outputs(feeds)
             times.append(1000 * (time.perf_counter() - started))
-        return statistics.median(times)
+        return RunTimes(fastest_ms=min(times), median_ms=statistics.median(times), runs=len(times))
 
     def value_bytes(self, taps: Sequence[NamesOfBoth]) -> Sequence[int | None]:
         """Bytes of recording each value of the file; ``None`` if unknown."""
@@ -145,10 +136,12 @@ def replay_part(
     by_module: bool = False,
     provider: ChosenProvider | None = None,
     shown: str = "",
+    measure: MeasureExecution | None = None,
 ) -> ProofReplay:
     """Run a file on the inputs of a proof, and compare its outputs and modules with those of PyTorch.
 
-    Modules are compared if requested, or if an output is beyond its limit.
+    Modules are compared if requested, if an output is beyond its limit or worse than recorded, or if the execution is
+    measured.
 
     Args:
         part: The record of the part.
@@ -158,6 +151,7 @@ def replay_part(
         by_module: Compare all modules in any case.
         provider: Execution provider; ``None``: the CPU provider.
         shown: Name of the file in messages; default: the path.
+        measure: Measures the execution of the file, a note if that fails; ``None``: not measured.
 
     Raises:
         UsageError: the file has other inputs or outputs.
@@ -183,11 +177,19 @@ def replay_part(
         provider=provider,
         minimum=minimum,
         recorded=part,
-        run_ms=replay.median_run_ms(),
+        run_times=replay.run_times(*((_TIMED_RUNS, _TIMED_MS) if measure is None else (_MEASURED_RUNS, _MEASURED_MS))),
+        sha256=hash_file(path),
     )
-    if result.is_within and not by_module:
+    feeds = file.quantized_feeds(replay.feeds(recorded.sample(0)))
+    del replay, file  # two sessions would hold the weights twice
+    if by_module or measure is not None or not result.is_within or result.losses:
+        result = _with_modules(result, recorded, path, is_requested=by_module, shown=shown)
+    if measure is None:
         return result
-    return _with_modules(result, recorded, path, is_requested=by_module, shown=shown)
+    try:
+        return replace(result, execution=measure(path, feeds, provider))
+    except (UsageError, StageError) as error:
+        return replace(result, notes=(*result.notes, f"Kernels were not recorded: {error.message}."))
 
 
 def _refuse_other_interface(model: _RecordedModel, file: OnnxSide) -> None:

@@ -1,0 +1,321 @@
+"""Upgrade check: a verification compared with the result of one in another environment, by module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pydantic
+
+from winml.modelkit.compare.proof.execution import ExecutedModule, Execution, RunTimes
+from winml.modelkit.compare.proof.records import ProofBase
+from winml.modelkit.compare.records import BeforeAfter, changed_counts
+from winml.modelkit.errors import InputError, UsageError, WinMLError, opt
+from winml.modelkit.options import parse_options, read_json_file
+from winml.modelkit.ort.sessions import CPU
+from winml.modelkit.records import Record, entry
+from winml.modelkit.verdicts import Verdict
+from winml.modelkit.words import count_noun, sqnr_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.compare.records import ProofReplay
+
+LOSS_DB = 6.0
+"""Chosen: the error has doubled."""
+ROUNDING_DB = 100.0
+"""SQNR of rounding. Chosen: float32 sums in another order have 110 dB and more."""
+_ROUNDING = 10 ** (-ROUNDING_DB / 20)
+"""The same as a relative error."""
+_GROWTH = 10 ** (LOSS_DB / 20)
+"""The loss as a ratio of errors."""
+_LEAST_RATIO = 1.1
+"""Ratio of times from which they differ. Chosen: two processes of one environment differ by some percent."""
+_DISTURBED = 1.5
+"""Ratio of the median to the fastest run from which other load slowed the runs, as in ``winml perf``."""
+_MOST_NAMES = 5
+"""Modules named in a sentence. Chosen: one line of a terminal."""
+_LEAST_SHARE = 0.01
+"""Share of a run below which the time of a module is not compared. Chosen: kernels are timed to a microsecond."""
+
+
+class _BaselineOutput(ProofBase):
+    name: str
+    sqnr_db: float | None = None
+    problem: str = ""
+
+
+class _BaselineModule(ProofBase):
+    tag: str
+    call: int = 1
+    relative_error: float | None = None
+
+
+class _Recorded(ProofBase):
+    sha256: str
+
+
+class Baseline(ProofBase):
+    """JSON of ``winml verify`` in another environment, as far as it is compared."""
+
+    schema_version: Literal[1]
+    provider: str | None = None
+    versions: dict[str, str]
+    sha256: str = ""
+    """SHA-256 of the verified file; empty for several parts."""
+    outputs: tuple[_BaselineOutput, ...]
+    modules: tuple[_BaselineModule, ...] | None = None
+    recorded: _Recorded | None = None
+    run_times: RunTimes | None = None
+    execution: Execution | None = None
+    parts: dict[str, Baseline] = pydantic.Field(default_factory=dict)
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Read the JSON of an earlier verification.
+
+    Raises:
+        InputError: the file is missing or damaged, or is another JSON.
+    """
+    try:
+        return parse_options(Baseline, read_json_file(path), str(path))
+    except (WinMLError, OSError, ValueError) as error:
+        reason = error.message if isinstance(error, WinMLError) else str(error)
+        raise InputError(
+            f"{path}: no result of winml verify: {reason.removeprefix(f'{path}: ')}",
+            hint=f"Write it in the other environment: winml verify FOLDER -f json > {path.name}",
+        ) from error
+
+
+@dataclass(frozen=True)
+class ModuleChange(Record):
+    """Differences of one module; a measure without a difference is empty."""
+
+    module: str
+    tag: str
+    class_name: str = field(metadata=entry("class"))
+    relative_error: tuple[float, float] | None = None
+    """Relative error of its worst output, before and after; ``None`` if it has not doubled or halved."""
+    nodes: Mapping[str, BeforeAfter] = field(default_factory=dict)
+    """Operator → nodes of the file, before and after."""
+    kernels: Mapping[str, BeforeAfter] = field(default_factory=dict)
+    """Operator → kernels in a run, before and after: fused otherwise."""
+    providers: Mapping[str, BeforeAfter] = field(default_factory=dict)
+    """Execution provider → kernels in a run, before and after."""
+    ms: tuple[float, float] | None = field(default=None, metadata=entry(digits=4))
+    """Fastest time of its kernels, before and after; ``None`` within the noise."""
+
+    @property
+    def is_changed(self) -> bool:
+        """True if a measure differs."""
+        return any((self.relative_error, self.nodes, self.kernels, self.providers, self.ms))
+
+
+@dataclass(frozen=True)
+class UpgradeCheck(Record):
+    """Comparison of one part with its verification in another environment."""
+
+    versions: Mapping[str, tuple[str | None, str | None]]
+    """Package → version before and after, of those that differ."""
+    outputs: Mapping[str, tuple[float | None, float | None]]
+    """Output → SQNR in dB before and after."""
+    quality: Verdict
+    """Verdict on the errors of the outputs."""
+    placement: Verdict
+    """Verdict on the providers of the nodes."""
+    time: Verdict
+    """Verdict on the time of a run."""
+    run_ms: tuple[float | None, float | None] = field(metadata=entry(digits=3))
+    """Median time of a run, before and after."""
+    modules: tuple[ModuleChange, ...]
+    """Modules that differ, in the order of the module tree."""
+
+    @property
+    def verdicts(self) -> dict[str, Verdict]:
+        """Name → verdict."""
+        return {"errors": self.quality, "placement": self.placement, "time": self.time}
+
+    @property
+    def refused(self) -> list[str]:
+        """Names of the negative verdicts that end a verification with exit code 3: all but the time."""
+        return [name for name, verdict in self.verdicts.items() if verdict.is_no and verdict is not self.time]
+
+    @property
+    def changes_words(self) -> str:
+        """Names of the modules that differ, with a leading space; empty if there are none."""
+        names = [module.module or module.tag for module in self.modules]
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        return f" Modules that differ: {', '.join(names[:_MOST_NAMES])}{more}." if names else ""
+
+
+def check_upgrade(result: ProofReplay, baseline: Baseline, name: str) -> UpgradeCheck:
+    """Compare the verification of one part with an earlier one.
+
+    Args:
+        result: The verification, with its modules and its execution where they could be measured.
+        baseline: The earlier verification of the same part.
+        name: Name of its file, for messages.
+
+    Raises:
+        UsageError: the earlier verification is of another build, or on another provider.
+    """
+    recorded, provider = result.recorded, result.provider_name
+    assert recorded is not None  # of one part
+    if baseline.recorded is None or baseline.recorded.sha256 != recorded.sha256:
+        raise UsageError(
+            f"{name} is the result of another build than the proof of {recorded.file}",
+            hint="Verify the folder that it was made with; a new build of the model is compared with "
+            f"{opt.against} NEW.",
+        )
+    if (before_on := baseline.provider or CPU[0]) != provider:
+        raise UsageError(
+            f"{name} is of {before_on}, and this run is on {provider}", hint=f"Select the same provider: {opt.ep}."
+        )
+    times = baseline.run_times, result.run_times
+    before, after = baseline.execution, result.execution
+    is_same_machine = before is not None and after is not None and before.machine == after.machine
+    modules = tuple(_changed_modules(result, baseline, is_same_machine))
+    return UpgradeCheck(
+        versions={
+            package: versions
+            for package in {**baseline.versions, **result.environment}
+            if len({*(versions := (baseline.versions.get(package), result.environment.get(package)))}) > 1
+        },
+        outputs={
+            output.name: (output.sqnr_db, found)
+            for output in baseline.outputs
+            if (found := _sqnr_db(result, output.name)) != output.sqnr_db
+        },
+        quality=_judge_quality(result, baseline),
+        placement=_judge_placement(before, after, provider),
+        time=_judge_time(*times, is_same_machine),
+        run_ms=(times[0] and times[0].median_ms, times[1] and times[1].median_ms),
+        modules=modules,
+    )
+
+
+def _sqnr_db(result: ProofReplay, name: str) -> float | None:
+    """Return the SQNR of an output; `None` if it cannot be compared."""
+    found = (output.fidelity for output in result.outputs if output.fidelity.name == name)
+    return next((fidelity.sqnr_db for fidelity in found if not fidelity.problem), None)
+
+
+def _judge_quality(result: ProofReplay, baseline: Baseline) -> Verdict:
+    """Return the verdict on the errors of all outputs."""
+    losses = []
+    for output in baseline.outputs:
+        before, after = output.sqnr_db, _sqnr_db(result, output.name)
+        if output.problem or before is None or (after is not None and not is_loss(before, after)):
+            continue
+        words = "no comparable value" if after is None else sqnr_words(after)
+        losses.append(f"{output.name} from {sqnr_words(before)} to {words}")
+    reason = ", ".join(losses) or f"{count_noun(len(baseline.outputs), 'output')} compared"
+    return Verdict.of("no error of an output has doubled", not losses, reason)
+
+
+def is_loss(before_db: float, after_db: float, loss_db: float = LOSS_DB) -> bool:
+    """Return True if an output lost more than so many dB, beyond rounding."""
+    return after_db < before_db - loss_db and after_db < ROUNDING_DB
+
+
+def _judge_placement(before: Execution | None, after: Execution | None, provider: str) -> Verdict:
+    """Return the verdict on the providers of the nodes: whether more kernels run elsewhere."""
+    question = f"no more nodes run outside of {provider}"
+    if before is None or after is None:
+        where = "in this environment" if after is None else "in the baseline"
+        return Verdict.undecided(question, f"kernels were not recorded {where}", "a provider that records its kernels")
+
+    def strays(execution: Execution) -> int:
+        return sum(
+            count for module in execution.modules for name, count in module.providers.items() if name != provider
+        )
+
+    counts = strays(before), strays(after)
+    return Verdict.of(question, counts[1] <= counts[0], f"{counts[0]} before, {counts[1]} now")
+
+
+def _judge_time(before: RunTimes | None, after: RunTimes | None, is_same_machine: bool) -> Verdict:
+    """Return the verdict on the time of a run."""
+    question = "a run is not slower"
+    if before is None or after is None:
+        return Verdict.undecided(question, "runs of one side were not timed", "the time of both")
+    words = f"{before.median_ms:.3g} ms before, {after.median_ms:.3g} ms now"
+    if not is_same_machine:
+        return Verdict.undecided(question, f"{words}, on different machines", "both runs on one machine")
+    if (change := _compare_times(before, after)) is None:
+        return Verdict.undecided(question, f"{words}, while other programs ran", "an idle machine")
+    return Verdict.of(question, change != "slower", f"{words}: {change}")
+
+
+def _compare_times(before: RunTimes, after: RunTimes) -> Literal["slower", "faster", "no difference found"] | None:
+    """Compare times of two processes; `None` if other load on the machine may explain the difference.
+
+    A difference is found if the fastest run of one is above the median of the other.
+    """
+    ratio = after.fastest_ms / max(before.fastest_ms, 1e-9)
+    load = max(times.median_ms / max(times.fastest_ms, 1e-9) for times in (before, after))
+    limit = max(_LEAST_RATIO, load)
+    if ratio > limit:
+        return "slower"
+    if ratio < 1 / limit:
+        return "faster"
+    return None if load > _DISTURBED else "no difference found"
+
+
+def _changed_modules(result: ProofReplay, baseline: Baseline, is_same_machine: bool) -> Iterator[ModuleChange]:
+    """Yield the modules that differ."""
+    errors = _changed_errors(result, baseline)
+    before, after = dict[str, ExecutedModule](), dict[str, ExecutedModule]()
+    if baseline.execution is not None and result.execution is not None:
+        before, after = (
+            {module.tag: module for module in side.modules} for side in (baseline.execution, result.execution)
+        )
+    names = {tag: (module.module, module.class_name) for tag, module in {**before, **after}.items()}
+    names |= {
+        module.identity.tag: (module.identity.module, module.identity.class_name) for module in result.modules or ()
+    }
+    least_ms = _LEAST_SHARE * (result.run_times.median_ms if result.run_times else math.inf)
+    for tag, (path, class_name) in names.items():
+        executions = [side.get(tag, _NOT_EXECUTED) for side in (before, after)]
+        change = ModuleChange(
+            path,
+            tag,
+            class_name,
+            relative_error=errors.get(tag),
+            nodes=changed_counts(*(module.nodes for module in executions)),
+            kernels=changed_counts(*(module.operators for module in executions)),
+            providers=changed_counts(*(module.providers for module in executions))
+            if len({name for module in executions for name in module.providers}) > 1
+            else {},
+            ms=_changed_ms(executions[0].times, executions[1].times, least_ms) if is_same_machine else None,
+        )
+        if change.is_changed:
+            yield change
+
+
+_NOT_EXECUTED = ExecutedModule(module="", tag="", class_name="", nodes={}, kernels={})
+"""Stands for a module that only the other side has."""
+
+
+def _changed_ms(before: RunTimes | None, after: RunTimes | None, least_ms: float) -> tuple[float, float] | None:
+    """Return the fastest times of a module if they differ by more than the noise and a share of the run."""
+    if before is None or after is None or abs(after.fastest_ms - before.fastest_ms) < least_ms:
+        return None
+    is_changed = _compare_times(before, after) in ("slower", "faster")
+    return (before.fastest_ms, after.fastest_ms) if is_changed else None
+
+
+def _changed_errors(result: ProofReplay, baseline: Baseline) -> dict[str, tuple[float, float]]:
+    """Tag → relative error before and after, of modules whose error has doubled or halved, beyond rounding."""
+    before = {(module.tag, module.call): module.relative_error for module in baseline.modules or ()}
+    changed: dict[str, tuple[float, float]] = {}
+    for module in result.modules or ():
+        earlier = before.get((module.identity.tag, module.identity.call))
+        if earlier is None or module.fidelity is None or module.fidelity.problem:
+            continue
+        pair = (earlier, module.fidelity.relative_error)
+        if max(pair) > _ROUNDING and max(pair) > _GROWTH * min(pair):
+            changed.setdefault(module.identity.tag, pair)
+    return changed
