@@ -46,13 +46,15 @@ def comparison_document(result: records.ModelComparison, *, depth: int | None = 
         depth: Levels of the module tree. ``None``: all.
     """
     upgrade = result.upgrade if isinstance(result, records.ProofReplay) else None
+    # Without a divergence, the changes since the baseline are the result.
+    has_modules = result.modules is not None and (upgrade is None or result.first_divergence is not None)
     parts = [doc.Section(name, comparison_document(part, depth=depth).blocks) for name, part in result.parts.items()]
     return doc.Document(
         [
             doc.Fields(list(_comparison_fields(result))),
             *parts,
             *([] if upgrade is None or not upgrade.modules else [upgrade_table(upgrade)]),
-            *(_module_blocks(result, depth) if result.modules is not None else ()),
+            *(_module_blocks(result, depth) if has_modules else ()),
             doc.Table(
                 doc.columns(("output", "name"), *_ERRORS, ("same top-1", "share"), "remark"),
                 list(map(_output_row, result.outputs)),

@@ -50,7 +50,7 @@ class _BaselineOutput(ProofBase):
 class _BaselineModule(ProofBase):
     tag: str
     call: int = 1
-    relative_error: float | None = None
+    own_error: float | None = None
 
 
 class _Recorded(ProofBase):
@@ -96,8 +96,9 @@ class ModuleChange(Record):
     module: str
     tag: str
     class_name: str = field(metadata=entry("class"))
-    relative_error: tuple[float, float] | None = None
-    """Relative error of its worst output, before and after; ``None`` if it has not doubled or halved."""
+    own_error: tuple[float, float] | None = None
+    """Part of its relative error that its inputs do not explain, before and after; ``None`` if it has not doubled or
+    halved."""
     nodes: Mapping[str, BeforeAfter] = field(default_factory=dict)
     """Operator → nodes of the file, before and after."""
     kernels: Mapping[str, BeforeAfter] = field(default_factory=dict)
@@ -110,7 +111,7 @@ class ModuleChange(Record):
     @property
     def is_changed(self) -> bool:
         """True if a measure differs."""
-        return any((self.relative_error, self.nodes, self.kernels, self.providers, self.ms))
+        return any((self.own_error, self.nodes, self.kernels, self.providers, self.ms))
 
 
 @dataclass(frozen=True)
@@ -283,7 +284,7 @@ def _changed_modules(result: ProofReplay, baseline: Baseline, is_same_machine: b
             path,
             tag,
             class_name,
-            relative_error=errors.get(tag),
+            own_error=errors.get(tag),
             nodes=changed_counts(*(module.nodes for module in executions)),
             kernels=changed_counts(*(module.operators for module in executions)),
             providers=changed_counts(*(module.providers for module in executions))
@@ -308,14 +309,13 @@ def _changed_ms(before: RunTimes | None, after: RunTimes | None, least_ms: float
 
 
 def _changed_errors(result: ProofReplay, baseline: Baseline) -> dict[str, tuple[float, float]]:
-    """Tag → relative error before and after, of modules whose error has doubled or halved, beyond rounding."""
-    before = {(module.tag, module.call): module.relative_error for module in baseline.modules or ()}
+    """Tag → own error before and after, of modules whose error has doubled or halved, beyond rounding."""
+    before = {(module.tag, module.call): module.own_error for module in baseline.modules or ()}
     changed: dict[str, tuple[float, float]] = {}
     for module in result.modules or ():
-        earlier = before.get((module.identity.tag, module.identity.call))
-        if earlier is None or module.fidelity is None or module.fidelity.problem:
+        earlier, now = before.get((module.identity.tag, module.identity.call)), module.own_error
+        if earlier is None or now is None or not math.isfinite(now):
             continue
-        pair = (earlier, module.fidelity.relative_error)
-        if max(pair) > _ROUNDING and max(pair) > _GROWTH * min(pair):
-            changed.setdefault(module.identity.tag, pair)
+        if max(earlier, now) > _ROUNDING and max(earlier, now) > _GROWTH * min(earlier, now):
+            changed.setdefault(module.identity.tag, (earlier, now))
     return changed

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from winml.modelkit.compare.proof.upgrade import ModuleChange, UpgradeCheck
+from winml.modelkit.compare.proof.upgrade import ROUNDING_DB, ModuleChange, UpgradeCheck
 from winml.modelkit.compare.records import BeforeAfter
 from winml.modelkit.report import document as doc
 from winml.modelkit.words import sqnr_words
 
 
 def upgrade_fields(check: UpgradeCheck) -> Iterator[doc.Field]:
-    """Yield versions, verdicts and outputs."""
+    """Yield versions, verdicts, and the outputs that differ beyond rounding."""
     versions = (
         f"{name} {before or 'missing'} → {after or 'missing'}" for name, (before, after) in check.versions.items()
     )
@@ -19,15 +19,16 @@ def upgrade_fields(check: UpgradeCheck) -> Iterator[doc.Field]:
     for name, verdict in check.verdicts.items():
         yield f"{name} since", f"{verdict.question}: {verdict.words}"
     for name, values in check.outputs.items():
-        before, after = ("not comparable" if value is None else sqnr_words(value) for value in values)
-        yield "output since", f"{name}: {before} → {after}"
+        if any(value is None or value < ROUNDING_DB for value in values):
+            before, after = ("not comparable" if value is None else sqnr_words(value) for value in values)
+            yield "output since", f"{name}: {before} → {after}"
 
 
 def upgrade_table(check: UpgradeCheck) -> doc.Table:
     """Return the table of the modules that differ; equal layers are folded."""
     rows = [(module.tag or "no module", _change_cells(module)) for module in check.modules]
     return doc.Table(
-        doc.columns(("module", "name"), "kernels", "error", "ms", "nodes of the file", "providers"),
+        doc.columns(("module", "name"), "kernels", "own error", "ms", "nodes of the file", "providers"),
         [[name, *cells] for name, cells in rows],
         name="upgrade",
         heading="Modules that differ from the baseline",
@@ -36,7 +37,7 @@ def upgrade_table(check: UpgradeCheck) -> doc.Table:
 
 
 def _change_cells(module: ModuleChange) -> list[doc.Cell]:
-    error, times = module.relative_error, module.ms
+    error, times = module.own_error, module.ms
     return [
         _count_words(module.kernels),
         "" if error is None else f"{error[0]:.1e} → {error[1]:.1e}",
