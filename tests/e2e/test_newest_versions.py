@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import save_checkpoint
 from e2e.other_environment import run_elsewhere
+from evaluation_checkpoints import WORDS, save_task_checkpoint, text_tokenizer
 from readers import python_of
 
 READER = "newest"
@@ -19,7 +19,7 @@ COMMANDS = (
     ["build", "-m", "bert", "-o", "built", "-p", "int8", "--proof"],
     ["quantize", "-m", "exported/model.onnx", "-o", "w8a8.onnx", "-p", "w8a8"],
     ["inspect", "exported/model.onnx", "-H"],
-    ["run", "exported/model.onnx"],
+    ["run", "exported/model.onnx", "--text", " ".join(WORDS[:4])],
     ["compare", "bert", "exported/model.onnx", "--by-module"],
     ["perf", "exported/model.onnx", "--iterations", "2", "--by-module"],
     ["verify", "exported", "-f", "json"],
@@ -31,7 +31,8 @@ COMMANDS = (
 @pytest.mark.reader(READER)
 def test_verbs_work_with_the_newest_versions(tmp_path: Path) -> None:
     """Deprecation warnings are allowed: the tests with pinned versions refuse them."""
-    save_checkpoint("bert", tmp_path / "bert")
+    name = "BertForSequenceClassification"
+    save_task_checkpoint(tmp_path / "bert", "bert", name, text_tokenizer(), labels=("a", "b"), num_hidden_layers=1)
     done = run_elsewhere(python_of(READER), tmp_path, list(COMMANDS))
     assert [] == [(command, messages) for command, (code, _, messages) in zip(COMMANDS, done, strict=True) if code]
     versions = json.loads(done[1][1])["versions"]

@@ -35,7 +35,7 @@ from winml.modelkit.builds import proofs
 from winml.modelkit.builds.config import CompileSection
 from winml.modelkit.compare.proof import upgrade
 from winml.modelkit.compare.proof.excerpts import choose_excerpt, take_excerpt
-from winml.modelkit.compare.proof.execution import Execution, RunTimes
+from winml.modelkit.compare.proof.execution import ExecutedModule, RunTimes
 from winml.modelkit.compare.proof.records import ProofOutput, ProofRequest, read_proof
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.errors import InputError, UsageError, VerificationError
@@ -288,7 +288,7 @@ def _check_upgrade(proven: Path, folder: Path, before: dict[str, Any], *options:
 
 def test_result_lists_nodes_and_kernels_by_module(before: dict[str, Any]) -> None:
     """The nodes of all modules are those of the file; the product and the activation of a module are its kernels."""
-    modules = {module["module"]: module for module in before["execution"]["modules"]}
+    modules = {module["module"]: module for module in before["execution"]}
     assert {*PLACES} <= {*modules}
     assert {"MatMul": 1, "Tanh": 1} == modules["layers.1.mix"]["nodes"]
     assert {"CPUExecutionProvider": {"MatMul": 1, "Tanh": 1}} == modules["layers.1.mix"]["kernels"]
@@ -311,7 +311,7 @@ def test_upgrade_names_versions_and_modules_that_fuse_otherwise(
     """Other kernels alone are no loss."""
     other = copy.deepcopy(before)
     other["versions"]["onnxruntime"] = "1.0"
-    place = next(module for module in other["execution"]["modules"] if "layers.1.mix" == module["module"])
+    place = next(module for module in other["execution"] if "layers.1.mix" == module["module"])
     place["kernels"] = {"CPUExecutionProvider": {"FusedMatMulTanh": 1}}
     code, record, _ = _check_upgrade(proven, tmp_path, other)
     assert 0 == code
@@ -347,10 +347,9 @@ def test_nodes_that_left_the_provider_end_with_3(
     """The measured kernels are of this machine's provider, so the present ones are changed."""
     kernels = proofs.measure_execution
 
-    def measure(*arguments: Any) -> Execution:
-        execution = kernels(*arguments)
-        stray = execution.modules[-1].model_copy(update={"kernels": {"OtherExecutionProvider": {"Tanh": 1}}})
-        return execution.model_copy(update={"modules": (*execution.modules[:-1], stray)})
+    def measure(*arguments: Any) -> tuple[ExecutedModule, ...]:
+        *modules, last = kernels(*arguments)
+        return (*modules, last.model_copy(update={"kernels": {"OtherExecutionProvider": {"Tanh": 1}}}))
 
     monkeypatch.setattr(proofs, "measure_execution", measure)
     code, record, _ = _check_upgrade(proven, tmp_path, before)

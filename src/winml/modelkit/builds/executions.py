@@ -6,13 +6,11 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 from winml.modelkit.arrays import Arrays
-from winml.modelkit.compare.proof.execution import ExecutedModule, Execution, RunTimes
+from winml.modelkit.compare.proof.execution import ExecutedModule, RunTimes
 from winml.modelkit.ort.devices import ChosenProvider, choose_provider
-from winml.modelkit.ort.host import available_cores, processor_name
 from winml.modelkit.ort.kernel_times import KernelTime
 from winml.modelkit.profile.by_module import profile_kernels
 from winml.modelkit.profile.statistics import percentile
-from winml.modelkit.words import count_noun
 
 _RUNS = 20
 """Chosen: the fastest of them is undisturbed, and a profile stays small."""
@@ -20,8 +18,10 @@ _MS = 1000.0
 """Microseconds in a millisecond."""
 
 
-def measure_execution(path: Path, feeds: Arrays, provider: ChosenProvider | None) -> Execution:
-    """Run a file with profiling, and return kernels and times by module.
+def measure_execution(path: Path, feeds: Arrays, provider: ChosenProvider | None) -> tuple[ExecutedModule, ...]:
+    """Run a file with profiling, and return the modules with nodes or kernels, in the order of the module tree.
+
+    Kernels without a module have the tag ``""``.
 
     Args:
         path: The ONNX file.
@@ -36,22 +36,22 @@ def measure_execution(path: Path, feeds: Arrays, provider: ChosenProvider | None
     kernels: dict[str, list[KernelTime]] = defaultdict(list)
     for kernel in profiled.profile.profile.kernels:
         kernels[profiled.profile.tags.get(kernel.node, "")].append(kernel)
-    known = {module.tag: (module.path, module.class_name) for module in profiled.profile.modules()}
-    tags = [tag for tag in (*known, "") if tag in profiled.nodes or tag in kernels]
-    return Execution(
-        machine=f"{processor_name()}, {count_noun(available_cores(), 'core')}",
-        modules=tuple(
-            ExecutedModule(
-                module=known.get(tag, ("", ""))[0],
-                tag=tag,
-                class_name=known.get(tag, ("", ""))[1],
-                nodes=dict(sorted(profiled.nodes.get(tag, {}).items())),
-                kernels=_count_kernels(kernels[tag]),
-                times=_sum_times(kernels[tag]) if tag in kernels else None,
+    identities = {module.tag: (module.path, module.class_name) for module in profiled.profile.modules()}
+    modules = []
+    for tag, (path_in_model, class_name) in {**identities, "": ("", "")}.items():
+        own, nodes = kernels.get(tag, []), profiled.nodes.get(tag, {})
+        if own or nodes:
+            modules.append(
+                ExecutedModule(
+                    module=path_in_model,
+                    tag=tag,
+                    class_name=class_name,
+                    nodes=dict(sorted(nodes.items())),
+                    kernels=_count_kernels(own),
+                    times=_sum_times(own) if own else None,
+                )
             )
-            for tag in tags
-        ),
-    )
+    return tuple(modules)
 
 
 def _count_kernels(kernels: list[KernelTime]) -> dict[str, dict[str, int]]:

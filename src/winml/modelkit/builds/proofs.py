@@ -14,7 +14,7 @@ from winml.modelkit.builds.executions import measure_execution
 from winml.modelkit.builds.found_models import resolve_side
 from winml.modelkit.compare.proof.records import Proof, ProofPart, read_proof
 from winml.modelkit.compare.proof.replay import RECORDED_PYTORCH, replay_part
-from winml.modelkit.compare.proof.upgrade import check_upgrade, read_baseline
+from winml.modelkit.compare.proof.upgrade import check_upgrade, read_baseline, refuse_other_baseline
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.records import ProofReplay
 from winml.modelkit.errors import ModelPathError, StageError, UsageError, VerificationError, first_line, opt
@@ -23,10 +23,11 @@ from winml.modelkit.file_names import ONLY_PART, PROOF_RECORD_NAME, files_folder
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.bundle import read_part_description
 from winml.modelkit.onnx.files.content_digest import hash_file
+from winml.modelkit.ort.host import available_cores, processor_name
 from winml.modelkit.ort.machine import installed_versions
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.quantize.file_minimum import file_minimum
-from winml.modelkit.words import sqnr_words
+from winml.modelkit.words import count_noun, sqnr_words
 
 if TYPE_CHECKING:
     from torch import nn
@@ -220,14 +221,11 @@ def replay_model(
     measure = measure_execution if measures_execution or baseline is not None else None
 
     def replay(name: str, path: Path) -> ProofReplay:
+        of_part = None if earlier is None else earlier.parts.get(name, earlier)
+        if of_part is not None and baseline is not None:
+            refuse_other_baseline(of_part, proof.part(name), provider, baseline.name)
         result = _replay_file(proof, name, path, by_module, provider, min_sqnr_db, measure)
-        if earlier is None or baseline is None:
-            return result
-        of_part = earlier.parts.get(name, earlier)
-        environment = {**of_part.versions, **earlier.versions}
-        return replace(
-            result, upgrade=check_upgrade(result, of_part.model_copy(update={"versions": environment}), baseline.name)
-        )
+        return result if of_part is None else replace(result, upgrade=check_upgrade(result, of_part))
 
     replays = {name: replay(name, path) for name, path in parts.items()}
     if len(replays) == 1:
@@ -246,18 +244,27 @@ def _replay_file(
     min_sqnr_db: float | None,
     measure: MeasureExecution | None,
 ) -> ProofReplay:
-    part = proof.part(name)
-    is_recorded = part.sha256 == hash_file(path)
+    part, sha256 = proof.part(name), hash_file(path)
     minimum = file_minimum(path, provider) if min_sqnr_db is None else QualityMinimum(min_sqnr_db)
-    if is_recorded and min_sqnr_db is None:
+    if part.sha256 == sha256 and min_sqnr_db is None:
         agreements = [value for value in (minimum.agreement, part.min_agreement) if value is not None]
         lowest = min(agreements) if len(agreements) > 1 else minimum.agreement
         minimum = QualityMinimum(min(minimum.sqnr_db, part.min_sqnr_db), lowest)
-    result = replay_part(part, proof.arrays, path, minimum, by_module=by_module, provider=provider, measure=measure)
+    result = replay_part(
+        part,
+        proof.arrays,
+        path,
+        minimum,
+        by_module=by_module,
+        provider=provider,
+        sha256=sha256,
+        measure=measure,
+    )
     result = replace(
         result,
         versions=proof.record.versions,
         environment={name: version for name, version in installed_versions().items() if version is not None},
+        machine=f"{processor_name()}, {count_noun(available_cores(), 'core')}",
     )
     return replace(result, notes=(*_change_notes(result, path.name == part.file), *result.notes))
 

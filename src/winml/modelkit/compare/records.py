@@ -16,6 +16,7 @@ from winml.modelkit.compare.fidelity import (
     judged_outputs,
     quality_record,
 )
+from winml.modelkit.compare.quality_minimum import LOSS_DB, QualityMinimum, is_loss
 from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.records import Record, entry, json_value, recorded
 from winml.modelkit.report.result import Result
@@ -25,10 +26,9 @@ from winml.modelkit.verdicts import Verdict
 from winml.modelkit.words import percent_words
 
 if TYPE_CHECKING:
-    from winml.modelkit.compare.proof.execution import Execution, RunTimes
+    from winml.modelkit.compare.proof.execution import ExecutedModule, RunTimes
     from winml.modelkit.compare.proof.records import ProofPart
     from winml.modelkit.compare.proof.upgrade import UpgradeCheck
-    from winml.modelkit.compare.quality_minimum import QualityMinimum
     from winml.modelkit.ort.devices import ChosenProvider
 
 
@@ -245,7 +245,9 @@ class ProofReplay(ModelComparison, document="compare.table:comparison_document")
     """Library → its version when the proof was made."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Library → its version here."""
-    execution: Execution | None = None
+    machine: str = ""
+    """Processor and number of usable cores; empty for several parts."""
+    execution: tuple[ExecutedModule, ...] | None = None
     """How ONNX Runtime executes the file; ``None`` if not measured."""
     upgrade: UpgradeCheck | None = None
     """Comparison with another environment; ``None`` without one, and for several parts."""
@@ -271,8 +273,6 @@ class ProofReplay(ModelComparison, document="compare.table:comparison_document")
 
         `{}` on another provider than the recorded one.
         """
-        from winml.modelkit.compare.proof.upgrade import LOSS_DB, is_loss
-
         recorded = self.recorded
         if recorded is None or recorded.provider != self.provider_name:
             return {}
@@ -372,7 +372,10 @@ class ProofReplay(ModelComparison, document="compare.table:comparison_document")
             "sha256": self.sha256,
             "run_ms": json_value(self.run_ms, 3),
             "run_times": None if self.run_times is None else self.run_times.model_dump(mode="json"),
-            "execution": None if self.execution is None else self.execution.model_dump(mode="json", exclude_none=True),
+            "machine": self.machine,
+            "execution": None
+            if self.execution is None
+            else [module.model_dump(mode="json", exclude_none=True) for module in self.execution],
             "upgrade": json_value(self.upgrade),
             "recorded": {
                 "file": self.recorded.file,

@@ -49,14 +49,5 @@ class ExecutedModule(ProofBase):
         return {provider: sum(operators.values()) for provider, operators in self.kernels.items()}
 
 
-class Execution(ProofBase):
-    """Execution of a file on one machine."""
-
-    machine: str
-    """Processor and number of usable cores: times of other machines are not compared."""
-    modules: tuple[ExecutedModule, ...]
-    """Modules with nodes or kernels, in the order of the module tree. Kernels without a module have the tag ``""``."""
-
-
-MeasureExecution = Callable[[Path, Arrays, ChosenProvider | None], Execution]
-"""Runs a file on values of its inputs, and returns its execution."""
+MeasureExecution = Callable[[Path, Arrays, ChosenProvider | None], tuple[ExecutedModule, ...]]
+"""Runs a file on values of its inputs, and returns its modules with nodes or kernels."""

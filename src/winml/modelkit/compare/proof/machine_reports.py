@@ -36,7 +36,8 @@ def _cases(replay: ProofReplay, prefix: str) -> Iterator[ET.Element]:
         yield _case(f"{prefix}outputs", output.fidelity.name, problem, words)
     if replay.upgrade is not None:
         for name, verdict in replay.upgrade.verdicts.items():
-            yield _case(f"{prefix}upgrade", name, verdict.reason if verdict.is_no else "", verdict.words)
+            problem = replay.upgrade.problem_words(name) if name in replay.upgrade.refused else ""
+            yield _case(f"{prefix}upgrade", name, problem, verdict.words)
     for module in replay.modules or ():
         if module.fidelity is not None:
             words = nearness_words(module.fidelity)
@@ -61,10 +62,10 @@ def annotation_lines(result: ProofReplay) -> Iterator[str]:
     """
     for part in _parts(result).values():
         if part.upgrade is not None:
-            for name, verdict in part.upgrade.verdicts.items():
-                if verdict.is_no:
+            for name in part.upgrade.verdicts:
+                if problem := part.upgrade.problem_words(name):
                     level = "error" if name in part.upgrade.refused else "warning"
-                    text = f"{part.candidate}: {name} since the baseline: {verdict.reason}.{part.upgrade.changes_words}"
+                    text = f"{part.candidate}: {name} since the baseline: {problem}."
                     yield f"::{level} title={_SUITE}::{_escaped(message_words(text))}"
         first = part.first_divergence
         where = "" if first is None else f" First module that diverges: {first.identity.words} ({first.identity.tag})."

@@ -25,7 +25,6 @@ from winml.modelkit.compare.proof.records import ProofPart
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.records import ComparedOutput, ProofReplay
 from winml.modelkit.errors import StageError, UsageError
-from winml.modelkit.onnx.files.content_digest import hash_file
 from winml.modelkit.ort.devices import ChosenProvider, missing_option_hint
 from winml.modelkit.progress import counted
 
@@ -136,6 +135,7 @@ def replay_part(
     by_module: bool = False,
     provider: ChosenProvider | None = None,
     shown: str = "",
+    sha256: str = "",
     measure: MeasureExecution | None = None,
 ) -> ProofReplay:
     """Run a file on the inputs of a proof, and compare its outputs and modules with those of PyTorch.
@@ -151,6 +151,7 @@ def replay_part(
         by_module: Compare all modules in any case.
         provider: Execution provider; ``None``: the CPU provider.
         shown: Name of the file in messages; default: the path.
+        sha256: SHA-256 of the file, if it may be the recorded one.
         measure: Measures the execution of the file, a note if that fails; ``None``: not measured.
 
     Raises:
@@ -178,7 +179,7 @@ def replay_part(
         minimum=minimum,
         recorded=part,
         run_times=replay.run_times(*((_TIMED_RUNS, _TIMED_MS) if measure is None else (_MEASURED_RUNS, _MEASURED_MS))),
-        sha256=hash_file(path),
+        sha256=sha256,
     )
     feeds = file.quantized_feeds(replay.feeds(recorded.sample(0)))
     del replay, file  # two sessions would hold the weights twice

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pydantic
 
-from winml.modelkit.compare.proof.execution import ExecutedModule, Execution, RunTimes
+from winml.modelkit.compare.proof.execution import ExecutedModule, RunTimes
 from winml.modelkit.compare.proof.records import ProofBase
+from winml.modelkit.compare.quality_minimum import LOSS_DB, ROUNDING_DB, is_loss
 from winml.modelkit.compare.records import BeforeAfter, changed_counts
 from winml.modelkit.errors import InputError, UsageError, WinMLError, opt
 from winml.modelkit.options import parse_options, read_json_file
+from winml.modelkit.ort.execution_providers import short_name
 from winml.modelkit.ort.sessions import CPU
 from winml.modelkit.records import Record, entry
 from winml.modelkit.verdicts import Verdict
 from winml.modelkit.words import count_noun, sqnr_words
 
 if TYPE_CHECKING:
+    from winml.modelkit.compare.proof.records import ProofPart
     from winml.modelkit.compare.records import ProofReplay
+    from winml.modelkit.ort.devices import ChosenProvider
 
-LOSS_DB = 6.0
-"""Chosen: the error has doubled."""
-ROUNDING_DB = 100.0
-"""SQNR of rounding. Chosen: float32 sums in another order have 110 dB and more."""
 _ROUNDING = 10 ** (-ROUNDING_DB / 20)
-"""The same as a relative error."""
+"""Rounding as a relative error."""
 _GROWTH = 10 ** (LOSS_DB / 20)
 """The loss as a ratio of errors."""
 _LEAST_RATIO = 1.1
@@ -69,7 +69,8 @@ class Baseline(ProofBase):
     modules: tuple[_BaselineModule, ...] | None = None
     recorded: _Recorded | None = None
     run_times: RunTimes | None = None
-    execution: Execution | None = None
+    machine: str = ""
+    execution: tuple[ExecutedModule, ...] | None = None
     parts: dict[str, Baseline] = pydantic.Field(default_factory=dict)
 
 
@@ -143,40 +144,53 @@ class UpgradeCheck(Record):
         """Names of the negative verdicts that end a verification with exit code 3: all but the time."""
         return [name for name, verdict in self.verdicts.items() if verdict.is_no and verdict is not self.time]
 
-    @property
-    def changes_words(self) -> str:
-        """Names of the modules that differ, with a leading space; empty if there are none."""
-        names = [module.module or module.tag for module in self.modules]
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        return f" Modules that differ: {', '.join(names[:_MOST_NAMES])}{more}." if names else ""
+    def problem_words(self, name: str) -> str:
+        """Reason of a negative verdict, and the modules that differ in its measure; empty for another verdict."""
+        verdict = self.verdicts[name]
+        if not verdict.is_no:
+            return ""
+        measure = {"errors": "own_error", "placement": "providers", "time": "ms"}[name]
+        modules = [module.module or module.tag or "no module" for module in self.modules if getattr(module, measure)]
+        more = f" and {len(modules) - _MOST_NAMES} more" if len(modules) > _MOST_NAMES else ""
+        where = f"; modules that differ: {', '.join(modules[:_MOST_NAMES])}{more}" if modules else ""
+        return f"{verdict.reason}{where}"
 
 
-def check_upgrade(result: ProofReplay, baseline: Baseline, name: str) -> UpgradeCheck:
+def refuse_other_baseline(baseline: Baseline, part: ProofPart, provider: ChosenProvider | None, name: str) -> None:
+    """Refuse an earlier verification of another build, or on another provider.
+
+    Args:
+        baseline: The earlier verification of a part.
+        part: The proof of the part.
+        provider: The execution provider of this verification; ``None``: the CPU provider.
+        name: Name of the file of the earlier one.
+
+    Raises:
+        UsageError: says what differs.
+    """
+    if baseline.recorded is None or baseline.recorded.sha256 != part.sha256:
+        raise UsageError(
+            f"{name} is the result of another build than the proof of {part.file}",
+            hint="Verify the folder that it was made with; a new build of the model is compared with "
+            f"{opt.against} NEW.",
+        )
+    before, now = (baseline.provider or CPU[0]), (CPU[0] if provider is None else provider.provider.name)
+    if before != now:
+        raise UsageError(
+            f"{name} is of {before}, and this run is on {now}", hint=f"Select the same: {opt.ep} {short_name(before)}"
+        )
+
+
+def check_upgrade(result: ProofReplay, baseline: Baseline) -> UpgradeCheck:
     """Compare the verification of one part with an earlier one.
 
     Args:
         result: The verification, with its modules and its execution where they could be measured.
-        baseline: The earlier verification of the same part.
-        name: Name of its file, for messages.
-
-    Raises:
-        UsageError: the earlier verification is of another build, or on another provider.
+        baseline: The earlier verification of the same part, on the same provider.
     """
-    recorded, provider = result.recorded, result.provider_name
-    assert recorded is not None  # of one part
-    if baseline.recorded is None or baseline.recorded.sha256 != recorded.sha256:
-        raise UsageError(
-            f"{name} is the result of another build than the proof of {recorded.file}",
-            hint="Verify the folder that it was made with; a new build of the model is compared with "
-            f"{opt.against} NEW.",
-        )
-    if (before_on := baseline.provider or CPU[0]) != provider:
-        raise UsageError(
-            f"{name} is of {before_on}, and this run is on {provider}", hint=f"Select the same provider: {opt.ep}."
-        )
     times = baseline.run_times, result.run_times
     before, after = baseline.execution, result.execution
-    is_same_machine = before is not None and after is not None and before.machine == after.machine
+    is_same_machine = baseline.machine == result.machine
     modules = tuple(_changed_modules(result, baseline, is_same_machine))
     return UpgradeCheck(
         versions={
@@ -190,7 +204,7 @@ def check_upgrade(result: ProofReplay, baseline: Baseline, name: str) -> Upgrade
             if (found := _sqnr_db(result, output.name)) != output.sqnr_db
         },
         quality=_judge_quality(result, baseline),
-        placement=_judge_placement(before, after, provider),
+        placement=_judge_placement(before, after, result.provider_name),
         time=_judge_time(*times, is_same_machine),
         run_ms=(times[0] and times[0].median_ms, times[1] and times[1].median_ms),
         modules=modules,
@@ -216,22 +230,17 @@ def _judge_quality(result: ProofReplay, baseline: Baseline) -> Verdict:
     return Verdict.of("no error of an output has doubled", not losses, reason)
 
 
-def is_loss(before_db: float, after_db: float, loss_db: float = LOSS_DB) -> bool:
-    """Return True if an output lost more than so many dB, beyond rounding."""
-    return after_db < before_db - loss_db and after_db < ROUNDING_DB
-
-
-def _judge_placement(before: Execution | None, after: Execution | None, provider: str) -> Verdict:
+def _judge_placement(
+    before: Sequence[ExecutedModule] | None, after: Sequence[ExecutedModule] | None, provider: str
+) -> Verdict:
     """Return the verdict on the providers of the nodes: whether more kernels run elsewhere."""
     question = f"no more nodes run outside of {provider}"
     if before is None or after is None:
         where = "in this environment" if after is None else "in the baseline"
         return Verdict.undecided(question, f"kernels were not recorded {where}", "a provider that records its kernels")
 
-    def strays(execution: Execution) -> int:
-        return sum(
-            count for module in execution.modules for name, count in module.providers.items() if name != provider
-        )
+    def strays(modules: Sequence[ExecutedModule]) -> int:
+        return sum(count for module in modules for name, count in module.providers.items() if name != provider)
 
     counts = strays(before), strays(after)
     return Verdict.of(question, counts[1] <= counts[0], f"{counts[0]} before, {counts[1]} now")
@@ -253,7 +262,7 @@ def _judge_time(before: RunTimes | None, after: RunTimes | None, is_same_machine
 def _compare_times(before: RunTimes, after: RunTimes) -> Literal["slower", "faster", "no difference found"] | None:
     """Compare times of two processes; `None` if other load on the machine may explain the difference.
 
-    A difference is found if the fastest run of one is above the median of the other.
+    The fastest runs are compared. Their ratio has to exceed that of the median to the fastest run on either side.
     """
     ratio = after.fastest_ms / max(before.fastest_ms, 1e-9)
     load = max(times.median_ms / max(times.fastest_ms, 1e-9) for times in (before, after))
@@ -270,9 +279,7 @@ def _changed_modules(result: ProofReplay, baseline: Baseline, is_same_machine: b
     errors = _changed_errors(result, baseline)
     before, after = dict[str, ExecutedModule](), dict[str, ExecutedModule]()
     if baseline.execution is not None and result.execution is not None:
-        before, after = (
-            {module.tag: module for module in side.modules} for side in (baseline.execution, result.execution)
-        )
+        before, after = ({module.tag: module for module in side} for side in (baseline.execution, result.execution))
     names = {tag: (module.module, module.class_name) for tag, module in {**before, **after}.items()}
     names |= {
         module.identity.tag: (module.identity.module, module.identity.class_name) for module in result.modules or ()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from winml.modelkit.compare.proof.upgrade import ROUNDING_DB, ModuleChange, UpgradeCheck
+from winml.modelkit.compare.proof.upgrade import ModuleChange, UpgradeCheck
+from winml.modelkit.compare.quality_minimum import ROUNDING_DB
 from winml.modelkit.compare.records import BeforeAfter
 from winml.modelkit.report import document as doc
 from winml.modelkit.words import sqnr_words
