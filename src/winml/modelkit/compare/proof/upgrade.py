@@ -149,11 +149,21 @@ class UpgradeCheck(Record):
         verdict = self.verdicts[name]
         if not verdict.is_no:
             return ""
-        measure = {"errors": "own_error", "placement": "providers", "time": "ms"}[name]
-        modules = [module.module or module.tag or "no module" for module in self.modules if getattr(module, measure)]
+        changed = {
+            "errors": sorted((module for module in self.modules if module.own_error), key=_growth_of_error),
+            "placement": [module for module in self.modules if module.providers],
+            "time": [module for module in self.modules if module.ms],
+        }
+        modules = [module.module or module.tag or "no module" for module in changed[name]]
         more = f" and {len(modules) - _MOST_NAMES} more" if len(modules) > _MOST_NAMES else ""
         where = f"; modules that differ: {', '.join(modules[:_MOST_NAMES])}{more}" if modules else ""
         return f"{verdict.reason}{where}"
+
+
+def _growth_of_error(module: ModuleChange) -> float:
+    """Sort key: the largest growth first."""
+    before, after = module.own_error or (0.0, 0.0)
+    return before - after
 
 
 def refuse_other_baseline(baseline: Baseline, part: ProofPart, provider: ChosenProvider | None, name: str) -> None:
@@ -206,7 +216,7 @@ def check_upgrade(result: ProofReplay, baseline: Baseline) -> UpgradeCheck:
         quality=_judge_quality(result, baseline),
         placement=_judge_placement(before, after, result.provider_name),
         time=_judge_time(*times, is_same_machine),
-        run_ms=(times[0] and times[0].median_ms, times[1] and times[1].median_ms),
+        run_ms=(None if times[0] is None else times[0].median_ms, result.run_ms),
         modules=modules,
     )
 
