@@ -266,27 +266,22 @@ def _replay_file(
         environment={name: version for name, version in installed_versions().items() if version is not None},
         machine=f"{processor_name()}, {count_noun(available_cores(), 'core')}",
     )
-    return replace(result, notes=(*_change_notes(result, path.name == part.file), *result.notes))
+    return replace(result, notes=(*_change_notes(result), *result.notes))
 
 
-def _change_notes(result: ProofReplay, is_same_name: bool) -> Iterator[str]:
-    """Note a changed file, outputs that are worse than when the proof was made, and the module whose error grew most.
-
-    Args:
-        result: The replay.
-        is_same_name: True if the file has the name of the recorded one.
-    """
-    if not (result.is_recorded_file or is_same_name):
-        return
-    what = "The same file"
-    if not result.is_recorded_file:
-        what = "It"
-        yield f"{Path(result.candidate).name} differs from the file that the proof was made of."
-    if losses := result.losses:
-        words = (f"{name} from {sqnr_words(before)} to {sqnr_words(after)}" for name, (before, after) in losses.items())
-        grown = result.most_grown
-        where = "" if grown is None else f" The error grew most in {grown.identity.words} ({grown.identity.tag})."
-        yield f"{what} is worse than when the proof was made: {', '.join(words)}.{where}"
+def _change_notes(result: ProofReplay) -> Iterator[str]:
+    """Note a changed file, or outputs that are worse than recorded with the module whose error grew most."""
+    words = ", ".join(
+        f"{output} from {sqnr_words(before)} to {sqnr_words(after)}"
+        for output, (before, after) in result.losses.items()
+    )
+    if words and (grown := result.most_grown) is not None:
+        words += f". The error grew most in {grown.identity.words} ({grown.identity.tag})"
+    if result.is_changed_file:
+        change = f"{Path(result.candidate).name} differs from the file that the proof was made of"
+        yield f"{change}, and is worse: {words}." if words else f"{change}."
+    elif words:
+        yield f"The same file is worse than when the proof was made: {words}."
 
 
 _PROOF_KEYWORDS = {"by_module", "ep", "device", "ep_options"}

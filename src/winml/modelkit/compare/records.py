@@ -258,6 +258,12 @@ class ProofReplay(ModelComparison, document="compare.table:comparison_document")
         return self.recorded is not None and self.sha256 == self.recorded.sha256
 
     @property
+    def is_changed_file(self) -> bool:
+        """True if the file has the name of the recorded one, and other content."""
+        is_same_name = self.recorded is not None and Path(self.candidate).name == self.recorded.file
+        return is_same_name and not self.is_recorded_file
+
+    @property
     def run_ms(self) -> float | None:
         """Median time of a run on the first sample; ``None`` for several parts."""
         return None if self.run_times is None else self.run_times.median_ms
@@ -271,10 +277,12 @@ class ProofReplay(ModelComparison, document="compare.table:comparison_document")
     def losses(self) -> dict[str, tuple[float, float]]:
         """Output → SQNR in dB when the proof was made and here, of those that are worse, also within the limit.
 
-        `{}` on another provider than the recorded one.
+        `{}` for a file of another name, and on another provider than the recorded one.
         """
         recorded = self.recorded
         if recorded is None or recorded.provider != self.provider_name:
+            return {}
+        if not (self.is_recorded_file or self.is_changed_file):
             return {}
         before = {output.name: output.sqnr_db for output in recorded.outputs}
         limit = LOSS_DB if self.is_recorded_file else _LOSS_OF_CHANGE_DB

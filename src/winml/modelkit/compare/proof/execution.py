@@ -49,5 +49,5 @@ class ExecutedModule(ProofBase):
         return {provider: sum(operators.values()) for provider, operators in self.kernels.items()}
 
 
-MeasureExecution = Callable[[Path, Arrays, ChosenProvider | None], tuple[ExecutedModule, ...]]
-"""Runs a file on values of its inputs, and returns its modules with nodes or kernels."""
+MeasureExecution = Callable[[Path, Arrays, ChosenProvider | None, int], tuple[ExecutedModule, ...]]
+"""Runs a file so many times on values of its inputs, and returns its modules with nodes or kernels."""

@@ -32,9 +32,9 @@ RECORDED_PYTORCH = "PyTorch, as recorded"
 """Name of the reference in messages."""
 _TIMED_RUNS, _TIMED_MS = 5, 1000.0
 """Chosen: the median of five runs, or of those of a second, is a note, no measurement."""
-_MEASURED_RUNS, _MEASURED_MS = 30, 3000.0
+_MEASURED_RUNS, _MEASURED_MS = 100, 3000.0
 """Runs, and their time, of a result that another environment is compared with. Chosen: one of them is undisturbed also
-where other programs run."""
+where other programs run for some tenths of a second."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,7 @@ def replay_part(
     except StageError as error:
         error.hint = (provider and missing_option_hint(provider, error.message)) or error.hint
         raise
+    times = replay.run_times(*((_TIMED_RUNS, _TIMED_MS) if measure is None else (_MEASURED_RUNS, _MEASURED_MS)))
     result = ProofReplay(
         reference=RECORDED_PYTORCH,
         candidate=file.shown,
@@ -178,7 +179,7 @@ def replay_part(
         provider=provider,
         minimum=minimum,
         recorded=part,
-        run_times=replay.run_times(*((_TIMED_RUNS, _TIMED_MS) if measure is None else (_MEASURED_RUNS, _MEASURED_MS))),
+        run_times=times,
         sha256=sha256,
     )
     feeds = file.quantized_feeds(replay.feeds(recorded.sample(0)))
@@ -188,7 +189,7 @@ def replay_part(
     if measure is None:
         return result
     try:
-        return replace(result, execution=measure(path, feeds, provider))
+        return replace(result, execution=measure(path, feeds, provider, times.runs))
     except (UsageError, StageError) as error:
         return replace(result, notes=(*result.notes, f"Kernels were not recorded: {error.message}."))
 

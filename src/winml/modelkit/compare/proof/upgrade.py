@@ -201,7 +201,6 @@ def check_upgrade(result: ProofReplay, baseline: Baseline) -> UpgradeCheck:
     times = baseline.run_times, result.run_times
     before, after = baseline.execution, result.execution
     is_same_machine = baseline.machine == result.machine
-    modules = tuple(_changed_modules(result, baseline, is_same_machine))
     return UpgradeCheck(
         versions={
             package: versions
@@ -217,7 +216,7 @@ def check_upgrade(result: ProofReplay, baseline: Baseline) -> UpgradeCheck:
         placement=_judge_placement(before, after, result.provider_name),
         time=_judge_time(*times, is_same_machine),
         run_ms=(None if times[0] is None else times[0].median_ms, result.run_ms),
-        modules=modules,
+        modules=tuple(_changed_modules(result, baseline, is_timed=is_same_machine and _is_changed(*times))),
     )
 
 
@@ -284,8 +283,19 @@ def _compare_times(before: RunTimes, after: RunTimes) -> Literal["slower", "fast
     return None if load > _DISTURBED else "no difference found"
 
 
-def _changed_modules(result: ProofReplay, baseline: Baseline, is_same_machine: bool) -> Iterator[ModuleChange]:
-    """Yield the modules that differ."""
+def _is_changed(before: RunTimes | None, after: RunTimes | None) -> bool:
+    """Return True if a run is slower or faster."""
+    return before is not None and after is not None and _compare_times(before, after) in ("slower", "faster")
+
+
+def _changed_modules(result: ProofReplay, baseline: Baseline, *, is_timed: bool) -> Iterator[ModuleChange]:
+    """Yield the modules that differ.
+
+    Args:
+        result: The verification.
+        baseline: The earlier one.
+        is_timed: Compare times: without a difference of the whole run, those of modules are noise.
+    """
     errors = _changed_errors(result, baseline)
     before, after = dict[str, ExecutedModule](), dict[str, ExecutedModule]()
     if baseline.execution is not None and result.execution is not None:
@@ -307,7 +317,7 @@ def _changed_modules(result: ProofReplay, baseline: Baseline, is_same_machine: b
             providers=changed_counts(*(module.providers for module in executions))
             if len({name for module in executions for name in module.providers}) > 1
             else {},
-            ms=_changed_ms(executions[0].times, executions[1].times, least_ms) if is_same_machine else None,
+            ms=_changed_ms(executions[0].times, executions[1].times, least_ms) if is_timed else None,
         )
         if change.is_changed:
             yield change
@@ -321,8 +331,7 @@ def _changed_ms(before: RunTimes | None, after: RunTimes | None, least_ms: float
     """Return the fastest times of a module if they differ by more than the noise and a share of the run."""
     if before is None or after is None or abs(after.fastest_ms - before.fastest_ms) < least_ms:
         return None
-    is_changed = _compare_times(before, after) in ("slower", "faster")
-    return (before.fastest_ms, after.fastest_ms) if is_changed else None
+    return (before.fastest_ms, after.fastest_ms) if _is_changed(before, after) else None
 
 
 def _changed_errors(result: ProofReplay, baseline: Baseline) -> dict[str, tuple[float, float]]:
