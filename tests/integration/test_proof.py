@@ -286,9 +286,10 @@ def _check_upgrade(proven: Path, folder: Path, before: dict[str, Any], *options:
     return done.code, json.loads(done.out) if done.out else None, done.err
 
 
-def test_result_lists_nodes_and_kernels_by_module(before: dict[str, Any]) -> None:
+def test_result_lists_nodes_and_kernels_by_module_and_no_path(proven: Path, before: dict[str, Any]) -> None:
     """The nodes of all modules are those of the file; the product and the activation of a module are its kernels."""
     modules = {module["module"]: module for module in before["execution"]}
+    assert str(proven.parent) not in json.dumps(before)
     assert {*PLACES} <= {*modules}
     assert {"MatMul": 1, "Tanh": 1} == modules["layers.1.mix"]["nodes"]
     assert {"CPUExecutionProvider": {"MatMul": 1, "Tanh": 1}} == modules["layers.1.mix"]["kernels"]

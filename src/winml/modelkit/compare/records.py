@@ -368,7 +368,9 @@ class ProofReplay(ModelComparison, document="compare.table:comparison_document")
         Args:
             depth: Levels of the module tree to list; ``None``: all.
         """
-        record = {**super().as_record(depth=depth), "versions": dict(self.environment)}
+        record = super().as_record(depth=depth)
+        # It is kept and compared elsewhere: without folders of this machine.
+        record |= {"candidate": Path(self.candidate).name, "versions": dict(self.environment)}
         if self.recorded is None or self.minimum is None:
             return record
         errors = {module.key: module.relative_error for module in self.recorded.modules}

@@ -46,15 +46,13 @@ def comparison_document(result: records.ModelComparison, *, depth: int | None = 
         depth: Levels of the module tree. ``None``: all.
     """
     upgrade = result.upgrade if isinstance(result, records.ProofReplay) else None
-    # Without a divergence, the changes since the baseline are the result.
-    has_modules = result.modules is not None and (upgrade is None or result.first_divergence is not None)
     parts = [doc.Section(name, comparison_document(part, depth=depth).blocks) for name, part in result.parts.items()]
     return doc.Document(
         [
             doc.Fields(list(_comparison_fields(result))),
             *parts,
             *([] if upgrade is None or not upgrade.modules else [upgrade_table(upgrade)]),
-            *(_module_blocks(result, depth) if has_modules else ()),
+            *(_module_blocks(result, depth) if result.modules is not None else ()),
             doc.Table(
                 doc.columns(("output", "name"), *_ERRORS, ("same top-1", "share"), "remark"),
                 list(map(_output_row, result.outputs)),
@@ -195,6 +193,7 @@ def _first_words(result: records.ModelComparison) -> str:
 
 def _module_blocks(result: records.ModelComparison, depth: int | None) -> Iterator[doc.Block]:
     modules, first = result.modules_within(depth), result.first_divergence
+    is_upgraded = isinstance(result, records.ProofReplay) and result.upgrade is not None
     compared = [module for module in modules if module.fidelity is not None]
     wrong = [module for module in compared if module.own_error or (module.fidelity and module.fidelity.problem)]
     worst = sorted(wrong, key=lambda module: -(module.own_error or 0.0))[:MAX_MODULE_ROWS]
@@ -234,6 +233,8 @@ def _module_blocks(result: records.ModelComparison, depth: int | None) -> Iterat
         doc.columns(*names, *numbers, "remark"),
         rows,
         name="modules",
+        # Without a divergence, the changes since the baseline are the result.
+        detail=doc.Detail.VERBOSE if is_upgraded and first is None else doc.Detail.ALWAYS,
         page_folds=list(_fold_layers(compared, rows, numbers, first)),
         heading="Modules, in the order they are computed",
         brief=brief,
