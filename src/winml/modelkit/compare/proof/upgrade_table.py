@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from winml.modelkit.compare.proof.upgrade import ModuleChange, UpgradeCheck
 from winml.modelkit.compare.quality_minimum import ROUNDING_DB
 from winml.modelkit.compare.records import BeforeAfter
 from winml.modelkit.report import document as doc
 from winml.modelkit.words import sqnr_words
+
+if TYPE_CHECKING:
+    from winml.modelkit.compare.proof.upgrade import ModuleChange, UpgradeCheck
 
 
 def upgrade_fields(check: UpgradeCheck) -> Iterator[doc.Field]:
