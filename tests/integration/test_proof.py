@@ -399,6 +399,7 @@ def test_time_differs_beyond_the_load_of_both_machines(
 ) -> None:
     times = [RunTimes(fastest_ms=fastest, median_ms=median, runs=9) for fastest, median in (before, after)]
     assert expected == upgrade._compare_times(*times)
+    assert upgrade._compare_times(times[0], times[1].model_copy(update={"other_load": 0.5})) is None
 
 
 def _run_step(name: str, folder: Path) -> int:

@@ -30,16 +30,6 @@ _AGREEING_DB = 20.0
 """SQNR that a search for modules in float has to reach where predictions decide. Chosen: an error of a tenth of the
 signal."""
 
-LOSS_DB = 6.0
-"""Loss of an output between two runs of a file. Chosen: the error has doubled."""
-ROUNDING_DB = 100.0
-"""SQNR of rounding. Chosen: float32 sums in another order have 110 dB and more."""
-
-
-def is_loss(before_db: float, after_db: float, loss_db: float = LOSS_DB) -> bool:
-    """Return True if an output lost more than so many dB, beyond rounding."""
-    return after_db < before_db - loss_db and after_db < ROUNDING_DB
-
 
 @dataclass(frozen=True)
 class QualityMinimum:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from winml.modelkit.compare.fidelity import (
+    LOSS_DB,
     FidelityInfo,
     OutputFidelity,
     QualitySamples,
+    is_loss,
     judged_outputs,
     quality_record,
 )
-from winml.modelkit.compare.quality_minimum import LOSS_DB, QualityMinimum, is_loss
 from winml.modelkit.compare.words import fidelity_words
 from winml.modelkit.records import Record, entry, json_value, recorded
 from winml.modelkit.report.result import Result
@@ -28,7 +29,7 @@ from winml.modelkit.words import percent_words
 if TYPE_CHECKING:
     from winml.modelkit.compare.proof.execution import ExecutedModule, RunTimes
     from winml.modelkit.compare.proof.records import ProofPart
-    from winml.modelkit.compare.proof.upgrade import UpgradeCheck
+    from winml.modelkit.compare.quality_minimum import QualityMinimum
     from winml.modelkit.ort.devices import ChosenProvider
 
 
@@ -415,6 +416,86 @@ def changed_counts(before: Mapping[str, int], after: Mapping[str, int]) -> dict[
     difference.subtract(before)
     ordered = sorted(difference.items(), key=lambda pair: (-abs(pair[1]), pair[0]))
     return {name: (before.get(name, 0), after.get(name, 0)) for name, change in ordered if change}
+
+
+_MOST_NAMES = 5
+"""Modules named in a sentence. Chosen: one line of a terminal."""
+
+
+@dataclass(frozen=True)
+class ModuleChange(Record):
+    """Differences of one module; a measure without a difference is empty."""
+
+    module: str
+    tag: str
+    class_name: str = field(metadata=entry("class"))
+    own_error: tuple[float, float] | None = None
+    """Part of its relative error that its inputs do not explain, before and after; ``None`` if it has not doubled or
+    halved."""
+    nodes: Mapping[str, BeforeAfter] = field(default_factory=dict)
+    """Operator → nodes of the file, before and after."""
+    kernels: Mapping[str, BeforeAfter] = field(default_factory=dict)
+    """Operator → kernels in a run, before and after: fused otherwise."""
+    providers: Mapping[str, BeforeAfter] = field(default_factory=dict)
+    """Execution provider → kernels in a run, before and after."""
+    ms: tuple[float, float] | None = field(default=None, metadata=entry(digits=4))
+    """Fastest time of its kernels, before and after; ``None`` within the noise."""
+
+    @property
+    def is_changed(self) -> bool:
+        """True if a measure differs."""
+        return any((self.own_error, self.nodes, self.kernels, self.providers, self.ms))
+
+
+@dataclass(frozen=True)
+class UpgradeCheck(Record):
+    """Comparison of one part with its verification in another environment."""
+
+    versions: Mapping[str, tuple[str | None, str | None]]
+    """Package → version before and after, of those that differ."""
+    outputs: Mapping[str, tuple[float | None, float | None]]
+    """Output → SQNR in dB before and after."""
+    quality: Verdict
+    """Verdict on the errors of the outputs."""
+    placement: Verdict
+    """Verdict on the providers of the nodes."""
+    time: Verdict
+    """Verdict on the time of a run."""
+    run_ms: tuple[float | None, float | None] = field(metadata=entry(digits=3))
+    """Median time of a run, before and after."""
+    modules: tuple[ModuleChange, ...]
+    """Modules that differ, in the order of the module tree."""
+
+    @property
+    def verdicts(self) -> dict[str, Verdict]:
+        """Name → verdict."""
+        return {"errors": self.quality, "placement": self.placement, "time": self.time}
+
+    @property
+    def refused(self) -> list[str]:
+        """Names of the negative verdicts that end a verification with exit code 3: all but the time."""
+        return [name for name, verdict in self.verdicts.items() if verdict.is_no and verdict is not self.time]
+
+    def problem_words(self, name: str) -> str:
+        """Reason of a negative verdict, and the modules that differ in its measure; empty for another verdict."""
+        verdict = self.verdicts[name]
+        if not verdict.is_no:
+            return ""
+        changed = {
+            "errors": sorted((module for module in self.modules if module.own_error), key=_growth_of_error),
+            "placement": [module for module in self.modules if module.providers],
+            "time": [module for module in self.modules if module.ms],
+        }
+        modules = [module.module or module.tag or "no module" for module in changed[name]]
+        more = f" and {len(modules) - _MOST_NAMES} more" if len(modules) > _MOST_NAMES else ""
+        where = f"; modules that differ: {', '.join(modules[:_MOST_NAMES])}{more}" if modules else ""
+        return f"{verdict.reason}{where}"
+
+
+def _growth_of_error(module: ModuleChange) -> float:
+    """Sort key: the largest growth first."""
+    before, after = module.own_error or (0.0, 0.0)
+    return before - after
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml.modelkit.compare import records
-from winml.modelkit.compare.fidelity import OutputFidelity
-from winml.modelkit.compare.proof.upgrade_table import upgrade_fields, upgrade_table
+from winml.modelkit.compare.fidelity import ROUNDING_DB, OutputFidelity
 from winml.modelkit.compare.words import interval_words, nearness_words, samples_words
 from winml.modelkit.errors import opt
 from winml.modelkit.report import document as doc
@@ -51,7 +50,7 @@ def comparison_document(result: records.ModelComparison, *, depth: int | None = 
         [
             doc.Fields(list(_comparison_fields(result))),
             *parts,
-            *([] if upgrade is None or not upgrade.modules else [upgrade_table(upgrade)]),
+            *([] if upgrade is None or not upgrade.modules else [_upgrade_table(upgrade)]),
             *(_module_blocks(result, depth) if result.modules is not None else ()),
             doc.Table(
                 doc.columns(("output", "name"), *_ERRORS, ("same top-1", "share"), "remark"),
@@ -155,7 +154,49 @@ def _replay_fields(result: records.ProofReplay, recorded: ProofPart) -> Iterator
     if result.run_ms is not None and recorded.run_ms is not None:
         yield "time", f"{result.run_ms:.3g} ms a run; {recorded.run_ms:.3g} ms when it was recorded"
     if result.upgrade is not None:
-        yield from upgrade_fields(result.upgrade)
+        yield from _upgrade_fields(result.upgrade)
+
+
+def _upgrade_fields(check: records.UpgradeCheck) -> Iterator[doc.Field]:
+    """Yield versions, verdicts, and the outputs that differ beyond rounding."""
+    versions = (
+        f"{name} {before or 'missing'} → {after or 'missing'}" for name, (before, after) in check.versions.items()
+    )
+    yield "upgrade", ", ".join(versions) or "equal versions"
+    for name, verdict in check.verdicts.items():
+        yield f"{name} since", f"{verdict.question}: {verdict.words}"
+    for name, values in check.outputs.items():
+        if any(value is None or value < ROUNDING_DB for value in values):
+            before, after = ("not comparable" if value is None else sqnr_words(value) for value in values)
+            yield "output since", f"{name}: {before} → {after}"
+
+
+def _upgrade_table(check: records.UpgradeCheck) -> doc.Table:
+    """Return the table of the modules that differ; equal layers are folded."""
+    rows = [(module.tag or "no module", _change_cells(module)) for module in check.modules]
+    return doc.Table(
+        doc.columns(("module", "name"), "kernels", "own error", "ms", "nodes of the file", "providers"),
+        [[name, *cells] for name, cells in rows],
+        name="upgrade",
+        heading="Modules that differ from the baseline",
+        folds=doc.layer_folds(rows),
+    )
+
+
+def _change_cells(module: records.ModuleChange) -> list[doc.Cell]:
+    error, times = module.own_error, module.ms
+    return [
+        _change_words(module.kernels),
+        "" if error is None else f"{error[0]:.1e} → {error[1]:.1e}",
+        "" if times is None else f"{times[0]:.3g} → {times[1]:.3g}",
+        _change_words(module.nodes),
+        _change_words(module.providers),
+    ]
+
+
+def _change_words(counts: Mapping[str, records.BeforeAfter]) -> str:
+    """Format counts that differ: ``MatMul 4 → 0, FusedMatMul 0 → 4``."""
+    return ", ".join(f"{name} {before} → {after}" for name, (before, after) in counts.items())
 
 
 def output_words(output: records.ComparedOutput) -> str:

@@ -51,9 +51,9 @@ def command(**options: Any) -> None:
     request = VerifyRequest(**stated_fields(VerifyRequest, options))
     plan = plan_verification(request)
     end_dry_run(plan, options)
-    is_kept = request.output is not None or options["format_"] == "json"
+    measures_execution = request.output is not None or options["format_"] == "json"
     with library_output_to_stderr(), show_wait("verifying"):
-        result = run_verification(plan, request, measures_execution=is_kept)
+        result = run_verification(plan, request, measures_execution=measures_execution)
     parts: list[ModelComparison] = list((result.parts or {ONLY_PART: result}).values())
     depth = request.depth
 

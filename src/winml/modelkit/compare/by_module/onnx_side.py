@@ -15,7 +15,8 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.by_module.sides import GROUP_BYTES, WITHOUT_NODES, CallKey, ModuleBoundary
+from winml.modelkit.compare.by_module.boundaries import CallKey, ModuleBoundary
+from winml.modelkit.compare.by_module.sides import GROUP_BYTES, WITHOUT_NODES
 from winml.modelkit.errors import InputError
 from winml.modelkit.metadata_keys import MODULE_KEY
 from winml.modelkit.onnx.contents import PlacedNode, read_contents

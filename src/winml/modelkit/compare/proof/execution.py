@@ -19,6 +19,8 @@ class RunTimes(ProofBase):
     fastest_ms: float
     median_ms: float
     runs: int
+    other_load: float = 0.0
+    """Share of the processor's cores that other programs used, 0 to 1."""
 
 
 class ExecutedModule(ProofBase):

@@ -13,7 +13,7 @@ from typing import Final, Literal
 import pydantic
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.compare.by_module.sides import CallKey, ModuleBoundary
+from winml.modelkit.compare.by_module.boundaries import CallKey, ModuleBoundary
 from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
 from winml.modelkit.compare.proof.excerpts import ExcerptKind
 from winml.modelkit.errors import InputError, UsageError, WinMLError

@@ -5,6 +5,7 @@ Imports neither torch nor transformers.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -14,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.compare.by_module.boundaries import CallKey, ModuleBoundary
 from winml.modelkit.compare.by_module.module_comparison import FINEST, compare_modules
 from winml.modelkit.compare.by_module.onnx_side import OnnxSide
-from winml.modelkit.compare.by_module.sides import CallKey, ModuleBoundary, NamesOfBoth, cast_feeds
+from winml.modelkit.compare.by_module.sides import NamesOfBoth, cast_feeds
 from winml.modelkit.compare.by_module.value_matching import match_files
 from winml.modelkit.compare.fidelity import FidelitySum
 from winml.modelkit.compare.proof.excerpts import take_excerpt
@@ -26,15 +28,19 @@ from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.records import ComparedOutput, ProofReplay
 from winml.modelkit.errors import StageError, UsageError
 from winml.modelkit.ort.devices import ChosenProvider, missing_option_hint
+from winml.modelkit.ort.host import other_processor_seconds
 from winml.modelkit.progress import counted
 
 RECORDED_PYTORCH = "PyTorch, as recorded"
 """Name of the reference in messages."""
-_TIMED_RUNS, _TIMED_MS = 5, 1000.0
-"""Chosen: the median of five runs, or of those of a second, is a note, no measurement."""
-_MEASURED_RUNS, _MEASURED_MS = 100, 3000.0
-"""Runs, and their time, of a result that another environment is compared with. Chosen: one of them is undisturbed also
-where other programs run for some tenths of a second."""
+_NOTE_MS, _NOTE_RUNS = (0.0, 1000.0), 5
+"""Shortest and longest time of the runs, and their number. Chosen: the median of five runs, or of those of a second, is
+a note, no measurement."""
+_MEASURED_MS, _MEASURED_RUNS = (1500.0, 3000.0), 30
+"""The same for a result that another environment is compared with. Chosen: the load of other programs is measured in
+hundredths of a second."""
+_PROFILED_RUNS = 100
+"""Most runs with profiling. Chosen: a profile of some MB."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +108,26 @@ class _Replay:
                 total.add(*self.model.paired(part.key("outputs", name, number), outputs[name]))
         return tuple(ComparedOutput(total.of_output()) for total in totals.values())
 
-    def run_times(self, runs: int, most_ms: float) -> RunTimes:
-        """Time runs on the first sample; the file has run before."""
+    def run_times(self, runs: int, limits_ms: tuple[float, float]) -> RunTimes:
+        """Time runs on the first sample; the file has run before.
+
+        Args:
+            runs: Number of runs that suffices.
+            limits_ms: Shortest and longest time of all runs.
+        """
         feeds, times = self.feeds(self.model.sample(0)), list[float]()
-        while len(times) < runs and sum(times) < most_ms:
+        begun, others = time.perf_counter(), other_processor_seconds()
+        while sum(times) < limits_ms[0] or (len(times) < runs and sum(times) < limits_ms[1]):
             started = time.perf_counter()
             self.file.outputs(feeds)
             times.append(1000 * (time.perf_counter() - started))
-        return RunTimes(fastest_ms=min(times), median_ms=statistics.median(times), runs=len(times))
+        capacity = (time.perf_counter() - begun) * (os.cpu_count() or 1)
+        return RunTimes(
+            fastest_ms=min(times),
+            median_ms=statistics.median(times),
+            runs=len(times),
+            other_load=round(max(other_processor_seconds() - others, 0.0) / capacity, 3),
+        )
 
     def value_bytes(self, taps: Sequence[NamesOfBoth]) -> Sequence[int | None]:
         """Bytes of recording each value of the file; ``None`` if unknown."""
@@ -168,7 +186,8 @@ def replay_part(
     except StageError as error:
         error.hint = (provider and missing_option_hint(provider, error.message)) or error.hint
         raise
-    times = replay.run_times(*((_TIMED_RUNS, _TIMED_MS) if measure is None else (_MEASURED_RUNS, _MEASURED_MS)))
+    timing = (_NOTE_RUNS, _NOTE_MS) if measure is None else (_MEASURED_RUNS, _MEASURED_MS)
+    times = replay.run_times(*timing)
     result = ProofReplay(
         reference=RECORDED_PYTORCH,
         candidate=file.shown,
@@ -189,7 +208,7 @@ def replay_part(
     if measure is None:
         return result
     try:
-        return replace(result, execution=measure(path, feeds, provider, times.runs))
+        return replace(result, execution=measure(path, feeds, provider, min(times.runs, _PROFILED_RUNS)))
     except (UsageError, StageError) as error:
         return replace(result, notes=(*result.notes, f"Kernels were not recorded: {error.message}."))
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pydantic
 
+from winml.modelkit.compare.fidelity import LOSS_DB, ROUNDING_DB, is_loss
 from winml.modelkit.compare.proof.execution import ExecutedModule, RunTimes
 from winml.modelkit.compare.proof.records import ProofBase
-from winml.modelkit.compare.quality_minimum import LOSS_DB, ROUNDING_DB, is_loss
-from winml.modelkit.compare.records import BeforeAfter, changed_counts
+from winml.modelkit.compare.records import ModuleChange, UpgradeCheck, changed_counts
 from winml.modelkit.errors import InputError, UsageError, WinMLError, opt
 from winml.modelkit.options import parse_options, read_json_file
 from winml.modelkit.ort.execution_providers import short_name
 from winml.modelkit.ort.sessions import CPU
-from winml.modelkit.records import Record, entry
 from winml.modelkit.verdicts import Verdict
 from winml.modelkit.words import count_noun, sqnr_words
 
@@ -35,8 +33,9 @@ _LEAST_RATIO = 1.1
 """Ratio of times from which they differ. Chosen: two processes of one environment differ by some percent."""
 _DISTURBED = 1.5
 """Ratio of the median to the fastest run from which other load slowed the runs, as in ``winml perf``."""
-_MOST_NAMES = 5
-"""Modules named in a sentence. Chosen: one line of a terminal."""
+_OTHER_LOAD = 0.1
+"""Share of all cores that other programs may use. Chosen: an idle system is far below, a program on one of two to eight
+cores is above."""
 _LEAST_SHARE = 0.01
 """Share of a run below which the time of a module is not compared. Chosen: kernels are timed to a microsecond."""
 
@@ -88,82 +87,6 @@ def read_baseline(path: Path) -> Baseline:
             f"{path}: no result of winml verify: {reason.removeprefix(f'{path}: ')}",
             hint=f"Write it in the other environment: winml verify FOLDER -f json > {path.name}",
         ) from error
-
-
-@dataclass(frozen=True)
-class ModuleChange(Record):
-    """Differences of one module; a measure without a difference is empty."""
-
-    module: str
-    tag: str
-    class_name: str = field(metadata=entry("class"))
-    own_error: tuple[float, float] | None = None
-    """Part of its relative error that its inputs do not explain, before and after; ``None`` if it has not doubled or
-    halved."""
-    nodes: Mapping[str, BeforeAfter] = field(default_factory=dict)
-    """Operator → nodes of the file, before and after."""
-    kernels: Mapping[str, BeforeAfter] = field(default_factory=dict)
-    """Operator → kernels in a run, before and after: fused otherwise."""
-    providers: Mapping[str, BeforeAfter] = field(default_factory=dict)
-    """Execution provider → kernels in a run, before and after."""
-    ms: tuple[float, float] | None = field(default=None, metadata=entry(digits=4))
-    """Fastest time of its kernels, before and after; ``None`` within the noise."""
-
-    @property
-    def is_changed(self) -> bool:
-        """True if a measure differs."""
-        return any((self.own_error, self.nodes, self.kernels, self.providers, self.ms))
-
-
-@dataclass(frozen=True)
-class UpgradeCheck(Record):
-    """Comparison of one part with its verification in another environment."""
-
-    versions: Mapping[str, tuple[str | None, str | None]]
-    """Package → version before and after, of those that differ."""
-    outputs: Mapping[str, tuple[float | None, float | None]]
-    """Output → SQNR in dB before and after."""
-    quality: Verdict
-    """Verdict on the errors of the outputs."""
-    placement: Verdict
-    """Verdict on the providers of the nodes."""
-    time: Verdict
-    """Verdict on the time of a run."""
-    run_ms: tuple[float | None, float | None] = field(metadata=entry(digits=3))
-    """Median time of a run, before and after."""
-    modules: tuple[ModuleChange, ...]
-    """Modules that differ, in the order of the module tree."""
-
-    @property
-    def verdicts(self) -> dict[str, Verdict]:
-        """Name → verdict."""
-        return {"errors": self.quality, "placement": self.placement, "time": self.time}
-
-    @property
-    def refused(self) -> list[str]:
-        """Names of the negative verdicts that end a verification with exit code 3: all but the time."""
-        return [name for name, verdict in self.verdicts.items() if verdict.is_no and verdict is not self.time]
-
-    def problem_words(self, name: str) -> str:
-        """Reason of a negative verdict, and the modules that differ in its measure; empty for another verdict."""
-        verdict = self.verdicts[name]
-        if not verdict.is_no:
-            return ""
-        changed = {
-            "errors": sorted((module for module in self.modules if module.own_error), key=_growth_of_error),
-            "placement": [module for module in self.modules if module.providers],
-            "time": [module for module in self.modules if module.ms],
-        }
-        modules = [module.module or module.tag or "no module" for module in changed[name]]
-        more = f" and {len(modules) - _MOST_NAMES} more" if len(modules) > _MOST_NAMES else ""
-        where = f"; modules that differ: {', '.join(modules[:_MOST_NAMES])}{more}" if modules else ""
-        return f"{verdict.reason}{where}"
-
-
-def _growth_of_error(module: ModuleChange) -> float:
-    """Sort key: the largest growth first."""
-    before, after = module.own_error or (0.0, 0.0)
-    return before - after
 
 
 def refuse_other_baseline(baseline: Baseline, part: ProofPart, provider: ChosenProvider | None, name: str) -> None:
@@ -274,13 +197,15 @@ def _compare_times(before: RunTimes, after: RunTimes) -> Literal["slower", "fast
     The fastest runs are compared. Their ratio has to exceed that of the median to the fastest run on either side.
     """
     ratio = after.fastest_ms / max(before.fastest_ms, 1e-9)
-    load = max(times.median_ms / max(times.fastest_ms, 1e-9) for times in (before, after))
-    limit = max(_LEAST_RATIO, load)
+    spread = max(times.median_ms / max(times.fastest_ms, 1e-9) for times in (before, after))
+    if max(before.other_load, after.other_load) > _OTHER_LOAD:
+        return None
+    limit = max(_LEAST_RATIO, spread)
     if ratio > limit:
         return "slower"
     if ratio < 1 / limit:
         return "faster"
-    return None if load > _DISTURBED else "no difference found"
+    return None if spread > _DISTURBED else "no difference found"
 
 
 def _is_changed(before: RunTimes | None, after: RunTimes | None) -> bool:
