@@ -225,4 +225,4 @@ def other_processor_seconds() -> float:
     """Return the processor time that everything but this process has used since the system started, in seconds."""
     used, own = psutil.cpu_times()._asdict(), psutil.Process().cpu_times()
     busy = ("user", "nice", "system", "irq", "softirq", "steal", "interrupt", "dpc")
-    return sum(used.get(name, 0.0) for name in busy) - own.user - own.system
+    return float(sum(used.get(name, 0.0) for name in busy) - own.user - own.system)
