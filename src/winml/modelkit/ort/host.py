@@ -224,5 +224,5 @@ def processor_name() -> str:
 def other_processor_seconds() -> float:
     """Return the processor time that everything but this process has used since the system started, in seconds."""
     used, own = psutil.cpu_times()._asdict(), psutil.Process().cpu_times()
-    busy = ("user", "nice", "system", "irq", "softirq", "steal", "interrupt", "dpc")
+    busy = ("user", "nice", "system", "irq", "softirq", "steal")
     return float(sum(used.get(name, 0.0) for name in busy) - own.user - own.system)
