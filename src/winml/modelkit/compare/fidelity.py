@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 import numpy as np
@@ -50,7 +50,6 @@ def is_loss(before_db: float, after_db: float, loss_db: float = LOSS_DB) -> bool
     return after_db < before_db - loss_db and after_db < ROUNDING_DB
 
 
-@dataclass(frozen=True)
 class QualitySamples(Record):
     """Samples of a comparison of two files."""
 
@@ -63,7 +62,6 @@ class QualitySamples(Record):
     """Name of the dataset, with its split if it has several; empty for other samples."""
 
 
-@dataclass(frozen=True)
 class SampleSpread(Record, digits=2):
     """Distribution of the SQNR of an output over the samples, in dB."""
 
@@ -80,7 +78,6 @@ class SampleSpread(Record, digits=2):
         return cls(median, min(ratios), low, high)
 
 
-@dataclass(frozen=True)
 class OutputFidelity(Record):
     """Similarity of one output to the reference, over all samples."""
 
@@ -127,7 +124,6 @@ class OutputFidelity(Record):
         return self.name.startswith(_STATE_PREFIXES)
 
 
-@dataclass(frozen=True)
 class SourceFidelity(Record):
     """Similarity of the quantized source of a compiled file to the float file of both."""
 
@@ -140,7 +136,6 @@ class SourceFidelity(Record):
     """Maximum loss of an output relative to the quantized file, in dB; ``None``: only the minimum applies."""
 
 
-@dataclass(frozen=True)
 class FidelityInfo(Record):
     """Result of the comparison of a lossy graph with its source."""
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from winml.modelkit.ort.devices import ChosenProvider
 
 
-@dataclass(frozen=True)
 class ComparedOutput(Record):
     """Comparison of one output of both models."""
 
@@ -50,7 +49,6 @@ class ComparedOutput(Record):
         return self.fidelity.top1_agreement
 
 
-@dataclass(frozen=True)
 class ComparedModule(Record):
     """Comparison of one call of one module."""
 
@@ -422,7 +420,6 @@ _MOST_NAMES = 5
 """Modules named in a sentence. Chosen: one line of a terminal."""
 
 
-@dataclass(frozen=True)
 class ModuleChange(Record):
     """Differences of one module; a measure without a difference is empty."""
 
@@ -447,7 +444,6 @@ class ModuleChange(Record):
         return any((self.own_error, self.nodes, self.kernels, self.providers, self.ms))
 
 
-@dataclass(frozen=True)
 class UpgradeCheck(Record):
     """Comparison of one part with its verification in another environment."""
 
@@ -498,7 +494,6 @@ def _growth_of_error(module: ModuleChange) -> float:
     return before - after
 
 
-@dataclass(frozen=True)
 class ComparedFile(Record):
     """Properties of one file."""
 
@@ -513,7 +508,6 @@ class ComparedFile(Record):
     """Source of the module tree."""
 
 
-@dataclass(frozen=True)
 class WeightChange(Record):
     """Change of one weight, without its values."""
 
@@ -525,7 +519,6 @@ class WeightChange(Record):
     renamed_from: str = field(default="", metadata=entry(null_if_empty=True))
 
 
-@dataclass(frozen=True)
 class ChangedModule(Record):
     """Change of one module, without nodes and weights of its submodules."""
 
@@ -556,7 +549,6 @@ class ChangedModule(Record):
         return {name: after - before for name, (before, after) in self.operators.items() if after > before}
 
 
-@dataclass(frozen=True)
 class StructureDiff(Result, Record, schema_version=1, document="compare.diff_table:diff_document", rows="modules"):
     """Structural differences of two files."""
 
