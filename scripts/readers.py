@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,6 +65,18 @@ def _install_environment(requirements: Path, folder: Path) -> None:
     _run(sys.executable, "-m", "pip", "--python", _interpreter(folder), "install", *_PIP_OPTIONS, "-r", requirements)
 
 
+def _install_newest(requirements: Path, folder: Path) -> None:
+    """Install the project with the newest versions of its dependencies, and the pinned torch.
+
+    Newer versions of torch from the default package index come with several gigabytes of GPU libraries.
+    """
+    pins = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    (torch,) = (line for line in pins if line.startswith("torch=="))
+    _run(sys.executable, "-m", "venv", "--without-pip", folder)
+    pip = (sys.executable, "-m", "pip", "--python", _interpreter(folder), "install", *_PIP_OPTIONS)
+    _run(*pip, "-r", requirements, torch)
+
+
 def _install_packages(requirements: Path, folder: Path) -> None:
     _run(sys.executable, "-m", "pip", "install", *_PIP_OPTIONS, "--target", folder, "-r", requirements)
 
@@ -88,6 +101,8 @@ def _read_node_version(folder: Path, package: str) -> str:
 
 ENVIRONMENT = Installer("{}.txt", _install_environment, _read_python_version)
 """A virtual environment, for programs that need other versions than winml."""
+NEWEST = Installer("{}.txt", _install_newest, _read_python_version)
+"""A virtual environment with what an installation of the project resolves to today."""
 PACKAGES = Installer("{}.txt", _install_packages, _read_python_version)
 """A folder for PYTHONPATH, for packages that are imported together with winml."""
 NODE_PACKAGES = Installer("{}/package-lock.json", _install_node_packages, _read_node_version)
@@ -125,6 +140,12 @@ READERS = (
     # Has neither torch nor transformers.
     Reader(
         "openvino-onnxruntime", (_COMPILERS, "tests/e2e/test_without_torch.py"), ENVIRONMENT, ("onnxruntime-openvino",)
+    ),
+    Reader(
+        "newest",
+        ("tests/e2e/test_newest_versions.py",),
+        NEWEST,
+        ("torch", "transformers", "onnxruntime", "onnx", "numpy"),
     ),
     Reader("openvino-plug-in", (_COMPILERS,), PACKAGES, ("onnxruntime-ep-openvino",)),
     Reader("qnn", (_COMPILERS,), PACKAGES, ("onnxruntime-qnn", "onnxruntime")),
@@ -226,8 +247,14 @@ def _read_program_version(alternatives: tuple[str, ...]) -> str:
 
 def _digest_pins(pins: Path) -> str:
     text = pins.read_text(encoding="utf-8")
-    constraints = [pins.parent / line[3:] for line in text.splitlines() if line.startswith("-c ")]
-    parts = (sys.version, text, *(file.read_text(encoding="utf-8") for file in constraints))
+    lines = text.splitlines()
+    constraints = [pins.parent / line[3:] for line in lines if line.startswith("-c ")]
+    parts = [sys.version, text, *(file.read_text(encoding="utf-8") for file in constraints)]
+    if "." in lines:  # the project, with whatever its requirements resolve to on this day
+        parts += [
+            (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"),
+            datetime.now(timezone.utc).date().isoformat(),
+        ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

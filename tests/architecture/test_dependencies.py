@@ -115,9 +115,15 @@ def test_environment_without_torch_has_the_packages_for_windows_on_arm() -> None
     required = [Requirement(line) for line in _project()["dependencies"]]
     expected = {item.name for item in required if item.marker is None or item.marker.evaluate(device)}
     assert not {"torch", "transformers"} & expected
-    lines = (REPOSITORY / "tests" / "readers" / "openvino-onnxruntime.txt").read_text(encoding="utf-8").splitlines()
-    listed = {Requirement(line).name for line in lines if not line.startswith(("#", "-"))}
+    listed = _listed("tests/readers/openvino-onnxruntime.txt")
     assert {*expected, "pillow"} == {name.replace("-openvino", "") for name in listed}
+    assert expected == _listed("examples/ci/requirements.txt")
+
+
+def _listed(name: str) -> set[str]:
+    """Return the packages of a requirements file."""
+    lines = (REPOSITORY / name).read_text(encoding="utf-8").splitlines()
+    return {Requirement(line).name for line in lines if not line.startswith(("#", "-"))}
 
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")

@@ -7,8 +7,6 @@ the import of both libraries in a process of the environment of the tests.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from architecture.sources import REPOSITORY
 from checkpoints import save_image_processor
 from e2e.in_process import run_here
+from e2e.other_environment import run_elsewhere
 from evaluation_checkpoints import WORDS, export_open, save_task_checkpoint, text_tokenizer
 from generating import build_decoder, save_decoder
 from readers import python_of
@@ -27,33 +25,7 @@ from winml.modelkit.cli.main import COMMANDS
 
 READER = "openvino-onnxruntime"
 TEXT = " ".join(WORDS[:4])
-_PROGRAM = """
-import contextlib, io, json, sys
-sys.modules.update(dict.fromkeys(("torch", "transformers")))  # their import raises ModuleNotFoundError
-from winml.modelkit.cli.main import main
-for line in sys.stdin:
-    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
-    code = 0
-    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
-        try:
-            main(json.loads(line))
-        except SystemExit as stop:
-            code = stop.code
-    for stream in streams:
-        stream.seek(0)
-    print(json.dumps([code, *(stream.read() for stream in streams)]))
-"""
-"""Runs a command of each line of stdin, and prints its exit code and its output."""
-
-
-def run_without_torch(python: str | Path, folder: Path, commands: list[list[str]]) -> list[tuple[int, str, str]]:
-    """Run commands in one process and return the exit code, stdout and stderr of each."""
-    done = subprocess.run(
-        [python, "-c", _PROGRAM], input="\n".join(map(json.dumps, commands)), cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")},
-        capture_output=True, text=True, encoding="utf-8", check=True,
-    )  # fmt: skip
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+LIBRARIES = ("torch", "transformers")
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +78,9 @@ def test_classes_equal_those_with_torch_and_checkpoints_are_refused(
         ["perf", "texts"], ["run", "texts", "--text", TEXT], ["compare", "texts", CLASSIFIER],
         ["run", CLASSIFIER, "--text", TEXT, "--reference"],
     )  # fmt: skip
-    (code, printed, messages), *refusals = run_without_torch(sys.executable, classifier, [SAME_RESULTS[0], *refused])
+    (code, printed, messages), *refusals = run_elsewhere(
+        sys.executable, classifier, [SAME_RESULTS[0], *refused], without=LIBRARIES
+    )
     assert 0 == code, messages
     assert _results(printed) == _results(run_here(*SAME_RESULTS[0]).out)
     for code, _, messages in refusals:
@@ -139,11 +113,11 @@ def test_every_verb_works_in_an_environment_without_torch(folder: Path, monkeypa
     """Texts, images and prompts have the results of the environment with torch."""
     monkeypatch.chdir(folder)
     helps = [[verb, "--help"] for verb in COMMANDS]
-    done = run_without_torch(python_of(READER), folder, [*SAME_RESULTS, *helps, *WORK])
+    done = run_elsewhere(python_of(READER), folder, [*SAME_RESULTS, *helps, *WORK], without=LIBRARIES)
     for code, _, messages in done:
         assert 0 == code, messages
     for command, (_, printed, _) in zip(SAME_RESULTS, done, strict=False):
         assert _results(printed) == _results(run_here(*command).out)
     beams = ["generate", "decoder", "-p", "a", "--num-beams", "2"]
-    ((code, _, messages),) = run_without_torch(python_of(READER), folder, [beams])
+    ((code, _, messages),) = run_elsewhere(python_of(READER), folder, [beams], without=LIBRARIES)
     assert (2, True) == (code, "num_beams" in messages)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
+import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -17,6 +21,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import yaml
 from onnx import numpy_helper
 from safetensors.numpy import load_file
 from torch import nn
@@ -28,7 +33,9 @@ from two_parts import export_loaded, two_parts
 from winml.modelkit import build_model, export_model, optimize_model, quantize_model, verify_model
 from winml.modelkit.builds import proofs
 from winml.modelkit.builds.config import CompileSection
+from winml.modelkit.compare.proof import upgrade
 from winml.modelkit.compare.proof.excerpts import choose_excerpt, take_excerpt
+from winml.modelkit.compare.proof.execution import ExecutedModule, RunTimes
 from winml.modelkit.compare.proof.records import ProofOutput, ProofRequest, read_proof
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.errors import InputError, UsageError, VerificationError
@@ -217,7 +224,9 @@ def test_scores_of_pixels_are_not_judged_by_their_last_axis(tmp_path: Path) -> N
 def test_every_key_of_a_proof_is_documented(proven: Path) -> None:
     record = json.loads((proven / "proof/proof.json").read_text(encoding="utf-8"))
     part = record["parts"][0]
-    nested = [*part["outputs"], *part["modules"], *part["tensors"].values(), part["samples"]]
+    boundaries = [module["boundary"] for module in part["modules"]]
+    identities = [boundary["identity"] for boundary in boundaries]
+    nested = [*part["outputs"], *part["modules"], *boundaries, *identities, *part["tensors"].values(), part["samples"]]
     keys = {*record, *part, *(key for entry in nested for key in entry)}
     section = (REPOSITORY / "docs/reference/formats.md").read_text(encoding="utf-8").partition("\n## Proof\n")[2]
     documented = set(re.findall(r"`(\w+)`", section.partition("\n## ")[0]))
@@ -259,6 +268,175 @@ def test_command_ends_with_3_for_a_wrong_file_and_reports_it_to_ci(
     assert str(len(failed)) == suite.get("failures")
     (annotation,) = [line for line in done.err.splitlines() if line.startswith("::error ")]
     assert "layers.2.gate" in annotation
+
+
+@pytest.fixture(scope="module")
+def before(proven: Path) -> dict[str, Any]:
+    """The JSON of a verification, as another environment keeps it."""
+    done = run_here("verify", proven, "-f", "json")
+    assert 0 == done.code, done.err
+    record: dict[str, Any] = json.loads(done.out)
+    return record
+
+
+def _check_upgrade(proven: Path, folder: Path, before: dict[str, Any], *options: str | Path) -> tuple[int, Any, str]:
+    """Verify with a baseline; return the exit code, the JSON, and stderr."""
+    (folder / "before.json").write_text(json.dumps(before), encoding="utf-8")
+    done = run_here("verify", proven, "--baseline", folder / "before.json", "-f", "json", *options)
+    return done.code, json.loads(done.out) if done.out else None, done.err
+
+
+def test_result_lists_nodes_and_kernels_by_module_and_no_path(proven: Path, before: dict[str, Any]) -> None:
+    """The nodes of all modules are those of the file; the product and the activation of a module are its kernels."""
+    modules = {module["module"]: module for module in before["execution"]}
+    assert str(proven.parent) not in json.dumps(before)
+    assert {*PLACES} <= {*modules}
+    assert {"MatMul": 1, "Tanh": 1} == modules["layers.1.mix"]["nodes"]
+    assert {"CPUExecutionProvider": {"MatMul": 1, "Tanh": 1}} == modules["layers.1.mix"]["kernels"]
+
+
+def test_upgrade_without_a_change_differs_in_no_version_kernel_or_error(
+    proven: Path, tmp_path: Path, before: dict[str, Any]
+) -> None:
+    code, record, _ = _check_upgrade(proven, tmp_path, before)
+    assert 0 == code
+    upgrade = record["upgrade"]
+    assert ({}, "yes", "yes") == (upgrade["versions"], upgrade["quality"]["answer"], upgrade["placement"]["answer"])
+    measures = ("kernels", "nodes", "providers", "own_error")
+    assert [] == [module for module in upgrade["modules"] if any(module[measure] for measure in measures)]
+
+
+def test_upgrade_names_versions_and_modules_that_fuse_otherwise(
+    proven: Path, tmp_path: Path, before: dict[str, Any]
+) -> None:
+    """Other kernels alone are no loss."""
+    other = copy.deepcopy(before)
+    other["versions"]["onnxruntime"] = "1.0"
+    place = next(module for module in other["execution"] if "layers.1.mix" == module["module"])
+    place["kernels"] = {"CPUExecutionProvider": {"FusedMatMulTanh": 1}}
+    code, record, _ = _check_upgrade(proven, tmp_path, other)
+    assert 0 == code
+    assert ["1.0", before["versions"]["onnxruntime"]] == record["upgrade"]["versions"]["onnxruntime"]
+    (module,) = [module for module in record["upgrade"]["modules"] if module["kernels"]]
+    assert "layers.1.mix" == module["module"]
+    assert {"FusedMatMulTanh": [1, 0], "MatMul": [0, 1], "Tanh": [0, 1]} == module["kernels"]
+
+
+def test_upgrade_with_more_error_ends_with_3_and_names_the_module(
+    proven: Path, tmp_path: Path, before: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also within the limits: a rebuilt file is compared with the proof of the first."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    wrong = _planted(proven / "net.onnx", tmp_path / "wrong.onnx", "layers.2.gate")
+    options = ("--against", wrong, "--min-sqnr", "0", "--junit", tmp_path / "verify.xml")
+    code, record, printed = _check_upgrade(proven, tmp_path, before, *options)
+    assert (3, True) == (code, record["is_within"])
+    assert "no" == record["upgrade"]["quality"]["answer"]
+    grown = [
+        (module["own_error"][1], module["module"]) for module in record["upgrade"]["modules"] if module["own_error"]
+    ]
+    assert "layers.2.gate" == max(grown)[1]
+    (annotation,) = [line for line in printed.splitlines() if line.startswith("::error ")]
+    assert "differ: layers.2.gate" in annotation
+    failed = {
+        (case.get("classname"), case.get("name"))
+        for case in ET.parse(tmp_path / "verify.xml").getroot().iter("testcase")
+        if case.find("failure") is not None
+    }
+    assert ("upgrade", "errors") in failed
+
+
+def test_nodes_that_left_the_provider_end_with_3(
+    proven: Path, tmp_path: Path, before: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The measured kernels are of this machine's provider, so the present ones are changed."""
+    kernels = proofs.measure_execution
+
+    def measure(*arguments: Any) -> tuple[ExecutedModule, ...]:
+        *modules, last = kernels(*arguments)
+        return (*modules, last.model_copy(update={"kernels": {"OtherExecutionProvider": {"Tanh": 1}}}))
+
+    monkeypatch.setattr(proofs, "measure_execution", measure)
+    code, record, _ = _check_upgrade(proven, tmp_path, before)
+    assert (3, "no") == (code, record["upgrade"]["placement"]["answer"])
+    (module,) = [module for module in record["upgrade"]["modules"] if module["providers"]]
+    assert [0, 1] == module["providers"]["OtherExecutionProvider"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"recorded": {"sha256": "0"}}, 2),
+        ({"recorded": None}, 2),
+        ({"provider": "QNNExecutionProvider"}, 2),
+        ({"schema_version": 2}, 1),
+        ({"outputs": [{"sqnr_db": "much"}]}, 1),
+    ],
+)
+def test_baseline_of_another_build_provider_or_format_is_refused(
+    proven: Path, tmp_path: Path, before: dict[str, Any], change: dict[str, Any], code: int
+) -> None:
+    assert code == _check_upgrade(proven, tmp_path, {**before, **change})[0]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema_version": 1', '{"schema_version": 1}'])
+def test_damaged_baseline_is_an_input_error(proven: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / "before.json").write_text(text, encoding="utf-8")
+    assert 1 == run_here("verify", proven, "--baseline", tmp_path / "before.json").code
+    assert 1 == run_here("verify", proven, "--baseline", tmp_path / "missing.json").code
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ((1.0, 1.02), (1.5, 1.6), "slower"), ((1.5, 1.6), (1.0, 1.02), "faster"),
+        ((1.0, 1.02), (1.05, 1.1), "no difference found"), ((1.0, 2.0), (1.2, 1.3), None),
+        ((1.0, 2.0), (3.0, 3.1), "slower"),
+    ],
+)  # fmt: skip
+def test_time_differs_beyond_the_load_of_both_machines(
+    before: tuple[float, float], after: tuple[float, float], expected: str | None
+) -> None:
+    times = [RunTimes(fastest_ms=fastest, median_ms=median, runs=9) for fastest, median in (before, after)]
+    assert expected == upgrade._compare_times(*times)
+    assert upgrade._compare_times(times[0], times[1].model_copy(update={"other_load": 0.5})) is None
+
+
+def _run_step(name: str, folder: Path) -> int:
+    """Run the commands of a step of the example workflow as GitHub Actions does, and return the exit code."""
+    workflow = yaml.safe_load((REPOSITORY / "examples/ci/upgrade.yml").read_text(encoding="utf-8"))
+    (step,) = [step for step in workflow["jobs"]["verify"]["steps"] if step.get("name") == name]
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+    environment = {**os.environ, **workflow["env"], "GITHUB_ACTIONS": "true"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False).returncode
+
+
+@pytest.mark.skipif(
+    sys.platform == "win32" or not (REPOSITORY / "examples").is_dir(),
+    reason="the steps are for a POSIX shell, and the example is not part of an installed package",
+)
+def test_example_workflow_verifies_in_both_environments(proven: Path, tmp_path: Path) -> None:
+    """The steps after the installation; both environments are that of the tests."""
+    shutil.copytree(proven, tmp_path / "models/built")
+    for name in ("before", "after"):
+        command = tmp_path / name / "bin/winml"
+        command.parent.mkdir(parents=True)
+        command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m winml.modelkit "$@"\n', encoding="utf-8")
+        command.chmod(0o755)
+    assert 0 == _run_step("Verify with the versions of the base branch", tmp_path)
+    assert 0 == _run_step("Compare with the versions of the pull request", tmp_path)
+    assert "yes" == json.loads((tmp_path / "after.json").read_text(encoding="utf-8"))["upgrade"]["quality"]["answer"]
+    assert ET.parse(tmp_path / "upgrade.xml").getroot().get("failures") == "0"
+
+
+def test_changed_file_within_its_limits_is_noted_with_the_module(proven: Path, tmp_path: Path) -> None:
+    """A file of the recorded name whose weights were edited."""
+    shutil.copytree(proven, tmp_path / "edited")
+    _planted(proven / "net.onnx", tmp_path / "edited/net.onnx", "layers.4.mix")
+    result = verify_model(tmp_path / "edited", min_sqnr_db=0)
+    assert result.is_within
+    assert "layers.4.mix" == result.most_grown.identity.module
+    assert any("layers.4.mix" in note for note in result.notes)
 
 
 def test_command_ends_with_0_for_the_recorded_file(proven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,6 +558,25 @@ def test_factory_of_other_weights_in_every_call_gives_no_proof(tmp_path: Path) -
         build_model(f"{tmp_path / 'net.py'}:make", tmp_path / "built", proof=True, input_specs=specs)
     assert not (tmp_path / "built/proof").exists()
     assert (tmp_path / "built/model.onnx").is_file()
+
+
+def test_proof_of_a_replaced_file_is_not_kept(tmp_path: Path) -> None:
+    """An export or build without a proof, or whose proof cannot be made, removes the older one."""
+    specs = {"input": {"shape": [2, 8], "dtype": "float32"}}
+    module, inputs = nn.Linear(8, 4), torch.randn(2, 8)
+    export_model(module, tmp_path / "net.onnx", inputs, proof=True)
+    export_model(module, tmp_path / "other.onnx", inputs)
+    assert (tmp_path / "proof/proof.json").is_file(), "it is of another file"
+    export_model(module, tmp_path / "net.onnx", inputs, overwrite=True)
+    assert not (tmp_path / "proof").exists()
+    for text, proof in ((FACTORY, False), (FACTORY.replace("torch.manual_seed(0)", "torch.seed()"), True)):
+        (tmp_path / "net.py").write_text(FACTORY, encoding="utf-8")
+        build_model(f"{tmp_path / 'net.py'}:make", tmp_path / "built", proof=True, input_specs=specs)
+        assert (tmp_path / "built/proof/proof.json").is_file()
+        (tmp_path / "net.py").write_text(text, encoding="utf-8")
+        with pytest.raises(VerificationError) if proof else contextlib.nullcontext():
+            build_model(f"{tmp_path / 'net.py'}:make", tmp_path / "built", proof=proof, rebuild=True, input_specs=specs)
+        assert not (tmp_path / "built/proof").exists()
 
 
 @pytest.mark.parametrize(("agreement", "is_refused"), [(0.95, False), (0.1, True)])

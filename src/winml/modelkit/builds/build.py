@@ -72,6 +72,7 @@ if TYPE_CHECKING:
 
 EVAL_STEP = "eval"
 """Step after the stages that evaluates the result."""
+_PROOF_NAMES = (file_names.PROOF_RECORD_NAME, file_names.PROOF_TENSORS_NAME)
 PROOF_STEP = "proof"
 """Step after the stages that records the outputs of PyTorch beside the result."""
 
@@ -149,7 +150,7 @@ def names_of_build(plan: BuildPlan, stages: Sequence[Stage] = STAGES) -> tuple[s
     """Return every file name of a build with a single part, except the manifest and data files."""
     runs = (stages, handed_over_stages(stages, plan))
     evaluated = () if plan.config.eval is None else (file_names.EVALUATION_NAME,)
-    proven = () if plan.proof is None else (file_names.PROOF_RECORD_NAME, file_names.PROOF_TENSORS_NAME)
+    proven = () if plan.proof is None else _PROOF_NAMES
     named = (name for run in runs for name in names_of(run, config=plan.config, is_refittable=plan.is_refittable))
     return tuple(dict.fromkeys((*named, *adapter_names(plan), *evaluated, *proven)))
 
@@ -195,6 +196,8 @@ class _Build(StageWalk):
         notes = [*self._stage_notes(), *self.companions.placed.notes, *self._optimization_notes()]
         proof = None
         if self.plan.proof is not None:
+            # Not kept if no proof can be made: it is of earlier files.
+            folder.remove_all_but({*folder.owned_names()} - {*_PROOF_NAMES})
             folder.save(manifest)  # the build is kept if no proof can be made
             proof = self._record_proof(manifest, self.plan.proof)
         if self.plan.deploy_only:

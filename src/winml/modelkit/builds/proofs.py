@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.compared_models import compare_models, resolve_pairs
+from winml.modelkit.builds.executions import measure_execution
 from winml.modelkit.builds.found_models import resolve_side
 from winml.modelkit.compare.proof.records import Proof, ProofPart, read_proof
 from winml.modelkit.compare.proof.replay import RECORDED_PYTORCH, replay_part
+from winml.modelkit.compare.proof.upgrade import check_upgrade, read_baseline, refuse_other_baseline
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.records import ProofReplay
 from winml.modelkit.errors import ModelPathError, StageError, UsageError, VerificationError, first_line, opt
@@ -21,10 +23,11 @@ from winml.modelkit.file_names import ONLY_PART, PROOF_RECORD_NAME, files_folder
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.bundle import read_part_description
 from winml.modelkit.onnx.files.content_digest import hash_file
-from winml.modelkit.ort.sessions import CPU
+from winml.modelkit.ort.host import available_cores, processor_name
+from winml.modelkit.ort.machine import installed_versions
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.quantize.file_minimum import file_minimum
-from winml.modelkit.words import sqnr_words
+from winml.modelkit.words import count_noun, sqnr_words
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.config import CompileSection
     from winml.modelkit.builds.plan import BuildPlan
     from winml.modelkit.compare.comparing import CompareOptions
+    from winml.modelkit.compare.proof.execution import MeasureExecution
     from winml.modelkit.compare.proof.recording import ProofMaker
     from winml.modelkit.compare.proof.records import ProofRequest
     from winml.modelkit.compare.records import ModelComparison
@@ -190,6 +194,8 @@ def replay_model(
     by_module: bool = False,
     provider: ChosenProvider | None = None,
     min_sqnr_db: float | None = None,
+    measures_execution: bool = False,
+    baseline: Path | None = None,
 ) -> ProofReplay:
     """Run files on the inputs of a proof, and compare them with the recorded values of PyTorch.
 
@@ -200,19 +206,33 @@ def replay_model(
         provider: Execution provider; ``None``: the CPU provider.
         min_sqnr_db: Minimum SQNR of every output, in dB; ``None``: the recorded limits, or those of the precisions of
             another file.
+        measures_execution: Also measure kernels and times by module, and compare all modules that can be compared: the
+            result is to be compared with that of another environment.
+        baseline: JSON of a verification in another environment, to compare with.
 
     Raises:
-        UsageError: there is no proof, or a file has other inputs, outputs or parts.
+        UsageError: there is no proof, a file has other inputs, outputs or parts, or the baseline is of another build or
+            provider.
         InputError: a file is damaged.
         StageError: a file cannot be run.
     """
     proof = read_proof(proof_folder(model))
-    replays = {name: _replay_file(proof, name, path, by_module, provider, min_sqnr_db) for name, path in parts.items()}
+    earlier = None if baseline is None else read_baseline(baseline)
+    measure = measure_execution if measures_execution or baseline is not None else None
+
+    def replay(name: str, path: Path) -> ProofReplay:
+        of_part = None if earlier is None else earlier.parts.get(name, earlier)
+        if of_part is not None and baseline is not None:
+            refuse_other_baseline(of_part, proof.part(name), provider, baseline.name)
+        result = _replay_file(proof, name, path, by_module, provider, min_sqnr_db, measure)
+        return result if of_part is None else replace(result, upgrade=check_upgrade(result, of_part))
+
+    replays = {name: replay(name, path) for name, path in parts.items()}
     if len(replays) == 1:
         return next(iter(replays.values()))
     whole = ProofReplay.of_parts(RECORDED_PYTORCH, model, replays)
     assert isinstance(whole, ProofReplay)
-    return replace(whole, versions=proof.record.versions)
+    return replace(whole, versions=proof.record.versions, environment=next(iter(replays.values())).environment)
 
 
 def _replay_file(
@@ -222,39 +242,46 @@ def _replay_file(
     by_module: bool,
     provider: ChosenProvider | None,
     min_sqnr_db: float | None,
+    measure: MeasureExecution | None,
 ) -> ProofReplay:
-    part = proof.part(name)
-    is_recorded = part.sha256 == hash_file(path)
+    part, sha256 = proof.part(name), hash_file(path)
     minimum = file_minimum(path, provider) if min_sqnr_db is None else QualityMinimum(min_sqnr_db)
-    if is_recorded and min_sqnr_db is None:
+    if part.sha256 == sha256 and min_sqnr_db is None:
         agreements = [value for value in (minimum.agreement, part.min_agreement) if value is not None]
         lowest = min(agreements) if len(agreements) > 1 else minimum.agreement
         minimum = QualityMinimum(min(minimum.sqnr_db, part.min_sqnr_db), lowest)
-    result = replay_part(part, proof.arrays, path, minimum, by_module=by_module, provider=provider)
-    is_comparable = is_recorded and part.provider == (CPU[0] if provider is None else provider.provider.name)
-    notes = (*result.notes, *(_loss_notes(part, result) if is_comparable else ()))
-    if not is_recorded and path.name == part.file:
-        notes = (f"{path.name} differs from the file that the proof was made of.", *notes)
-    return replace(result, is_recorded_file=is_recorded, versions=proof.record.versions, notes=notes)
+    result = replay_part(
+        part,
+        proof.arrays,
+        path,
+        minimum,
+        by_module=by_module,
+        provider=provider,
+        sha256=sha256,
+        measure=measure,
+    )
+    result = replace(
+        result,
+        versions=proof.record.versions,
+        environment={name: version for name, version in installed_versions().items() if version is not None},
+        machine=f"{processor_name()}, {count_noun(available_cores(), 'core')}",
+    )
+    return replace(result, notes=(*_change_notes(result), *result.notes))
 
 
-_NOTED_LOSS_DB = 6.0
-"""Chosen: the error has doubled."""
-_ROUNDING_DB = 100.0
-"""SQNR of rounding. Chosen: float32 sums in another order have 110 dB and more."""
-
-
-def _loss_notes(part: ProofPart, result: ProofReplay) -> tuple[str, ...]:
-    """Note outputs of the recorded file that are worse than when the proof was made, although within the limit."""
-    recorded = {output.name: output.sqnr_db for output in part.outputs}
-    losses = [
-        f"{name} from {sqnr_words(recorded[name])} to {sqnr_words(output.fidelity.sqnr_db)}"
-        for output in result.outputs
-        if (name := output.fidelity.name) in recorded
-        and output.fidelity.sqnr_db < recorded[name] - _NOTED_LOSS_DB
-        and output.fidelity.sqnr_db < _ROUNDING_DB
-    ]
-    return (f"The same file is worse than when the proof was made: {', '.join(losses)}.",) if losses else ()
+def _change_notes(result: ProofReplay) -> Iterator[str]:
+    """Note a changed file, or outputs that are worse than recorded with the module whose error grew most."""
+    words = ", ".join(
+        f"{output} from {sqnr_words(before)} to {sqnr_words(after)}"
+        for output, (before, after) in result.losses.items()
+    )
+    if words and (grown := result.most_grown) is not None:
+        words += f". The error grew most in {grown.identity.words} ({grown.identity.tag})"
+    if result.is_changed_file:
+        change = f"{Path(result.candidate).name} differs from the file that the proof was made of"
+        yield f"{change}, and is worse: {words}." if words else f"{change}."
+    elif words:
+        yield f"The same file is worse than when the proof was made: {words}."
 
 
 _PROOF_KEYWORDS = {"by_module", "ep", "device", "ep_options"}
@@ -270,6 +297,7 @@ def verify_model(
     against: str | os.PathLike[str] | None = None,
     min_sqnr_db: float | None = None,
     submodel: Sequence[str] = (),
+    baseline: str | os.PathLike[str] | None = None,
     **changes: Any,
 ) -> ModelComparison:
     """Compare an ONNX file with the PyTorch model that it was exported from, on the same inputs.
@@ -284,6 +312,7 @@ def verify_model(
         against: File or folder that is compared with the proof in place of ``model``.
         min_sqnr_db: Minimum SQNR of every output, with a proof; None: the recorded limits.
         submodel: Names of the parts of a build folder to compare; empty: all.
+        baseline: JSON of ``winml verify`` in another environment, to compare with: ``upgrade`` of the result.
         **changes: As for :func:`compare_models`, ``ep``, ``device`` and ``ep_options`` of the file included.
 
     Returns:
@@ -297,7 +326,7 @@ def verify_model(
         StageError: one of the models cannot be run.
     """
     name = os.fspath(model)
-    proof_options = {"against": against, "min_sqnr_db": min_sqnr_db}
+    proof_options = {"against": against, "min_sqnr_db": min_sqnr_db, "baseline": baseline}
     stated = [key for key, value in proof_options.items() if value is not None]
     unread = [key for key, value in {"reference": reference, "options": options}.items() if value is not None]
     unread += [key for key in changes if key not in _PROOF_KEYWORDS]
@@ -314,7 +343,15 @@ def verify_model(
         run = RunOptions(name, **{key: value for key, value in changes.items() if key != "by_module"})
         parts = resolve_verified(name, None if against is None else os.fspath(against), submodel)
         by_module = bool(changes.get("by_module"))
-        return replay_model(name, parts, by_module=by_module, provider=run.stated_provider, min_sqnr_db=min_sqnr_db)
+        return replay_model(
+            name,
+            parts,
+            by_module=by_module,
+            provider=run.stated_provider,
+            min_sqnr_db=min_sqnr_db,
+            measures_execution=by_module,
+            baseline=None if baseline is None else Path(baseline),
+        )
     if reference is None:
         from winml.modelkit.models.request import reference_checkpoint
         from winml.modelkit.onnx.files.reading import read_metadata

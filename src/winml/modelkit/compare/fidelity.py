@@ -39,6 +39,17 @@ _STATE_PREFIXES = ("present", "past_key_values")
 """Specified by transformers, optimum and onnxruntime-genai: prefixes of KV cache outputs."""
 
 
+LOSS_DB = 6.0
+"""Loss of an output between two runs of a file. Chosen: the error has doubled."""
+ROUNDING_DB = 100.0
+"""SQNR of rounding. Chosen: float32 sums in another order have 110 dB and more."""
+
+
+def is_loss(before_db: float, after_db: float, loss_db: float = LOSS_DB) -> bool:
+    """Return True if an output lost more than so many dB, beyond rounding."""
+    return after_db < before_db - loss_db and after_db < ROUNDING_DB
+
+
 class QualitySamples(Record):
     """Samples of a comparison of two files."""
 

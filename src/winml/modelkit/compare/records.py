@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from winml.modelkit.compare.fidelity import (
+    LOSS_DB,
     FidelityInfo,
     OutputFidelity,
     QualitySamples,
+    is_loss,
     judged_outputs,
     quality_record,
 )
@@ -25,6 +27,7 @@ from winml.modelkit.verdicts import Verdict
 from winml.modelkit.words import percent_words
 
 if TYPE_CHECKING:
+    from winml.modelkit.compare.proof.execution import ExecutedModule, RunTimes
     from winml.modelkit.compare.proof.records import ProofPart
     from winml.modelkit.compare.quality_minimum import QualityMinimum
     from winml.modelkit.ort.devices import ChosenProvider
@@ -233,12 +236,79 @@ class ProofReplay(ModelComparison, document="compare.table:comparison_document")
     """Minimum quality of every output; ``None`` for several parts, each with its own."""
     recorded: ProofPart | None = None
     """Record of the part: its quality and time when the proof was made; ``None`` for several parts."""
-    run_ms: float | None = None
-    """Median time of a run on the first sample; ``None`` for several parts."""
-    is_recorded_file: bool = False
-    """True if the file is the one whose quality was recorded."""
+    run_times: RunTimes | None = None
+    """Times of runs on the first sample; ``None`` for several parts."""
+    sha256: str = ""
+    """SHA-256 of the file; empty for several parts."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Library → its version when the proof was made."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Library → its version here."""
+    machine: str = ""
+    """Processor and number of usable cores; empty for several parts."""
+    execution: tuple[ExecutedModule, ...] | None = None
+    """How ONNX Runtime executes the file; ``None`` if not measured."""
+    upgrade: UpgradeCheck | None = None
+    """Comparison with another environment; ``None`` without one, and for several parts."""
+
+    @property
+    def is_recorded_file(self) -> bool:
+        """True if the file is the one whose quality was recorded."""
+        return self.recorded is not None and self.sha256 == self.recorded.sha256
+
+    @property
+    def is_changed_file(self) -> bool:
+        """True if the file has the name of the recorded one, and other content."""
+        is_same_name = self.recorded is not None and Path(self.candidate).name == self.recorded.file
+        return is_same_name and not self.is_recorded_file
+
+    @property
+    def run_ms(self) -> float | None:
+        """Median time of a run on the first sample; ``None`` for several parts."""
+        return None if self.run_times is None else self.run_times.median_ms
+
+    @property
+    def provider_name(self) -> str:
+        """Name of the execution provider."""
+        return "CPUExecutionProvider" if self.provider is None else self.provider.provider.name
+
+    @property
+    def losses(self) -> dict[str, tuple[float, float]]:
+        """Output → SQNR in dB when the proof was made and here, of those that are worse, also within the limit.
+
+        `{}` for a file of another name, and on another provider than the recorded one.
+        """
+        recorded = self.recorded
+        if recorded is None or recorded.provider != self.provider_name:
+            return {}
+        if not (self.is_recorded_file or self.is_changed_file):
+            return {}
+        before = {output.name: output.sqnr_db for output in recorded.outputs}
+        limit = LOSS_DB if self.is_recorded_file else _LOSS_OF_CHANGE_DB
+        return {
+            name: (before[name], output.fidelity.sqnr_db)
+            for output in self.outputs
+            if (name := output.fidelity.name) in before and is_loss(before[name], output.fidelity.sqnr_db, limit)
+        }
+
+    @property
+    def most_grown(self) -> ComparedModule | None:
+        """Module whose own error has grown most since the proof was made; ``None`` if unknown."""
+        recorded = {} if self.recorded is None else {module.key: module.own_error for module in self.recorded.modules}
+        growths = [
+            (own - before, position)
+            for position, module in enumerate(self.modules or ())
+            if (own := module.own_error) is not None
+            and (before := recorded.get((module.identity.tag, module.identity.call))) is not None
+            and own > before
+        ]
+        return None if not growths or self.modules is None else self.modules[max(growths)[1]]
+
+    @property
+    def is_accepted(self) -> bool:
+        """True if every output is within its limit, and no worse than in the compared environment."""
+        parts = [part for part in self.parts.values() if isinstance(part, ProofReplay)] or [self]
+        return self.is_within and not any(part.upgrade is not None and part.upgrade.refused for part in parts)
 
     @property
     def versions_words(self) -> str:
@@ -298,15 +368,24 @@ class ProofReplay(ModelComparison, document="compare.table:comparison_document")
             depth: Levels of the module tree to list; ``None``: all.
         """
         record = super().as_record(depth=depth)
+        # It is kept and compared elsewhere: without folders of this machine.
+        record |= {"candidate": Path(self.candidate).name, "versions": dict(self.environment)}
         if self.recorded is None or self.minimum is None:
             return record
-        errors = {(module.tag, module.call): module.relative_error for module in self.recorded.modules}
+        errors = {module.key: module.relative_error for module in self.recorded.modules}
         for module in record["modules"] or ():
             module["recorded_error"] = errors.get((module["tag"], module["call"]))
         return {
             **record,
             "limits": {"min_sqnr_db": self.minimum.sqnr_db, "min_agreement": self.minimum.agreement},
+            "sha256": self.sha256,
             "run_ms": json_value(self.run_ms, 3),
+            "run_times": None if self.run_times is None else self.run_times.model_dump(mode="json"),
+            "machine": self.machine,
+            "execution": None
+            if self.execution is None
+            else [module.model_dump(mode="json", exclude_none=True) for module in self.execution],
+            "upgrade": json_value(self.upgrade),
             "recorded": {
                 "file": self.recorded.file,
                 "sha256": self.recorded.sha256,
@@ -317,6 +396,11 @@ class ProofReplay(ModelComparison, document="compare.table:comparison_document")
                 "outputs": [output.model_dump(mode="json") for output in self.recorded.outputs],
             },
         }
+
+
+_LOSS_OF_CHANGE_DB = 1.0
+"""Loss of a changed file that is noted. Chosen: an eighth more error, while equal weights in another order of nodes
+have the same."""
 
 
 ModuleStatus = Literal["added", "removed", "changed", "renamed"]
@@ -330,6 +414,84 @@ def changed_counts(before: Mapping[str, int], after: Mapping[str, int]) -> dict[
     difference.subtract(before)
     ordered = sorted(difference.items(), key=lambda pair: (-abs(pair[1]), pair[0]))
     return {name: (before.get(name, 0), after.get(name, 0)) for name, change in ordered if change}
+
+
+_MOST_NAMES = 5
+"""Modules named in a sentence. Chosen: one line of a terminal."""
+
+
+class ModuleChange(Record):
+    """Differences of one module; a measure without a difference is empty."""
+
+    module: str
+    tag: str
+    class_name: str = field(metadata=entry("class"))
+    own_error: tuple[float, float] | None = None
+    """Part of its relative error that its inputs do not explain, before and after; ``None`` if it has not doubled or
+    halved."""
+    nodes: Mapping[str, BeforeAfter] = field(default_factory=dict)
+    """Operator → nodes of the file, before and after."""
+    kernels: Mapping[str, BeforeAfter] = field(default_factory=dict)
+    """Operator → kernels in a run, before and after: fused otherwise."""
+    providers: Mapping[str, BeforeAfter] = field(default_factory=dict)
+    """Execution provider → kernels in a run, before and after."""
+    ms: tuple[float, float] | None = field(default=None, metadata=entry(digits=4))
+    """Fastest time of its kernels, before and after; ``None`` within the noise."""
+
+    @property
+    def is_changed(self) -> bool:
+        """True if a measure differs."""
+        return any((self.own_error, self.nodes, self.kernels, self.providers, self.ms))
+
+
+class UpgradeCheck(Record):
+    """Comparison of one part with its verification in another environment."""
+
+    versions: Mapping[str, tuple[str | None, str | None]]
+    """Package → version before and after, of those that differ."""
+    outputs: Mapping[str, tuple[float | None, float | None]]
+    """Output → SQNR in dB before and after."""
+    quality: Verdict
+    """Verdict on the errors of the outputs."""
+    placement: Verdict
+    """Verdict on the providers of the nodes."""
+    time: Verdict
+    """Verdict on the time of a run."""
+    run_ms: tuple[float | None, float | None] = field(metadata=entry(digits=3))
+    """Median time of a run, before and after."""
+    modules: tuple[ModuleChange, ...]
+    """Modules that differ, in the order of the module tree."""
+
+    @property
+    def verdicts(self) -> dict[str, Verdict]:
+        """Name → verdict."""
+        return {"errors": self.quality, "placement": self.placement, "time": self.time}
+
+    @property
+    def refused(self) -> list[str]:
+        """Names of the negative verdicts that end a verification with exit code 3: all but the time."""
+        return [name for name, verdict in self.verdicts.items() if verdict.is_no and verdict is not self.time]
+
+    def problem_words(self, name: str) -> str:
+        """Reason of a negative verdict, and the modules that differ in its measure; empty for another verdict."""
+        verdict = self.verdicts[name]
+        if not verdict.is_no:
+            return ""
+        changed = {
+            "errors": sorted((module for module in self.modules if module.own_error), key=_growth_of_error),
+            "placement": [module for module in self.modules if module.providers],
+            "time": [module for module in self.modules if module.ms],
+        }
+        modules = [module.module or module.tag or "no module" for module in changed[name]]
+        more = f" and {len(modules) - _MOST_NAMES} more" if len(modules) > _MOST_NAMES else ""
+        where = f"; modules that differ: {', '.join(modules[:_MOST_NAMES])}{more}" if modules else ""
+        return f"{verdict.reason}{where}"
+
+
+def _growth_of_error(module: ModuleChange) -> float:
+    """Sort key: the largest growth first."""
+    before, after = module.own_error or (0.0, 0.0)
+    return before - after
 
 
 class ComparedFile(Record):

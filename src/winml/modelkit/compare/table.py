@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml.modelkit.compare import records
-from winml.modelkit.compare.fidelity import OutputFidelity
+from winml.modelkit.compare.fidelity import ROUNDING_DB, OutputFidelity
 from winml.modelkit.compare.words import interval_words, nearness_words, samples_words
 from winml.modelkit.errors import opt
 from winml.modelkit.report import document as doc
@@ -44,11 +44,13 @@ def comparison_document(result: records.ModelComparison, *, depth: int | None = 
         result: The comparison.
         depth: Levels of the module tree. ``None``: all.
     """
+    upgrade = result.upgrade if isinstance(result, records.ProofReplay) else None
     parts = [doc.Section(name, comparison_document(part, depth=depth).blocks) for name, part in result.parts.items()]
     return doc.Document(
         [
             doc.Fields(list(_comparison_fields(result))),
             *parts,
+            *([] if upgrade is None or not upgrade.modules else [_upgrade_table(upgrade)]),
             *(_module_blocks(result, depth) if result.modules is not None else ()),
             doc.Table(
                 doc.columns(("output", "name"), *_ERRORS, ("same top-1", "share"), "remark"),
@@ -151,6 +153,50 @@ def _replay_fields(result: records.ProofReplay, recorded: ProofPart) -> Iterator
     yield "recorded", f"{quality.get(name, 'nothing')} for {name} of {where}, with {result.versions_words}"
     if result.run_ms is not None and recorded.run_ms is not None:
         yield "time", f"{result.run_ms:.3g} ms a run; {recorded.run_ms:.3g} ms when it was recorded"
+    if result.upgrade is not None:
+        yield from _upgrade_fields(result.upgrade)
+
+
+def _upgrade_fields(check: records.UpgradeCheck) -> Iterator[doc.Field]:
+    """Yield versions, verdicts, and the outputs that differ beyond rounding."""
+    versions = (
+        f"{name} {before or 'missing'} → {after or 'missing'}" for name, (before, after) in check.versions.items()
+    )
+    yield "upgrade", ", ".join(versions) or "equal versions"
+    for name, verdict in check.verdicts.items():
+        yield f"{name} since", f"{verdict.question}: {verdict.words}"
+    for name, values in check.outputs.items():
+        if any(value is None or value < ROUNDING_DB for value in values):
+            before, after = ("not comparable" if value is None else sqnr_words(value) for value in values)
+            yield "output since", f"{name}: {before} → {after}"
+
+
+def _upgrade_table(check: records.UpgradeCheck) -> doc.Table:
+    """Return the table of the modules that differ; equal layers are folded."""
+    rows = [(module.tag or "no module", _change_cells(module)) for module in check.modules]
+    return doc.Table(
+        doc.columns(("module", "name"), "kernels", "own error", "ms", "nodes of the file", "providers"),
+        [[name, *cells] for name, cells in rows],
+        name="upgrade",
+        heading="Modules that differ from the baseline",
+        folds=doc.layer_folds(rows),
+    )
+
+
+def _change_cells(module: records.ModuleChange) -> list[doc.Cell]:
+    error, times = module.own_error, module.ms
+    return [
+        _change_words(module.kernels),
+        "" if error is None else f"{error[0]:.1e} → {error[1]:.1e}",
+        "" if times is None else f"{times[0]:.3g} → {times[1]:.3g}",
+        _change_words(module.nodes),
+        _change_words(module.providers),
+    ]
+
+
+def _change_words(counts: Mapping[str, records.BeforeAfter]) -> str:
+    """Format counts that differ: ``MatMul 4 → 0, FusedMatMul 0 → 4``."""
+    return ", ".join(f"{name} {before} → {after}" for name, (before, after) in counts.items())
 
 
 def output_words(output: records.ComparedOutput) -> str:
@@ -188,6 +234,7 @@ def _first_words(result: records.ModelComparison) -> str:
 
 def _module_blocks(result: records.ModelComparison, depth: int | None) -> Iterator[doc.Block]:
     modules, first = result.modules_within(depth), result.first_divergence
+    is_upgraded = isinstance(result, records.ProofReplay) and result.upgrade is not None
     compared = [module for module in modules if module.fidelity is not None]
     wrong = [module for module in compared if module.own_error or (module.fidelity and module.fidelity.problem)]
     worst = sorted(wrong, key=lambda module: -(module.own_error or 0.0))[:MAX_MODULE_ROWS]
@@ -227,6 +274,8 @@ def _module_blocks(result: records.ModelComparison, depth: int | None) -> Iterat
         doc.columns(*names, *numbers, "remark"),
         rows,
         name="modules",
+        # Without a divergence, the changes since the baseline are the result.
+        detail=doc.Detail.VERBOSE if is_upgraded and first is None else doc.Detail.ALWAYS,
         page_folds=list(_fold_layers(compared, rows, numbers, first)),
         heading="Modules, in the order they are computed",
         brief=brief,

@@ -31,13 +31,18 @@ def command(**options: Any) -> None:
     the recorded inputs. Every output is compared with its limit. If one is beyond it, all modules are compared, and the
     first one that diverges is named. In GitHub Actions, failures are also annotations of the run.
 
-    Exit codes: 0 success, 1 failure, 2 usage error, 3 an output is beyond its limit.
+    With --baseline, the result is compared with that of another environment, such as the one before an upgrade:
+    quality, kernels, providers and times by module.
+
+    Exit codes: 0 success, 1 failure, 2 usage error, 3 an output is beyond its limit, or an error doubled or nodes left
+    the provider since the baseline.
 
     Examples:
       winml verify built
       winml verify built --ep openvino
       winml verify built --against slim.onnx --by-module
       winml verify built --junit verify.xml -o verify.json
+      winml verify built --baseline before.json
     """
     from winml.modelkit.compare.proof.machine_reports import annotation_lines, junit_text
     from winml.modelkit.profile.node_data import comparison_node_data
@@ -45,8 +50,9 @@ def command(**options: Any) -> None:
     request = VerifyRequest(**stated_fields(VerifyRequest, options))
     plan = plan_verification(request)
     end_dry_run(plan, options)
+    measures_execution = request.output is not None or options["format_"] == "json"
     with library_output_to_stderr(), show_wait("verifying"):
-        result = run_verification(plan, request)
+        result = run_verification(plan, request, measures_execution=measures_execution)
     parts: list[ModelComparison] = list((result.parts or {ONLY_PART: result}).values())
     depth = request.depth
 
@@ -67,5 +73,5 @@ def command(**options: Any) -> None:
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in annotation_lines(result):
             own_stderr().write(f"{line}\n")
-    if not result.is_within:
+    if not result.is_accepted:
         click.get_current_context().exit(NEGATIVE_RESULT)

@@ -26,6 +26,8 @@ class VerifyRequest(ModuleAnswerRequest, DeviceFields):
     """Build folder, or ONNX file, with a proof beside it."""
     against: str | None = declare(None, MODEL, metavar="OTHER", is_common=True)
     """Check this folder or file in place of MODEL: a file that another tool wrote, or another variant of the model."""
+    baseline: Path | None = declare(None, MODEL, metavar="JSON", is_common=True)
+    """Result of this command in another environment (-f json): lists by module what changed, and refuses more error."""
     submodel: tuple[str, ...] = declare((), MODEL, metavar="PART")
     """Check only this part of a folder."""
     by_module: bool = declare(False, OUTPUT, is_common=True)
@@ -68,14 +70,25 @@ def plan_verification(request: VerifyRequest) -> AnswerPlan[Mapping[str, Path]]:
         "verify",
         parts,
         request,
-        reads=(*proof_paths(folder), *(file for path in parts.values() for file in source_files(path))),
+        reads=(
+            *proof_paths(folder),
+            *([] if request.baseline is None else [request.baseline]),
+            *(file for path in parts.values() for file in source_files(path)),
+        ),
         steps=[PlannedStep("verifying", f"{path} with the proof of {model}") for path in parts.values()],
         parts=list(parts),
     )
 
 
-def run_verification(plan: AnswerPlan[Mapping[str, Path]], request: VerifyRequest) -> ProofReplay:
+def run_verification(
+    plan: AnswerPlan[Mapping[str, Path]], request: VerifyRequest, *, measures_execution: bool = False
+) -> ProofReplay:
     """Recover files of killed commands, then replay the proof.
+
+    Args:
+        plan: The plan.
+        request: The request.
+        measures_execution: Also measure kernels and times by module, for the baseline of another environment.
 
     Raises:
         WinMLError: as :func:`winml.modelkit.builds.proofs.replay_model` raises.
@@ -90,4 +103,6 @@ def run_verification(plan: AnswerPlan[Mapping[str, Path]], request: VerifyReques
         by_module=request.by_module,
         provider=RunOptions(request.named_model, **request.provider_options).stated_provider,
         min_sqnr_db=request.min_sqnr,
+        measures_execution=measures_execution,
+        baseline=request.baseline,
     )

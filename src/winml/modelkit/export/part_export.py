@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -50,7 +51,7 @@ from winml.modelkit.export.loading import load_for_export
 from winml.modelkit.export.records import STEPS, ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.export.sidecar import sidecar_json
 from winml.modelkit.export.table import export_report
-from winml.modelkit.file_names import ENCODER, ONLY_PART, refit_path, sidecar_path
+from winml.modelkit.file_names import ENCODER, ONLY_PART, proof_paths, refit_path, sidecar_path
 from winml.modelkit.models.caches.finding import no_cache_hint
 from winml.modelkit.models.checkpoints.merging import adapter_merged
 from winml.modelkit.models.parts import ModelPart
@@ -72,6 +73,7 @@ from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.onnx.fingerprint import fingerprint
 from winml.modelkit.onnx.model_metadata import output_specs
 from winml.modelkit.onnx.weights import idle_weight_bytes
+from winml.modelkit.options import read_json_file
 from winml.modelkit.ort.foreign_libraries import local_files_only
 from winml.modelkit.ort.host import available_bytes
 from winml.modelkit.progress import StepClock
@@ -287,6 +289,8 @@ def _write_part(
             result = replace(result, companions=companions)
             models = [run.target.part_paths(requested_part).model for requested_part in run.loaded.requested_parts]
             remove_companions(paths.model.parent, {*owned} - {*sources, *(path.name for path in sizes)}, models)
+            if run.proof is None:
+                _remove_proof(paths.model.parent, {model.name for model in models})
     return _append_part(result, replace(exported, files=_written_files(paths, files, sizes)), run)
 
 
@@ -348,6 +352,21 @@ def _record_proof(run: ExportRun, prepared: PreparedPart, staged: Path) -> tuple
         return ()
     run.proof.write(run.target.paths().model.parent, run.files)
     return (f"Proof: {run.proof.words}. winml verify compares a file with it, without PyTorch.",)
+
+
+def _remove_proof(folder: Path, models: Collection[str]) -> None:
+    """Remove the proof of an earlier export if it is of one of these files, which were replaced."""
+    record, tensors = proof_paths(folder)
+    try:
+        parts = read_json_file(record)["parts"]
+        is_replaced = any(part["file"] in models for part in parts)
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # there is none, or it is not ours
+    if is_replaced:
+        record.unlink()
+        tensors.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            record.parent.rmdir()  # if it is empty now
 
 
 def _verify_adapters(

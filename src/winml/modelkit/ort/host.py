@@ -163,11 +163,11 @@ def flags_have_dot_products(cpuinfo: str) -> bool | None:
 
 def _parse_flags(cpuinfo: str) -> frozenset[str] | None:
     """Return the flags of the first processor; None if none are listed."""
-    flags = cpuinfo_value(cpuinfo, "flags", "Features")
+    flags = _cpuinfo_value(cpuinfo, "flags", "Features")
     return None if flags is None else frozenset(flags.split())
 
 
-def cpuinfo_value(cpuinfo: str, *keys: str) -> str | None:
+def _cpuinfo_value(cpuinfo: str, *keys: str) -> str | None:
     """Return the value of the first line of ``/proc/cpuinfo`` with one of the keys; None without such a line."""
     lines = (line.partition(":") for line in cpuinfo.splitlines())
     return next((value for key, _, value in lines if key.strip() in keys), None)
@@ -203,3 +203,23 @@ def available_cores() -> int:
     """Return the number of cores this process may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return usable or 1
+
+
+def processor_name() -> str:
+    """Return the model name of the processor, or its architecture."""
+    name = ""
+    if sys.platform == "linux":
+        name = _cpuinfo_value(read_cpuinfo(), "model name") or ""  # Arm kernels report none, only vendor numbers
+    elif sys.platform == "win32":
+        import winreg
+
+        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0") as key:
+            name = str(winreg.QueryValueEx(key, "ProcessorNameString")[0])
+    return " ".join((name or platform.processor() or platform.machine()).split())
+
+
+def other_processor_seconds() -> float:
+    """Return the processor time that everything but this process has used since the system started, in seconds."""
+    used, own = psutil.cpu_times()._asdict(), psutil.Process().cpu_times()
+    busy = ("user", "nice", "system", "irq", "softirq", "steal")
+    return float(sum(used.get(name, 0.0) for name in busy) - own.user - own.system)

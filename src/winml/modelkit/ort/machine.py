@@ -22,7 +22,7 @@ import psutil
 from winml.modelkit.errors import opt
 from winml.modelkit.ort.devices import present_providers
 from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS, ExecutionProvider, short_name
-from winml.modelkit.ort.host import cpuinfo_value, has_integer_dot_products, read_cpuinfo
+from winml.modelkit.ort.host import has_integer_dot_products, processor_name
 from winml.modelkit.records import Record, entry
 from winml.modelkit.registries import PlugIn, installed_plug_ins
 from winml.modelkit.version import __version__
@@ -87,19 +87,10 @@ def look_at_machine() -> Machine:
     """Collect the description of this machine."""
     memory = psutil.virtual_memory()
     return Machine(
-        versions={
-            "winml-modelkit": __version__,
-            "python": platform.python_version(),
-            **{name: _package_version(name) for name in LIBRARIES},
-            **{
-                name: version
-                for name in sorted(_package_names(EXECUTION_PROVIDERS.values()) - {"onnxruntime"})
-                if (version := _package_version(name)) is not None
-            },
-        },
+        versions=installed_versions(),
         system=_system_name(),
         architecture=platform.machine(),
-        processor=_processor_name(),
+        processor=processor_name(),
         physical_cores=psutil.cpu_count(logical=False),
         logical_cores=psutil.cpu_count(),
         usable_cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else None,
@@ -111,6 +102,20 @@ def look_at_machine() -> Machine:
         plug_ins=installed_plug_ins(),
         notes=(*_installation_notes(), *_catalogue_notes()),
     )
+
+
+def installed_versions() -> dict[str, str | None]:
+    """Distribution → version; `None` if a library is not installed. Packages of providers are omitted instead."""
+    return {
+        "winml-modelkit": __version__,
+        "python": platform.python_version(),
+        **{name: _package_version(name) for name in LIBRARIES},
+        **{
+            name: version
+            for name in sorted(_package_names(EXECUTION_PROVIDERS.values()) - {"onnxruntime"})
+            if (version := _package_version(name)) is not None
+        },
+    }
 
 
 def _package_version(name: str) -> str | None:
@@ -133,19 +138,6 @@ def _system_name() -> str:
             system = platform.freedesktop_os_release()["PRETTY_NAME"]
         return f"{system}, kernel {platform.release()}"
     return f"macOS {platform.mac_ver()[0]}" if system == "Darwin" else f"{system} {platform.version()}"
-
-
-def _processor_name() -> str:
-    """Return the model name of the processor, or its architecture."""
-    name = ""
-    if sys.platform == "linux":
-        name = cpuinfo_value(read_cpuinfo(), "model name") or ""  # Arm kernels report none, only vendor numbers
-    elif sys.platform == "win32":
-        import winreg
-
-        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0") as key:
-            name = str(winreg.QueryValueEx(key, "ProcessorNameString")[0])
-    return " ".join((name or platform.processor() or platform.machine()).split())
 
 
 def _list_providers() -> Iterator[ProviderInfo]:

@@ -12,10 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 import onnx_ir as ir
 
+from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.outputs import CUT_MODULE_THRESHOLD
 from winml.modelkit.errors import MeasureError, StageError, UsageError, WriteError, opt
 from winml.modelkit.extract import extraction
@@ -382,7 +384,41 @@ def _charge_to_modules(
         tree: Its modules.
         measured: Times of the kernels.
     """
-    before, executed_proto = structures
+    before, executed = structures
+    charged = _charge_kernels(before, executed, path, tree, measured)
+    original, profile, report = charged.original, charged.profile, charged.report
+    notes = (*result.notes, _overhead_note(result, profile), *tree.notes, *_source_notes(tree), *report.notes)
+    return ProfiledModules(
+        result=replace(result, notes=notes),
+        profile=profile,
+        tree_source=tree.source,
+        carried=report,
+        graph_name=original.graph.name or "",
+        node_ms=_node_times(original, charged.executed, profile),
+    )
+
+
+class _ChargedKernels(NamedTuple):
+    """Kernels by module, and the graphs with their tags."""
+
+    original: ir.Model
+    executed: ir.Model
+    profile: ModuleProfile
+    report: CarryReport
+
+
+def _charge_kernels(
+    before: onnx.ModelProto, executed_proto: onnx.ModelProto, path: Path, tree: OnnxTree, measured: RunProfile
+) -> _ChargedKernels:
+    """Transfer the tags of a file to its executed graph, and assign the kernels to modules.
+
+    Args:
+        before: The measured file.
+        executed_proto: The executed graph.
+        path: The measured file.
+        tree: Its modules.
+        measured: Times of the kernels.
+    """
     original, executed = graph_of(before, path), graph_of(executed_proto, path)
     _write_tree_tags(original, tree)
     report = carry_tags(original, executed)
@@ -393,15 +429,52 @@ def _charge_to_modules(
         [(module.tag, module.path, module.class_name) for module in tree.modules],
         _fused_modules(executed, modules),
     )
-    notes = (*result.notes, _overhead_note(result, profile), *tree.notes, *_source_notes(tree), *report.notes)
-    return ProfiledModules(
-        result=replace(result, notes=notes),
-        profile=profile,
-        tree_source=tree.source,
-        carried=report,
-        graph_name=original.graph.name or "",
-        node_ms=_node_times(original, executed, profile),
-    )
+    return _ChargedKernels(original, executed, profile, report)
+
+
+class ProfiledKernels(NamedTuple):
+    """Kernels of a file by module."""
+
+    profile: ModuleProfile
+    nodes: Mapping[str, Counter[str]]
+    """Tag → operator → nodes in the file."""
+
+
+def profile_kernels(path: Path, feeds: Arrays, provider: ChosenProvider, runs: int) -> ProfiledKernels:
+    """Run a file with profiling, and assign its kernels to modules.
+
+    On a provider that compiles, each compiled part is one kernel without a module; nodes that run outside have theirs.
+
+    Args:
+        path: The ONNX file.
+        feeds: Values of its inputs.
+        provider: The execution provider.
+        runs: Number of counted runs.
+
+    Raises:
+        UsageError: the file has no module information.
+        StageError: ONNX Runtime cannot load or run the file, or its provider records no kernel.
+    """
+    before = read_structure(path)
+    refuse_cycles(before, path)
+    tree = _read_module_tree(before, path)
+    with temporary_folder() as folder, flat_file(path) as flat:
+        executed_path = folder / "executed.onnx"
+        files = {} if provider.provider.compiles else {"optimized_path": executed_path}
+        session = provider.open(flat, profile_prefix=folder / "profile", **files)
+        measure_latency(session.prepare(feeds), LatencyOptions(runs, warmup=_KERNEL_WARMUP))
+        measured = read_profile(session.end_profile(), counted_runs=runs)
+        executed = read_structure(executed_path) if executed_path.is_file() else before
+    charged = _charge_kernels(before, executed, path, tree, measured)
+    nodes: dict[str, Counter[str]] = defaultdict(Counter)
+    for node in all_nodes(charged.original):
+        if (tag := read_tag(node)) is not None:
+            nodes[tag.tag][node.op_type] += 1
+    return ProfiledKernels(charged.profile, nodes)
+
+
+_KERNEL_WARMUP = 2
+"""Chosen: caches are filled, and memory is planned."""
 
 
 def _overhead_note(result: PerfResult, profile: ModuleProfile) -> str:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.by_module.sides import GROUP_BYTES, WITHOUT_NODES, CallKey, ModuleBoundary
+from winml.modelkit.compare.by_module.boundaries import CallKey, ModuleBoundary
+from winml.modelkit.compare.by_module.sides import GROUP_BYTES, WITHOUT_NODES
 from winml.modelkit.errors import InputError
 from winml.modelkit.metadata_keys import MODULE_KEY
 from winml.modelkit.onnx.contents import PlacedNode, read_contents
@@ -181,7 +182,11 @@ class OnnxSide:
     def outputs(self, feeds: Arrays) -> dict[str, Array]:
         """Run the model, and return its outputs."""
         session = self.session() if self._fits_memory_limit(feeds) else self._open_session(())
-        return self._states.dequantized(session.run(self._states.quantized(feeds), self.output_names))
+        return self._states.dequantized(session.run(self.quantized_feeds(feeds), self.output_names))
+
+    def quantized_feeds(self, feeds: Arrays) -> Arrays:
+        """Return values with quantized states as the file stores them."""
+        return self._states.quantized(feeds)
 
     def values(self, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
         """Run the model, and return inner values by name; `{}`, without a run, for no names."""
@@ -190,7 +195,7 @@ class OnnxSide:
         requested = frozenset(names).difference(self.output_names)
         is_ready = requested == self._tapped or (requested < self._tapped and self._fits_memory_limit(feeds))
         session = self.session() if is_ready else self._open_session(names)
-        return self._states.dequantized(session.run(self._states.quantized(feeds), list(names)))
+        return self._states.dequantized(session.run(self.quantized_feeds(feeds), list(names)))
 
     def _fits_memory_limit(self, feeds: Arrays) -> bool:
         """Return True if the inner values of a run fit the memory limit of one side."""

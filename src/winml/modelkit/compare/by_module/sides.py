@@ -12,10 +12,7 @@ from winml.modelkit.compare.records import ComparedOutput
 from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.progress import counted
-from winml.modelkit.tags.address import ModuleIdentity
 
-CallKey = tuple[str, int]
-"""(tag of a module, number of its call from 1)."""
 NamesOfBoth = tuple[str, str]
 """(name in the reference, name in the candidate) of a value."""
 GROUP_BYTES = 256_000_000
@@ -25,31 +22,6 @@ groups are needed."""
 
 WITHOUT_NODES = "it has no nodes: fused into another, or a container only"
 """Reason for the missing boundary of a module of a file."""
-
-
-@dataclass(frozen=True)
-class ModuleBoundary:
-    """Inputs and outputs of one call of a module."""
-
-    identity: ModuleIdentity
-    inputs: tuple[str, ...] = ()
-    """Names of floating-point values computed before, in the order they are first read."""
-    outputs: tuple[str, ...] = ()
-    """Names of values, in the order they are computed."""
-    position: int = 0
-    """Position of its last output in the order of computation."""
-    reason: str = ""
-    """Reason for a missing boundary."""
-    ends_in: str = ""
-    """Name of a node that fuses its last operators with those of other modules, so that ``outputs`` are not its return
-    values; empty if there is none."""
-    fused_with: tuple[str, ...] = ()
-    """Tags of the other modules fused into its nodes."""
-
-    @property
-    def key(self) -> CallKey:
-        """Tag and number of the call."""
-        return self.identity.tag, self.identity.call
 
 
 class Side(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.compare.by_module.sides import CallKey, ModuleBoundary
+from winml.modelkit.compare.by_module.boundaries import CallKey, ModuleBoundary
 from winml.modelkit.compare.verification.reference_run import PreparedPart, prepared_part, run_reference, with_values
 from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.parts import ModelPart

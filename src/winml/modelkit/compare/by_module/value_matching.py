@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
+from winml.modelkit.compare.by_module.boundaries import CallKey, ModuleBoundary
 from winml.modelkit.compare.by_module.onnx_side import OnnxSide
-from winml.modelkit.compare.by_module.sides import WITHOUT_NODES, CallKey, ModuleBoundary, NamesOfBoth, Side, SidePair
+from winml.modelkit.compare.by_module.sides import WITHOUT_NODES, NamesOfBoth, Side, SidePair
 from winml.modelkit.tags import address
 from winml.modelkit.tags.address import ModuleIdentity
 

@@ -34,6 +34,10 @@ def _cases(replay: ProofReplay, prefix: str) -> Iterator[ET.Element]:
         words = nearness_words(output.fidelity)
         problem = "" if replay.is_output_within(output) else f"{words}; {replay.limit_words}"
         yield _case(f"{prefix}outputs", output.fidelity.name, problem, words)
+    if replay.upgrade is not None:
+        for name, verdict in replay.upgrade.verdicts.items():
+            problem = replay.upgrade.problem_words(name) if name in replay.upgrade.refused else ""
+            yield _case(f"{prefix}upgrade", name, problem, verdict.words)
     for module in replay.modules or ():
         if module.fidelity is not None:
             words = nearness_words(module.fidelity)
@@ -51,8 +55,18 @@ def _case(group: str, name: str, problem: str, words: str) -> ET.Element:
 
 
 def annotation_lines(result: ProofReplay) -> Iterator[str]:
-    """Yield a workflow command of GitHub Actions for each output beyond its limit, with the first wrong module."""
+    """Yield the workflow commands of GitHub Actions.
+
+    An error for each output beyond its limit, with the first wrong module, and for a loss since the baseline; a warning
+    for a slower run.
+    """
     for part in _parts(result).values():
+        if part.upgrade is not None:
+            for name in part.upgrade.verdicts:
+                if problem := part.upgrade.problem_words(name):
+                    level = "error" if name in part.upgrade.refused else "warning"
+                    text = f"{part.candidate}: {name} since the baseline: {problem}."
+                    yield f"::{level} title={_SUITE}::{_escaped(message_words(text))}"
         first = part.first_divergence
         where = "" if first is None else f" First module that diverges: {first.identity.words} ({first.identity.tag})."
         for output in part.outputs:

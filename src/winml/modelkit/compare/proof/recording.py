@@ -10,7 +10,7 @@ from pathlib import Path
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.by_module.module_comparison import TOLERANCE, recorded_groups
 from winml.modelkit.compare.by_module.onnx_side import OnnxSide
-from winml.modelkit.compare.by_module.sides import ModuleBoundary, SidePair
+from winml.modelkit.compare.by_module.sides import SidePair
 from winml.modelkit.compare.by_module.torch_side import TorchSide
 from winml.modelkit.compare.by_module.value_matching import match_with_torch, sort_boundaries
 from winml.modelkit.compare.comparing import CompareOptions, create_file_samples
@@ -227,7 +227,7 @@ def _with_quality(
     compared = {(module.identity.tag, module.identity.call): module for module in replay.modules or ()}
 
     def measured(module: ProofModule) -> ProofModule:
-        found = compared.get((module.tag, module.call))
+        found = compared.get(module.key)
         if found is None or found.fidelity is None or found.fidelity.problem:
             return module
         return module.model_copy(
@@ -315,7 +315,7 @@ def _record_modules(recorder: _Recorder, pair: SidePair, file: OnnxSide, limit_b
             is_of_file = own is None or _is_other(own, value, is_rounded=file.is_rounded)
             array = value if is_of_file or own is None else own
             recorder.store(recorder.part.key("values", name), array, width, is_of_file=is_of_file)
-    return tuple(map(_module_of, calls))
+    return tuple(ProofModule(boundary=boundary) for boundary in calls)
 
 
 def _torch_names(pair: SidePair) -> Mapping[str, str]:
@@ -346,20 +346,3 @@ def _is_other(own: Array, value: Array, *, is_rounded: bool) -> bool:
     if is_rounded:
         return fidelity.relative_error > _OTHER_ROUNDED_VALUE
     return bool(fidelity.problem) or fidelity.relative_error > _OTHER_VALUE
-
-
-def _module_of(boundary: ModuleBoundary) -> ProofModule:
-    identity = boundary.identity
-    return ProofModule(
-        module=identity.module,
-        tag=identity.tag,
-        class_name=identity.class_name,
-        call=identity.call,
-        calls=identity.calls,
-        inputs=boundary.inputs,
-        outputs=boundary.outputs,
-        position=boundary.position,
-        reason=boundary.reason,
-        ends_in=boundary.ends_in,
-        fused_with=boundary.fused_with,
-    )

@@ -13,6 +13,7 @@ from typing import Final, Literal
 import pydantic
 
 from winml.modelkit.arrays import Array
+from winml.modelkit.compare.by_module.boundaries import CallKey, ModuleBoundary
 from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
 from winml.modelkit.compare.proof.excerpts import ExcerptKind
 from winml.modelkit.errors import InputError, UsageError, WinMLError
@@ -24,13 +25,13 @@ from winml.modelkit.options import Options, parse_options, read_json_file
 SCHEMA_VERSION: Final = 1
 
 
-class _ProofRecord(Options):
+class ProofBase(Options):
     """Base of the records: keys that a later version added are ignored."""
 
     model_config = pydantic.ConfigDict(extra="ignore")
 
 
-class ProofTensor(_ProofRecord):
+class ProofTensor(ProofBase):
     """One value of which numbers are stored."""
 
     shape: tuple[int, ...]
@@ -42,29 +43,22 @@ class ProofTensor(_ProofRecord):
     """Model that computed the value: ``file`` is the ONNX file that the proof was made with."""
 
 
-class ProofModule(_ProofRecord):
+class ProofModule(ProofBase):
     """One call of a module, with the names of its values in the file that the proof was made with."""
 
-    module: str
-    tag: str
-    class_name: str
-    call: int = 1
-    calls: int = 1
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    position: int = 0
-    """Position of its last output in the order of computation."""
-    reason: str = ""
-    """Reason for missing values; empty if there are values."""
-    ends_in: str = ""
-    fused_with: tuple[str, ...] = ()
+    boundary: ModuleBoundary
     relative_error: float | None = None
     """Relative error of its worst output when the proof was made; missing if it was not compared."""
     own_error: float | None = None
     """Part of the error that its inputs do not explain; missing if unknown."""
 
+    @property
+    def key(self) -> CallKey:
+        """Tag and number of the call."""
+        return self.boundary.key
 
-class ProofOutput(_ProofRecord):
+
+class ProofOutput(ProofBase):
     """Quality of one output when the proof was made."""
 
     name: str
@@ -76,7 +70,7 @@ class ProofOutput(_ProofRecord):
     top1_agreement: float | None = None
 
 
-class ProofSamples(_ProofRecord):
+class ProofSamples(ProofBase):
     """Samples of the proof."""
 
     source: QualitySource
@@ -91,7 +85,7 @@ class ProofSamples(_ProofRecord):
         return QualitySamples(self.source, self.count, self.seed, data=self.data)
 
 
-class ProofPart(_ProofRecord):
+class ProofPart(ProofBase):
     """One part of the model."""
 
     name: str
@@ -128,7 +122,7 @@ class ProofPart(_ProofRecord):
         return f"{self.name}/{kind}/{number}{name}"
 
 
-class ProofRecord(_ProofRecord):
+class ProofRecord(ProofBase):
     """Content of ``proof.json``."""
 
     schema_version: Literal[1] = SCHEMA_VERSION

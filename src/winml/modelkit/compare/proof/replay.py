@@ -5,6 +5,7 @@ Imports neither torch nor transformers.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -14,25 +15,32 @@ from pathlib import Path
 import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.compare.by_module.boundaries import CallKey, ModuleBoundary
 from winml.modelkit.compare.by_module.module_comparison import FINEST, compare_modules
 from winml.modelkit.compare.by_module.onnx_side import OnnxSide
-from winml.modelkit.compare.by_module.sides import CallKey, ModuleBoundary, NamesOfBoth, cast_feeds
+from winml.modelkit.compare.by_module.sides import NamesOfBoth, cast_feeds
 from winml.modelkit.compare.by_module.value_matching import match_files
 from winml.modelkit.compare.fidelity import FidelitySum
 from winml.modelkit.compare.proof.excerpts import take_excerpt
+from winml.modelkit.compare.proof.execution import MeasureExecution, RunTimes
 from winml.modelkit.compare.proof.records import ProofPart
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.records import ComparedOutput, ProofReplay
 from winml.modelkit.errors import StageError, UsageError
 from winml.modelkit.ort.devices import ChosenProvider, missing_option_hint
+from winml.modelkit.ort.host import other_processor_seconds
 from winml.modelkit.progress import counted
-from winml.modelkit.tags.address import ModuleIdentity
 
 RECORDED_PYTORCH = "PyTorch, as recorded"
 """Name of the reference in messages."""
-_TIMED_RUNS = 5
-_TIMED_MS = 1000.0
-"""Chosen: the median of five runs, or of those of a second, is a note, no measurement."""
+_NOTE_MS, _NOTE_RUNS = (0.0, 1000.0), 5
+"""Shortest and longest time of the runs, and their number. Chosen: the median of five runs, or of those of a second, is
+a note, no measurement."""
+_MEASURED_MS, _MEASURED_RUNS = (500.0, 3000.0), 30
+"""The same for a result that another environment is compared with. Chosen: the load of other programs is measured in
+hundredths of a second."""
+_PROFILED_RUNS = 100
+"""Most runs with profiling. Chosen: a profile of some MB."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +58,7 @@ class _RecordedModel:
     @property
     def boundaries(self) -> dict[CallKey, ModuleBoundary]:
         """(tag, call number) → boundary of the module call, in the file that the proof was made with."""
-        calls = [
-            ModuleBoundary(
-                ModuleIdentity(module.module, module.tag, module.class_name, module.call, module.calls),
-                module.inputs,
-                module.outputs,
-                module.position,
-                module.reason,
-                module.ends_in,
-                module.fused_with,
-            )
-            for module in self.part.modules
-        ]
-        return {call.key: call for call in calls}
+        return {module.key: module.boundary for module in self.part.modules}
 
     @property
     def value_names(self) -> frozenset[str]:
@@ -112,14 +108,26 @@ class _Replay:
                 total.add(*self.model.paired(part.key("outputs", name, number), outputs[name]))
         return tuple(ComparedOutput(total.of_output()) for total in totals.values())
 
-    def median_run_ms(self) -> float:
-        """Median time of a run on the first sample; the file has run before."""
+    def run_times(self, runs: int, limits_ms: tuple[float, float]) -> RunTimes:
+        """Time runs on the first sample; the file has run before.
+
+        Args:
+            runs: Number of runs that suffices.
+            limits_ms: Shortest and longest time of all runs.
+        """
         feeds, times = self.feeds(self.model.sample(0)), list[float]()
-        while len(times) < _TIMED_RUNS and sum(times) < _TIMED_MS:
+        begun, others = time.perf_counter(), other_processor_seconds()
+        while sum(times) < limits_ms[0] or (len(times) < runs and sum(times) < limits_ms[1]):
             started = time.perf_counter()
             self.file.outputs(feeds)
             times.append(1000 * (time.perf_counter() - started))
-        return statistics.median(times)
+        capacity = (time.perf_counter() - begun) * (os.cpu_count() or 1)
+        return RunTimes(
+            fastest_ms=min(times),
+            median_ms=statistics.median(times),
+            runs=len(times),
+            other_load=round(max(other_processor_seconds() - others, 0.0) / capacity, 3),
+        )
 
     def value_bytes(self, taps: Sequence[NamesOfBoth]) -> Sequence[int | None]:
         """Bytes of recording each value of the file; ``None`` if unknown."""
@@ -145,10 +153,13 @@ def replay_part(
     by_module: bool = False,
     provider: ChosenProvider | None = None,
     shown: str = "",
+    sha256: str = "",
+    measure: MeasureExecution | None = None,
 ) -> ProofReplay:
     """Run a file on the inputs of a proof, and compare its outputs and modules with those of PyTorch.
 
-    Modules are compared if requested, or if an output is beyond its limit.
+    Modules are compared if requested, if an output is beyond its limit or worse than recorded, or if the execution is
+    measured.
 
     Args:
         part: The record of the part.
@@ -158,6 +169,8 @@ def replay_part(
         by_module: Compare all modules in any case.
         provider: Execution provider; ``None``: the CPU provider.
         shown: Name of the file in messages; default: the path.
+        sha256: SHA-256 of the file, if it may be the recorded one.
+        measure: Measures the execution of the file, a note if that fails; ``None``: not measured.
 
     Raises:
         UsageError: the file has other inputs or outputs.
@@ -173,6 +186,8 @@ def replay_part(
     except StageError as error:
         error.hint = (provider and missing_option_hint(provider, error.message)) or error.hint
         raise
+    timing = (_NOTE_RUNS, _NOTE_MS) if measure is None else (_MEASURED_RUNS, _MEASURED_MS)
+    times = replay.run_times(*timing)
     result = ProofReplay(
         reference=RECORDED_PYTORCH,
         candidate=file.shown,
@@ -183,11 +198,19 @@ def replay_part(
         provider=provider,
         minimum=minimum,
         recorded=part,
-        run_ms=replay.median_run_ms(),
+        run_times=times,
+        sha256=sha256,
     )
-    if result.is_within and not by_module:
+    feeds = file.quantized_feeds(replay.feeds(recorded.sample(0)))
+    del replay, file  # two sessions would hold the weights twice
+    if by_module or measure is not None or not result.is_within or result.losses:
+        result = _with_modules(result, recorded, path, is_requested=by_module, shown=shown)
+    if measure is None:
         return result
-    return _with_modules(result, recorded, path, is_requested=by_module, shown=shown)
+    try:
+        return replace(result, execution=measure(path, feeds, provider, min(times.runs, _PROFILED_RUNS)))
+    except (UsageError, StageError) as error:
+        return replace(result, notes=(*result.notes, f"Kernels were not recorded: {error.message}."))
 
 
 def _refuse_other_interface(model: _RecordedModel, file: OnnxSide) -> None:
