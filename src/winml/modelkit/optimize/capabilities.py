@@ -272,6 +272,11 @@ _ENTRIES = (
         implementation=f"{_PASSES}.decoders.grouped_attention_fusion:GroupQueryAttentionFusionPass",
     ),
     Capability(
+        "mixture_of_experts_fusion", "fuse router and experts of a mixture of experts into MoE", "full", "winml",
+        kernels=("com.microsoft:MoE",), makes=("com.microsoft:MoE",),
+        implementation=f"{_PASSES}.decoders.expert_fusion:MixtureOfExpertsFusionPass",
+    ),
+    Capability(
         "attention_fusion", "fuse attention into MultiHeadAttention, or into Attention of ONNX", "full", "winml",
         kernels=("com.microsoft:MultiHeadAttention",), makes=("com.microsoft:MultiHeadAttention", "Attention"),
         implementation=f"{_PASSES}.attention_fusion:AttentionFusionPass",
@@ -367,7 +372,7 @@ CAPABILITIES: Registry[Capability] = Registry(
 
 DECODER_FUSIONS = (
     "simplified_layer_norm_fusion", "group_query_attention_fusion", "skip_simplified_layer_norm_fusion",
-    "tanh_gelu_fusion",
+    "tanh_gelu_fusion", "mixture_of_experts_fusion",
 )  # fmt: skip
 """Capabilities that convert a decoder with a cache to the operators expected by ONNX Runtime's runtimes. They read no
 weights.

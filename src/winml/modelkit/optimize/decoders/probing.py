@@ -15,7 +15,7 @@ from winml.modelkit.ort.sessions import Session
 
 _LARGEST_CONSTANT = 1 << 26
 """Bytes. Chosen: tables of cosines stay below, weights of matrices of a large model do not."""
-_MOST_NODES = 500
+MOST_NODES = 500
 """Chosen: masks and rotations have up to 60 nodes."""
 _IR_VERSION = 8
 """Chosen: every ONNX Runtime takes it."""
@@ -65,14 +65,17 @@ class Probe:
         return content
 
 
-def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Probe | None:
+def probe_between(
+    result: ir.Value, is_leaf: Callable[[ir.Value], bool], most_nodes: int = MOST_NODES
+) -> Probe | None:
     """Extract the nodes that compute a value from graph inputs and other leaves.
 
     `None` if the computation reads weight matrices or values other than tensors, or has subgraphs or too many nodes.
 
     Args:
         result: The value.
-        is_leaf: Returns True if a value is a leaf although a node produces it.
+        is_leaf: Returns True if a value is a leaf although a node produces it, or it is a constant.
+        most_nodes: Maximum number of nodes.
     """
     leaves: dict[ir.Value, None] = {}
     nodes: dict[ir.Node, None] = {}
@@ -84,7 +87,7 @@ def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Prob
         if is_done:
             assert node is not None
             nodes[node] = None
-        elif value.const_value is not None and node is None:
+        elif value.const_value is not None and node is None and not is_leaf(value):
             if value.const_value.nbytes > _LARGEST_CONSTANT:
                 return None
             constants[value] = None
@@ -93,7 +96,7 @@ def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Prob
                 return None
             leaves[value] = None
         elif node not in nodes:
-            if len(nodes) > _MOST_NODES or any(
+            if len(nodes) > most_nodes or any(
                 attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values()
             ):
                 return None
