@@ -23,7 +23,7 @@ from winml.modelkit.quantize.precisions import FLOAT16, FLOAT32, MODES, PRECISIO
 from winml.modelkit.quantize.qdq_placement import COMPANIONS, QdqPlacement, WeightScaling
 from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.tags.selector import nearest_paths
-from winml.modelkit.tags.tagging import all_nodes
+from winml.modelkit.tags.tagging import all_nodes, operator_name
 
 _T = TypeVar("_T")
 
@@ -37,7 +37,7 @@ _WITH_WEIGHTS = frozenset({
 """Operators whose constants are weights: the operators of some mode, and other known operators of ONNX and ONNX
 Runtime. Constants of other operators, such as rotary cosines, are not reported as skipped weights."""
 
-_WEIGHT_INPUTS = {"Gather": 0}
+_WEIGHT_INPUTS = {"Gather": 0, "MoE": 2}
 """Specified: position of the weight among the inputs; 1 for all others."""
 
 
@@ -368,7 +368,7 @@ def _find_obstacle(
         return f"{ALREADY} {weight.dtype.name.lower()} weights"
     if rules.changes_every_node or weight is None:
         return ""
-    if node.op_type not in rules.operators or node.domain:
+    if operator_name(node) not in rules.operators:
         return f"{mode} does not support {node.op_type}"
     tensor = weight.const_value
     assert tensor is not None

@@ -180,7 +180,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
     ),
     "weight-only": ModeRules(
         "weights in 2, 4 or 8 bits by block, float activations (MatMulNBits)",
-        frozenset({"MatMul", "Gemm", "Gather"}),
+        frozenset({"MatMul", "Gemm", "Gather", "com.microsoft:MoE"}),
         least_opset=13,
         engine=f"{_ENGINES}.weight_only:quantize_weights",
         options=frozenset(

@@ -7,6 +7,7 @@ Works on the graph alone: each weight is read and quantized when the result is w
     table[V,K], indices → Gather            values, indices, scales, zero points → GatherBlockQuantized
     the same, 8 bits by row                 Gather (integers) → Cast → Mul; Gather (scales) → Mul
     table → Transpose → MatMul (tied)       the values of the table, for both
+    x, scores, weights of experts → MoE     x, scores, values, scales, zero points → QMoE
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class PackedWeight:
         desk: PackingDesk,
         *,
         is_table_only: bool = False,
+        experts: int | None = None,
         solved: block_quantizers.SolvedWeight | None = None,
     ) -> None:
         """Store the matrix reference; nothing is read.
@@ -102,10 +104,11 @@ class PackedWeight:
             desk: Cache of recently quantized weights.
             is_table_only: True if only row lookups read the weight. Its packed values then have two axes, as
                 ``GatherBlockQuantized`` requires, instead of the three of ``MatMulNBits``.
+            experts: Number of matrices below each other in the weight, which become the first axis of all parts.
             solved: Blocks solved with calibration data, if any.
         """
         self.solved = solved
-        self.is_table_only = is_table_only
+        self.is_table_only, self._experts = is_table_only, experts
         self.matrix, self.block_format, self._use, self._desk = matrix, fmt, use, desk
         self._scale_dtype = matrix.tensor.dtype
 
@@ -186,6 +189,8 @@ class PackedWeight:
         """Create the lazy tensor of a packed part."""
         computed = self._part_shapes[part]
         shape = (computed[0], math.prod(computed[1:])) if self.is_table_only else computed
+        if self._experts is not None:
+            shape = (self._experts, computed[0] // self._experts, math.prod(computed[1:]))
 
         def read() -> Array:
             values = self._desk.take(self, part)
@@ -208,6 +213,11 @@ LEAST_BLOCK_SIZE = 16
 _BLOCK_OPERATORS = ("MatMulNBits", "GatherBlockQuantized")
 _SCALES, _ZERO_POINTS = 2, 3
 """Specified: input positions of both operators."""
+EXPERTS_OPERATOR = "MoE"
+_EXPERT_WEIGHTS = (2, 4)
+"""Specified: input positions of the weights of ``MoE``."""
+_EXPERT_BITS = (4, 8)
+"""Bits of ``QMoE`` on the CPU. Measured with ONNX Runtime 1.32: in 2 bits, it expects other shapes than documented."""
 
 
 def quantize_weights(model: ir.Model, task: EngineTask) -> ir.Model:
@@ -310,9 +320,12 @@ class Packing:
     def replace(self, node: ir.Node) -> ir.Node | None:
         """Replace a node and return the new node; ``None`` if the node has no block-quantized operator."""
         operand = operand_of(node)
-        if operand is None:
+        if node.op_type == EXPERTS_OPERATOR:
+            new = self._make_experts(node)
+        elif operand is None:
             return None
-        new = self._make_product(node, operand) if node.op_type != "Gather" else self._make_lookup(node, operand)
+        else:
+            new = self._make_product(node, operand) if node.op_type != "Gather" else self._make_lookup(node, operand)
         if new is None:
             return None
         self._replace_node(node, new)
@@ -382,6 +395,39 @@ class Packing:
             }
             product.metadata_props[QUANTIZATION_KEY] = json.dumps(record)
         return self._add_batch(node, product) if self._needs_batch(node) else product
+
+    def _make_experts(self, node: ir.Node) -> ir.Node | None:
+        """Create the mixture of experts with packed weights; ``None`` for bits or sizes without a kernel."""
+        bits = self._task.precision.weight_bits
+        matrices = [node.inputs[index] for index in _EXPERT_WEIGHTS]
+        sizes = [value.const_value.shape.numpy() for value in matrices if value is not None and value.const_value]
+        if bits not in _EXPERT_BITS or len(sizes) != len(matrices):
+            return None
+        depth = math.gcd(*(size[-1] for size in sizes))
+        fmt = _make_block_format(self._task, node, depth, is_table=True)
+        if depth % fmt.block_size:
+            return None
+        parts = []
+        for value, (experts, rows, columns) in zip(matrices, sizes, strict=True):
+            assert value is not None
+            rows_of_all = ReshapedTensor(_get_tensor(value), (experts * rows, columns), value.name or "")
+            matrix = block_quantizers.WeightMatrix(rows_of_all, is_transposed=True)
+            weight = PackedWeight(matrix, fmt, WeightUse.of(value, node), self._desk, experts=experts)
+            added = [self._add_tensor(tensor) for tensor in weight.tensors()]
+            parts.append((*added, None, None)[:3])
+        (up, up_scales, up_zeros), (down, down_scales, down_zeros) = parts
+        scores = node.inputs[1]
+        inputs = [node.inputs[0], scores, up, up_scales, None, down, down_scales, *[None] * 4, up_zeros, down_zeros]
+        attributes = {name: item.value for name, item in node.attributes.items()}
+        if not attributes.get("normalize_routing_weights"):
+            # The kernel of the CPU provider normalizes the softmax of the selected scores regardless of the attribute.
+            assert scores is not None
+            softmax = ir.node("Softmax", [scores], {"axis": -1}, name=self._fresh.take(f"{node.name}/Softmax"))
+            inputs += [None, self._insert_before(node, softmax, f"{scores.name}_shares", scores)]
+        attributes |= {"expert_weight_bits": bits, "block_size": fmt.block_size}
+        if self._task.options.ep == "cuda":
+            attributes["weights_prepacked"] = 0  # otherwise in the order of one generation of GPUs
+        return ir.node(f"Q{EXPERTS_OPERATOR}", inputs, attributes, domain=DOMAIN, name=node.name)
 
     def _needs_batch(self, node: ir.Node) -> bool:
         """Return True if the provider runs products of three dimensions only, and the input has two."""
