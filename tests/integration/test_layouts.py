@@ -866,7 +866,7 @@ def test_data_of_dtypes_are_counted_by_file(data_layout: Path, tmp_path: Path) -
         (("--layout", "optimum", "--dtypes", "q4"), "optimum has no dtypes"),
         (("--dtypes", "q4"), "no layout"),
         (("--layout", "transformers.js", "--dtypes", "q4,q5"), "--dtypes q5"),
-        (("--layout", "transformers.js", "--dtypes", "bnb4"), "--dtypes bnb4"),
+        (("--layout", "transformers.js", "--dtypes", "q1"), "--dtypes q1"),
         (("--layout", "transformers.js", "--dtypes", ","), "no dtype"),
         (("--layout", "transformers.js", "--dtypes", "q8,q4,q8"), "q8 is named twice"),
         (("--layout", "transformers.js", "--dtypes", "fp32", "--block-size", "32"), "--block-size does not apply to"),

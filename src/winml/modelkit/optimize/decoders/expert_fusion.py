@@ -40,8 +40,8 @@ _MOST_NODES = 1 << 14
 """Chosen: exporters write up to 12 nodes for each expert, and models have up to 512 experts."""
 _TOKENS = 6
 """Chosen: several tokens share an expert."""
-_PROBED_CHANNELS = 16
-"""Channels of each weight that are not zero. Chosen: the remaining pages of a large weight are not written."""
+_PROBED_CHANNELS = 8
+"""Inner channels whose weights are not zero. Chosen: the remaining pages of a large weight are not written."""
 _CLOSE = 1e-4
 """Chosen: relative to the largest output. Sums of few float32 products differ by less; wrong routing by 1e-1."""
 _SEED = 0
@@ -164,14 +164,16 @@ class _Mixture:
 
     def find_form(self) -> _Form | None:
         """Return the form whose result is that of the operators on random values; `None` for other operators."""
-        generator = np.random.default_rng(_SEED)
-        width = fixed_size(self.tokens, 1) or 0
-        experts = fixed_size(self.scores, 1) or 0
+        generator, forms = np.random.default_rng(_SEED), list(self._forms())
+        width, experts = fixed_size(self.tokens, 1), fixed_size(self.scores, 1)
+        if width is None or experts is None or not forms:
+            return None
+        inner = self.down.const_value.size // (experts * width)  # type: ignore[union-attr]
         feeds = {
             self.tokens: generator.standard_normal((_TOKENS, width)).astype(np.float32),
             self.scores: generator.standard_normal((_TOKENS, experts)).astype(np.float32),
-            self.gate_up: _draw_sparse(self.gate_up, generator),
-            self.down: _draw_sparse(self.down, generator),
+            self.gate_up: _draw_sparse(self.gate_up, inner, generator),
+            self.down: _draw_sparse(self.down, inner, generator),
         }
         # Their sizes are the number of tokens.
         sized = {leaf: np.zeros((1, _TOKENS), leaf.dtype.numpy()) for leaf in self.probe.leaves if leaf.dtype}
@@ -180,18 +182,18 @@ class _Mixture:
         except StageError:
             return None
         largest = float(np.abs(expected).max())
-        for form in self._forms():
-            if not np.isfinite(largest) or expected.shape != (_TOKENS, width):
-                return None
-            if np.abs(form.compute(*feeds.values()) - expected).max() <= _CLOSE * largest:
-                return form
-        return None
+        if expected.shape != (_TOKENS, width) or not (np.isfinite(largest) and largest > 0):
+            return None
+        close = [form for form in forms if np.abs(form.compute(*feeds.values()) - expected).max() <= _CLOSE * largest]
+        return close[0] if len(close) == 1 else None
 
     def _forms(self) -> Iterator[_Form]:
         """Yield the forms that suit the sizes of the weights."""
         width, experts = fixed_size(self.tokens, 1), fixed_size(self.scores, 1)
         gate_up, down = (tuple(fixed_size(weight, axis) for axis in range(3)) for weight in (self.gate_up, self.down))
-        for turned, is_normalized in itertools.product(itertools.product((True, False), repeat=2), (True, False)):
+        # The shares of all experts have the sum 1.
+        sums = (True,) if self.selected == experts else (True, False)
+        for turned, is_normalized in itertools.product(itertools.product((True, False), repeat=2), sums):
             inner = down[1] if turned[1] else down[2]
             rows = (2 * inner, width) if inner is not None else (None, None)
             sizes = (experts, *(rows[::-1] if turned[0] else rows))
@@ -201,11 +203,19 @@ class _Mixture:
                 yield _Form(self.selected, is_normalized, order, turned)
 
 
-def _draw_sparse(weight: ir.Value, generator: np.random.Generator) -> Array:
-    """Draw a weight of experts with values in a few channels of each axis, among them the first and last ones."""
+def _draw_sparse(weight: ir.Value, inner: int, generator: np.random.Generator) -> Array:
+    """Draw a weight of experts with values in a few channels of each axis.
+
+    Args:
+        weight: The weight.
+        inner: Number of inner channels. Gate and up of some of them have values, whatever their order.
+        generator: Random values.
+    """
     experts, first_size, second_size = (fixed_size(weight, axis) or 0 for axis in range(3))
     values = np.zeros((experts, first_size, second_size), np.float32)
-    channels = [np.unique(np.linspace(0, size - 1, _PROBED_CHANNELS).astype(int)) for size in (first_size, second_size)]
+    chosen = np.linspace(0, inner - 1, _PROBED_CHANNELS).astype(int)
+    places = np.unique(np.concatenate([chosen, chosen + inner, 2 * chosen, 2 * chosen + 1]))
+    channels = [np.union1d(places[places < size], [size - 1]) for size in (first_size, second_size)]
     grid = np.ix_(np.arange(experts), *channels)
     values[grid] = generator.standard_normal((experts, *map(len, channels)))
     return values

@@ -8,6 +8,8 @@ Works on the graph alone: each weight is read and quantized when the result is w
     the same, 8 bits by row                 Gather (integers) → Cast → Mul; Gather (scales) → Mul
     table → Transpose → MatMul (tied)       the values of the table, for both
     x, scores, weights of experts → MoE     x, scores, values, scales, zero points → QMoE
+
+With standard operators, products read a DequantizeLinear of the same values, and tables are quantized by row.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.onnx.coded_weights import unpack_codes
 from winml.modelkit.onnx.files.writing import ReshapedTensor
 from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
 from winml.modelkit.onnx.weights import add_initializer, computed_tensor, drop_unused_initializers
@@ -93,6 +96,7 @@ class PackedWeight:
         *,
         is_table_only: bool = False,
         experts: int | None = None,
+        is_standard: bool = False,
         solved: block_quantizers.SolvedWeight | None = None,
     ) -> None:
         """Store the matrix reference; nothing is read.
@@ -105,10 +109,11 @@ class PackedWeight:
             is_table_only: True if only row lookups read the weight. Its packed values then have two axes, as
                 ``GatherBlockQuantized`` requires, instead of the three of ``MatMulNBits``.
             experts: Number of matrices below each other in the weight, which become the first axis of all parts.
+            is_standard: True for the parts of a ``DequantizeLinear``: depth × width, integers of few bits.
             solved: Blocks solved with calibration data, if any.
         """
         self.solved = solved
-        self.is_table_only, self._experts = is_table_only, experts
+        self.is_table_only, self._experts, self._is_standard = is_table_only, experts, is_standard
         self.matrix, self.block_format, self._use, self._desk = matrix, fmt, use, desk
         self._scale_dtype = matrix.tensor.dtype
 
@@ -156,7 +161,27 @@ class PackedWeight:
             dtypes[_PACKED_ZERO_POINTS] = self._scale_dtype
         names = {_PACKED: f"{self._use.weight}_Q{self.block_format.bits}", _PACKED_SCALES: f"{self._use.weight}_scales",
                  _PACKED_ZERO_POINTS: f"{self._use.weight}_zero_points"}  # fmt: skip
+        if self._is_standard:
+            sign = "UINT" if self.block_format.has_zero_points else "INT"
+            dtypes[_PACKED] = dtypes[_PACKED_ZERO_POINTS] = ir.DataType[f"{sign}{self.block_format.bits}"]
+            return tuple(self._make_standard_tensor(part, dtypes[part], names[part]) for part in self._part_shapes)
         return tuple(self._make_part_tensor(part, dtypes[part], names[part]) for part in self._part_shapes)
+
+    def _make_standard_tensor(self, part: str, dtype: ir.DataType, name: str) -> ir.LazyTensor:
+        """Create the lazy tensor of a part of a ``DequantizeLinear`` with blocks along the first axis."""
+        width, bits = self.matrix.width, self.block_format.bits
+        rows = self.matrix.depth if part == _PACKED else self._block_grid[1]
+
+        def read() -> Array:
+            values = self._desk.take(self, part).reshape(width, -1)
+            if part == _PACKED_SCALES:
+                return values.T
+            codes = unpack_codes(values, bits, rows)
+            if not self.block_format.has_zero_points:
+                codes = codes.astype(np.int8) - np.int8(2 ** (bits - 1)) if bits < 8 else (codes ^ 128).view(np.int8)
+            return codes.T.astype(dtype.numpy())
+
+        return computed_tensor(read, dtype, (rows, width), name)
 
     @property
     def _block_grid(self) -> tuple[int, int]:
@@ -214,6 +239,8 @@ _BLOCK_OPERATORS = ("MatMulNBits", "GatherBlockQuantized")
 _SCALES, _ZERO_POINTS = 2, 3
 """Specified: input positions of both operators."""
 EXPERTS_OPERATOR = "MoE"
+_SCALE_PART = 1
+"""Position of the scales among the parts of a weight."""
 _EXPERT_WEIGHTS = (2, 4)
 """Specified: input positions of the weights of ``MoE``."""
 _EXPERT_BITS = (4, 8)
@@ -367,6 +394,8 @@ class Packing:
     def _make_product(self, node: ir.Node, operand: Operand) -> ir.Node:
         """Create the product with a packed weight."""
         packed = self._packed_weight(node, operand)
+        if self._is_standard:
+            return self._make_standard_product(node, packed)
         matrix, parts = packed.weight.matrix, packed.parts
         bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
         solved = packed.weight.solved
@@ -396,12 +425,36 @@ class Packing:
             product.metadata_props[QUANTIZATION_KEY] = json.dumps(record)
         return self._add_batch(node, product) if self._needs_batch(node) else product
 
+    @property
+    def _is_standard(self) -> bool:
+        """True if products and lookups are operators of ONNX."""
+        return self._task.options.weight_operators == "standard"
+
+    def _make_standard_product(self, node: ir.Node, packed: _PackedParts) -> ir.Node:
+        """Create the product with dequantized blocks as its weight."""
+        matrix, fmt, solved = packed.weight.matrix, packed.weight.block_format, packed.weight.solved
+        data = node.inputs[0]
+        assert data is not None  # a product has two inputs
+        if solved is not None and solved.input_scale is not None:
+            data = self._divide_input(node, data, solved.input_scale)
+        dequantize = ir.node(
+            "DequantizeLinear",
+            packed.parts,
+            {"axis": 0, "block_size": fmt.block_size},
+            name=self._fresh.take(f"{node.name}/DequantizeLinear"),
+        )
+        dtype = packed.parts[_SCALE_PART].dtype
+        weight = ir.Value(type=None if dtype is None else ir.TensorType(dtype), shape=ir.Shape([matrix.depth, matrix.width]))
+        weight = self._insert_before(node, dequantize, f"{packed.parts[0].name}_dequantized", weight)
+        attributes = {name: item for name, item in node.attributes.items() if name != "transB"}
+        return ir.node(node.op_type, [data, weight, *node.inputs[2:]], attributes, name=node.name)
+
     def _make_experts(self, node: ir.Node) -> ir.Node | None:
         """Create the mixture of experts with packed weights; ``None`` for bits or sizes without a kernel."""
         bits = self._task.precision.weight_bits
         matrices = [node.inputs[index] for index in _EXPERT_WEIGHTS]
         sizes = [value.const_value.shape.numpy() for value in matrices if value is not None and value.const_value]
-        if bits not in _EXPERT_BITS or len(sizes) != len(matrices):
+        if bits not in _EXPERT_BITS or len(sizes) != len(matrices) or self._is_standard:
             return None
         depth = math.gcd(*(size[-1] for size in sizes))
         fmt = _make_block_format(self._task, node, depth, is_table=True)
@@ -498,7 +551,7 @@ class Packing:
 
     def _make_lookup(self, node: ir.Node, operand: Operand) -> ir.Node | None:
         """Create the lookup in a packed table; ``None`` if no block size divides its rows."""
-        if self._task.options.tables == "rows":
+        if self._task.options.tables == "rows" or self._is_standard:
             return self._make_row_lookup(node, operand)
         packed = self._packed_weight(node, operand)
         fmt = packed.weight.block_format
@@ -563,7 +616,10 @@ class Packing:
         fmt = _make_block_format(self._task, node, matrix.depth, is_table="Gather" in readers)
         fmt = fmt if solved is None else solved.block_format
         use = WeightUse.of(operand.value, node)
-        return PackedWeight(matrix, fmt, use, self._desk, is_table_only=readers == {"Gather"}, solved=solved)
+        is_table_only = readers == {"Gather"}
+        return PackedWeight(
+            matrix, fmt, use, self._desk, is_table_only=is_table_only, is_standard=self._is_standard, solved=solved
+        )
 
     def _make_table(self, node: ir.Node, values: ir.Value, weight: PackedWeight) -> ir.Value:
         """Return the packed values with two axes.
@@ -609,8 +665,8 @@ def _make_block_format(task: EngineTask, node: ir.Node, depth: int, *, is_table:
     if is_table:
         while depth % size and size > LEAST_BLOCK_SIZE:
             size //= 2
-    if algorithm == "hqq" and (is_table or bits != 4):
-        algorithm = "rtn"  # ONNX Runtime has no kernel for fractional zero points there
+    if algorithm == "hqq" and (is_table or bits != 4 or task.options.weight_operators == "standard"):
+        algorithm = "rtn"  # neither ONNX Runtime's kernels nor DequantizeLinear take fractional zero points there
     is_symmetric = bool(task.options.symmetric)
     if is_table and depth // size % (8 // bits):
         # Measured: for an odd number of blocks, ONNX Runtime 1.23 reads the zero points without the half byte that pads
