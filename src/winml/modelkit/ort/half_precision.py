@@ -101,9 +101,9 @@ def convert_to_half(
     unconditional: Collection[str] = (),
     refuse_nan: Callable[[ir.Value, ir.Node], Callable[[Array], None]] | None = None,
 ) -> None:
-    """Convert nodes of the main graph to float16, in place; nodes that float16 does not suit stay float32.
+    """Convert nodes of a graph and its subgraphs to float16, in place; nodes that float16 does not suit stay float32.
 
-    A weight that was widened from float16 gets its original tensor back.
+    Values that a subgraph returns keep their type. A weight that was widened from float16 gets its original tensor back.
 
     Args:
         model: The graph; it computes in float32.
@@ -131,7 +131,6 @@ class _Halving:
         self._halves = _half_precision_nodes(model, names, unconditional)
         self._interface = interface
         self._refuse_nan = refuse_nan
-        self._first = next(iter(model.graph), None)
         self._fresh = FreshNames.of_graph(model.graph)
 
     def run(self) -> None:
@@ -147,7 +146,7 @@ class _Halving:
                 self._convert_weight(value)
             else:
                 self._redirect_readers(value, _HALF, self._split_readers(value)[0])
-        for node in [node for node in self._graph if node in self._halves]:
+        for node in [node for node in self._graph.all_nodes() if node in self._halves]:
             for value in node.outputs:
                 if value.dtype == _FLOAT:
                     self._convert_output(value)
@@ -188,10 +187,11 @@ class _Halving:
             value.const_value, value.type = NarrowTensor(tensor, _HALF, own_name, refuse_nan), ir.TensorType(_HALF)
             return
         name = self._fresh.take(f"{own_name}{_HALF_SUFFIX}")
-        narrow = add_initializer(self._graph, NarrowTensor(tensor, _HALF, name, refuse_nan))
+        graph = self._graph_of(value)
+        narrow = add_initializer(graph, NarrowTensor(tensor, _HALF, name, refuse_nan))
         _replace_uses(value, narrow, inside)
         if not outside:
-            self._graph.initializers.pop(own_name)
+            graph.initializers.pop(own_name)
 
     def _convert_output(self, value: ir.Value) -> None:
         """Set the type of a float16 output, and insert a Cast for its float32 readers."""
@@ -215,22 +215,26 @@ class _Halving:
         suffix = _HALF_SUFFIX if dtype == _FLOAT else "_fp32"
         value.name = self._fresh.take(name + suffix)
         cast = cast_node(value, dtype, maker, self._fresh, name)
-        self._graph.insert_after(maker, cast)
+        graph = self._graph_of(value)
+        graph.insert_after(maker, cast)
         _replace_uses(value, cast.outputs[0], readers)
-        for position, output in enumerate(self._graph.outputs):
+        for position, output in enumerate(graph.outputs):
             if output is value:
-                self._graph.outputs[position] = cast.outputs[0]
+                graph.outputs[position] = cast.outputs[0]
 
     def _redirect_readers(self, value: ir.Value, dtype: ir.DataType, readers: list[ir.Node]) -> None:
         """Insert a Cast between a value and some readers."""
-        maker = value.producer()
-        assert self._first is not None
+        maker, graph = value.producer(), self._graph_of(value)
         cast = cast_node(value, dtype, maker or readers[0], self._fresh)
         if maker is None:
-            self._graph.insert_before(self._first, cast)
+            graph.insert_before(graph[0], cast)
         else:
-            self._graph.insert_after(maker, cast)
+            graph.insert_after(maker, cast)
         _replace_uses(value, cast.outputs[0], readers)
+
+    def _graph_of(self, value: ir.Value) -> ir.Graph:
+        """Return the graph that a value belongs to."""
+        return value.graph if isinstance(value.graph, ir.Graph) else self._graph
 
 
 def _replace_uses(value: ir.Value, other: ir.Value, readers: Iterable[ir.Node]) -> None:
@@ -293,14 +297,14 @@ _HALF_NAME = "tensor(float16)"
 def _half_precision_nodes(
     model: ir.Model, names: Collection[str], unconditional: Collection[str]
 ) -> frozenset[ir.Node]:
-    """Select the nodes of the main graph, among the named nodes, that support float16 and compute safely in it.
+    """Select the named nodes of the graph and its subgraphs that support float16 and compute safely in it.
 
     Missing value types are inferred from the operators, in place: onnx does not know the operators of other domains.
     """
     _complete_types(model)
     halves: set[ir.Node] = set()
     wide = _positional_nodes(model.graph)
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         if node.name not in names or node.op_identifier() in model.functions:
             continue
         is_unconditional = node.name in unconditional
@@ -359,7 +363,7 @@ def _is_layer(node: ir.Node) -> bool:
 
 
 def _complete_types(model: ir.Model) -> None:
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         if all(value.dtype is not None for value in node.outputs):
             continue
         if node.op_type == "Cast":

@@ -99,7 +99,7 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
     stays_float: set[str] = set()
     for node in all_nodes(model):
         weight, is_inner = constant_weight(node), node.graph is not model.graph
-        if weight is None and is_inner:
+        if weight is None and is_inner and not isinstance(node.graph, ir.Graph):
             continue
         assert node.name, f"a {node.op_type} node has no name"
         tag = modules.tag_of.get(node.name, "")
@@ -108,7 +108,7 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
             stays_float.add(node.name)
         mode = options.mode_of(requested)
         if weight is None and (mode is None or not MODES[mode].changes_every_node):
-            if mode is not None:
+            if mode is not None and not is_inner:
                 unweighted.setdefault((mode, requested), set()).add(node.name)
             continue
         if mode is not None and (obstacle := _find_obstacle(node, weight, mode, options, is_inner=is_inner)):

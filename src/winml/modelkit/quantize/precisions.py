@@ -207,6 +207,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         least_opset=13,
         engine=f"{_ENGINES}.half_float:convert_floats",
         is_by_tensor=True,
+        changes_subgraphs=True,
         changes_every_node=True,
     ),
 }

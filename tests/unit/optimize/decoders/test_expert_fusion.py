@@ -50,7 +50,7 @@ def _model(
         => (float[n, 16] y{outputs})
         <{known} int64[1] k = {{2}}, int64[1] i0 = {{0}}, int64[1] i1 = {{1}}, int64[1] i2 = {{2}}, int64[2] i13 = {{1, 3}}, int64[1] i3 = {{3}},
          int64[2] sizes = {{32, 32}}, int64[1] end = {{9999}}, float[n, 4] p, float[n, 2] v, int64[n, 2] i,
-         float[n, 16] r>
+         float[n, 16] r, float[n, 16] x2, float[n, 2] q>
         {{ x2 = Abs (x) p = MatMul (x2, w_router) {scores} {shares}
           {turned} xs = Unsqueeze (x2, i13) {product} {split} {activation}
           d = Gather (w_down, i) c = MatMul (d, b) cs = Squeeze (c, i3) ns = Unsqueeze (n, i2)

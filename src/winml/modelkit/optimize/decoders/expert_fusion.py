@@ -197,7 +197,11 @@ class _Mixture:
             inner = down[1] if turned[1] else down[2]
             rows = (2 * inner, width) if inner is not None else (None, None)
             sizes = (experts, *(rows[::-1] if turned[0] else rows))
-            if inner is None or sizes != gate_up or down != (experts, *((inner, width) if turned[1] else (width, inner))):
+            if (
+                inner is None
+                or sizes != gate_up
+                or down != (experts, *((inner, width) if turned[1] else (width, inner)))
+            ):
                 continue
             for order in ("gate first", "up first", "alternating"):
                 yield _Form(self.selected, is_normalized, order, turned)
@@ -229,7 +233,8 @@ def _find_mixture(result: ir.Value) -> _Mixture | None:
         return None
     ends = {tokens, scores}
     probe = probe_between(result, lambda value: value in ends or _is_expert_weight(value), _MOST_NODES)
-    if probe is None or any(output.is_graph_output() for node in probe.nodes for output in node.outputs[:-1]):
+    inner_values = [] if probe is None else [output for node in probe.nodes for output in node.outputs]
+    if probe is None or any(value.is_graph_output() for value in inner_values if value is not result):
         return None
     weights = [leaf for leaf in probe.leaves if _is_expert_weight(leaf)]
     others = [leaf for leaf in probe.leaves if leaf not in ends and leaf not in weights]
@@ -305,7 +310,10 @@ def _replace_mixture(graph: ir.Graph, total: ir.Node, mixture: _Mixture, form: _
         name=f"{scope_of(total)}/{EXPERTS_OPERATOR}",
     )
     tag_like(node, total, "merged")
+    owner = read_tag(total)
     modules = {tag.module for replaced in mixture.probe.nodes if (tag := read_tag(replaced)) is not None}
+    # Modules inside the experts, such as the activation, have no weights of their own.
+    modules = {name for name in modules if owner is None or not name.startswith(f"{owner.module}.")}
     if len(modules) > 1:
         node.metadata_props[MODULES_KEY] = json.dumps(sorted(modules), ensure_ascii=False)
     graph.insert_after(total, node)

@@ -65,9 +65,7 @@ class Probe:
         return content
 
 
-def probe_between(
-    result: ir.Value, is_leaf: Callable[[ir.Value], bool], most_nodes: int = MOST_NODES
-) -> Probe | None:
+def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool], most_nodes: int = MOST_NODES) -> Probe | None:
     """Extract the nodes that compute a value from graph inputs and other leaves.
 
     `None` if the computation reads weight matrices or values other than tensors, or has subgraphs or too many nodes.

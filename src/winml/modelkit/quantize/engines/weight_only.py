@@ -444,7 +444,9 @@ class Packing:
             name=self._fresh.take(f"{node.name}/DequantizeLinear"),
         )
         dtype = packed.parts[_SCALE_PART].dtype
-        weight = ir.Value(type=None if dtype is None else ir.TensorType(dtype), shape=ir.Shape([matrix.depth, matrix.width]))
+        weight = ir.Value(
+            type=None if dtype is None else ir.TensorType(dtype), shape=ir.Shape([matrix.depth, matrix.width])
+        )
         weight = self._insert_before(node, dequantize, f"{packed.parts[0].name}_dequantized", weight)
         attributes = {name: item for name, item in node.attributes.items() if name != "transB"}
         return ir.node(node.op_type, [data, weight, *node.inputs[2:]], attributes, name=node.name)
