@@ -48,7 +48,8 @@ def _model(
     model = parse(
         f"""m (float[n, 16] x, float[16, 4] w_router, {first}, float[4, 16, 32] w_down, float[64, 1] w_bias)
         => (float[n, 16] y{outputs})
-        <{known} int64[1] k = {{2}}, int64[1] i0 = {{0}}, int64[1] i1 = {{1}}, int64[1] i2 = {{2}}, int64[2] i13 = {{1, 3}}, int64[1] i3 = {{3}},
+        <{known} int64[1] k = {{2}}, int64[1] i0 = {{0}},
+         int64[1] i1 = {{1}}, int64[1] i2 = {{2}}, int64[2] i13 = {{1, 3}}, int64[1] i3 = {{3}},
          int64[2] sizes = {{32, 32}}, int64[1] end = {{9999}}, float[n, 4] p, float[n, 2] v, int64[n, 2] i,
          float[n, 16] r, float[n, 16] x2, float[n, 2] q>
         {{ x2 = Abs (x) p = MatMul (x2, w_router) {scores} {shares}
