@@ -103,7 +103,7 @@ def test_float16_graph_has_the_operators_of_float32(
 
 
 def test_bfloat16_decoder_is_fused_for_providers_with_kernels(tmp_path: Path) -> None:
-    """CUDA has kernels for bfloat16; without it, the decoder stays as exported. Both are run with float32 activations."""
+    """CUDA has kernels for bfloat16; elsewhere the decoder stays as exported. Both run with float32 activations."""
     path = _export(tmp_path, build_model("llama", num_hidden_layers=1, head_dim=16), "bf16", "torchscript")
     before = ir.load(path)
     plain = optimize(ir.load(path), DECODER.model_copy(update={"ep": "cpu"}))

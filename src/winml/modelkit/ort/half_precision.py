@@ -184,9 +184,8 @@ class _Halving:
         assert tensor is not None
         inside, outside = self._split_readers(value)
         if outside and tensor.nbytes >= SMALL_BYTES:
-            self._redirect_readers(
-                value, self._dtype, inside
-            )  # stored once, in the precision that the other readers need
+            # Stored once, in the precision that the other readers need.
+            self._redirect_readers(value, self._dtype, inside)
             return
         refuse_nan = self._refuse_nan(value, inside[0]) if self._refuse_nan is not None else None
         own_name = value.name or ""
