@@ -184,7 +184,17 @@ class _Mixture:
         largest = float(np.abs(expected).max())
         if expected.shape != (_TOKENS, width) or not (np.isfinite(largest) and largest > 0):
             return None
-        close = [form for form in forms if np.abs(form.compute(*feeds.values()) - expected).max() <= _CLOSE * largest]
+        tokens, scores, *weights = feeds.values()
+
+        def is_close(form: _Form) -> bool:
+            """Compare token by token: the first one tells most forms apart, and weights may be large."""
+            rows = (slice(number, number + 1) for number in range(_TOKENS))
+            return all(
+                np.abs(form.compute(tokens[row], scores[row], *weights) - expected[row]).max() <= _CLOSE * largest
+                for row in rows
+            )
+
+        close = list(filter(is_close, forms))
         return close[0] if len(close) == 1 else None
 
     def _forms(self) -> Iterator[_Form]:
