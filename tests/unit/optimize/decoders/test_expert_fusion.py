@@ -131,8 +131,8 @@ def test_exported_experts_are_fused_and_quantized(exporter: Any, tmp_path: Any) 
     import torch
     import transformers
 
-    sizes = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": False}
+    sizes = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": False}
     torch.manual_seed(0)
     config = transformers.Qwen2MoeConfig(
         **sizes, **experts, num_key_value_heads=1, intermediate_size=32, shared_expert_intermediate_size=32
@@ -158,11 +158,14 @@ def test_exported_experts_are_fused_and_quantized(exporter: Any, tmp_path: Any) 
             None if names[index] is None else stored[str(names[index])].const_value.numpy()  # type: ignore[union-attr]
             for index in (codes_at, scales_at, zeros_at)
         )
-        values = unpack_codes(codes, 4, 32).astype(np.float32)
-        offsets = 8 if zeros is None else unpack_codes(zeros, 4, 1)
         weight = plain.inputs[position]
         assert weight is not None
-        weight.const_value = ir.tensor((values - offsets) * scales, name=weight.name)
+        assert weight.const_value is not None
+        experts_count, rows, columns = weight.const_value.shape.numpy()
+        steps = unpack_codes(codes, 4, columns).astype(np.float32).reshape(experts_count, rows, -1, 32)
+        offsets = 8 if zeros is None else unpack_codes(zeros, 4, columns // 32)[..., None]
+        values = ((steps - offsets) * scales[..., None]).reshape(experts_count, rows, columns)
+        weight.const_value = ir.tensor(values, name=weight.name)
     ir.save(graph, dequantized)
     feeds = _decoder_feeds(fused)
     expected, found = (run_onnx(path, feeds, optimize=False)["logits"] for path in (dequantized, quantized))
@@ -175,7 +178,7 @@ def _decoder_feeds(path: Any) -> dict[str, Any]:
     feeds: dict[str, Any] = {}
     for value in ir.load(path).graph.inputs:
         if "past" in str(value.name):
-            feeds[str(value.name)] = np.zeros((1, 1, 0, 16), np.float32)
+            feeds[str(value.name)] = np.zeros((1, 1, 0, 32), np.float32)
         else:
             feeds[str(value.name)] = np.arange(7)[None]
     feeds["attention_mask"] = np.ones((1, 7), np.int64)

@@ -168,27 +168,31 @@ class _Mixture:
         width, experts = fixed_size(self.tokens, 1), fixed_size(self.scores, 1)
         if width is None or experts is None or not forms:
             return None
+        count = fixed_size(self.tokens, 0) or _TOKENS
         inner = self.down.const_value.size // (experts * width)  # type: ignore[union-attr]
         feeds = {
-            self.tokens: generator.standard_normal((_TOKENS, width)).astype(np.float32),
-            self.scores: generator.standard_normal((_TOKENS, experts)).astype(np.float32),
+            self.tokens: generator.standard_normal((count, width)).astype(np.float32),
+            self.scores: generator.standard_normal((count, experts)).astype(np.float32),
             self.gate_up: _draw_sparse(self.gate_up, inner, generator),
             self.down: _draw_sparse(self.down, inner, generator),
         }
         # Their sizes are the number of tokens.
-        sized = {leaf: np.zeros((1, _TOKENS), leaf.dtype.numpy()) for leaf in self.probe.leaves if leaf.dtype}
+        sized = {
+            leaf: np.zeros((fixed_size(leaf, 0) or 1, fixed_size(leaf, 1) or count), np.int64)
+            for leaf in self.probe.leaves
+        }
         try:
             expected = self.probe.run({**sized, **feeds})
         except StageError:
             return None
         largest = float(np.abs(expected).max())
-        if expected.shape != (_TOKENS, width) or not (np.isfinite(largest) and largest > 0):
+        if expected.shape != (count, width) or not (np.isfinite(largest) and largest > 0):
             return None
         tokens, scores, *weights = feeds.values()
 
         def is_close(form: _Form) -> bool:
             """Compare token by token: the first one tells most forms apart, and weights may be large."""
-            rows = (slice(number, number + 1) for number in range(_TOKENS))
+            rows = (slice(number, number + 1) for number in range(min(count, _TOKENS)))
             return all(
                 np.abs(form.compute(tokens[row], scores[row], *weights) - expected[row]).max() <= _CLOSE * largest
                 for row in rows
