@@ -62,7 +62,9 @@ def test_folder_of_an_export_gives_the_vectors_of_sentence_transformers(minilm_f
 
 @pytest.mark.reader("openvino")
 @pytest.mark.parametrize(
-    "options", [(), ("--precision", "int4"), ("--operators", "standard")], ids=["fp32", "int4", "standard"]
+    "options",
+    [(), ("--precision", "int4"), ("--operators", "standard"), ("--operators", "standard", "--precision", "int4")],
+    ids=["fp32", "int4", "standard", "standard_int4"],
 )
 def test_openvino_equals_onnxruntime_with_tied_embedding_and_head(tmp_path: Path, options: tuple[str, ...]) -> None:
     """OpenVINO looks up rows of constants only, and refuses a table computed by an operator."""

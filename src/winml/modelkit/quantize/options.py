@@ -390,8 +390,8 @@ class QuantizeOptions(QuantizeFields, Options):
         few_bits = [precision.name for precision, mode in requested if precision.weight_bits < 4]
         if self.weight_operators == "standard" and few_bits:
             raise UsageError(
-                f"{opt.weight_operators} standard: DequantizeLinear has no integers of 2 bits in opset "
-                f"{precisions.BLOCK_OPSET} ({few_bits[0]})",
+                f"{opt.precision} {few_bits[0]} with {opt.weight_operators} standard: DequantizeLinear has no integers "
+                f"of 2 bits in opset {precisions.BLOCK_OPSET}",
                 hint=f"Use {opt.precision} {precisions.INT4}, or {opt.weight_operators} onnxruntime.",
             )
         asymmetric_algorithm = next((name for name in self._requested_algorithms if name in ("hqq", "k_quant")), None)
