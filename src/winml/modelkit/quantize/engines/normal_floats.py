@@ -16,7 +16,7 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.onnx.weights import computed_tensor
 from winml.modelkit.quantize.engines.block_quantizers import WeightMatrix
 from winml.modelkit.quantize.engines.integer_weights import WeightUse
-from winml.modelkit.quantize.engines.weight_only import DOMAIN, Operand, Packing
+from winml.modelkit.quantize.engines.weight_only import DOMAIN, Operand, Packing, quantize_by
 from winml.modelkit.quantize.planning import EngineTask, WeightKey
 
 _BLOCK_SIZE = 64
@@ -27,14 +27,7 @@ _NORMAL_FLOATS = 1
 
 def quantize_to_normal_floats(model: ir.Model, task: EngineTask) -> ir.Model:
     """Return a copy of the model with 4-bit normal floats as weights of the selected products."""
-    quantized = model.clone()
-    packing = _NormalFloatPacking(quantized.graph, task)
-    for node in list(quantized.graph.all_nodes()):
-        if node.name in task.nodes:
-            packing.replace(node)
-    packing.remove_unused()
-    quantized.opset_imports.setdefault(DOMAIN, 1)
-    return quantized
+    return quantize_by(_NormalFloatPacking, model, task)
 
 
 class _NormalFloatPacking(Packing):

@@ -249,8 +249,13 @@ _EXPERT_BITS = (4, 8)
 
 def quantize_weights(model: ir.Model, task: EngineTask) -> ir.Model:
     """Return a copy of the model with block-quantized weights of the selected nodes."""
+    return quantize_by(Packing, model, task)
+
+
+def quantize_by(packing_class: type[Packing], model: ir.Model, task: EngineTask) -> ir.Model:
+    """Return a copy of the model whose selected nodes are replaced by a packing."""
     quantized = model.clone()
-    packing = Packing(quantized.graph, task)
+    packing = packing_class(quantized.graph, task)
     for node in list(quantized.graph.all_nodes()):
         if node.name in task.nodes:
             packing.replace(node)
