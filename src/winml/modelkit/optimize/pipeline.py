@@ -241,9 +241,8 @@ class OptimizeResult(StageResult):
     """Capability that was on → tag of a module → how often it fired there, or how many nodes went there."""
 
 
-_PROVIDERS_OF_BFLOAT16 = frozenset({"cuda"})
-"""Providers whose kernels for fused decoders take bfloat16, as the table of kernels lists. The CPU provider has those
-of normalizations only."""
+_ATTENTION = f"{CONTRIB_DOMAIN}:GroupQueryAttention"
+"""Operator whose kernels decide whether a provider runs fused decoders in bfloat16."""
 _UNWIDENED = (
     "Optimizations of ONNX Runtime were not applied: the graph computes in float16, and its functions, subgraphs or "
     "float16 attributes prevent the conversion to float32 in which ONNX Runtime fuses."
@@ -288,11 +287,10 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
     if opset is not None:
         model, engine_notes = convert_opset(model, opset)
         notes += engine_notes
-    if options.ep in _PROVIDERS_OF_BFLOAT16 and computes_in(model, ir.DataType.BFLOAT16):
+    narrow = ir.DataType.FLOAT16
+    if "bfloat16" in kernel_types(_ATTENTION).get(options.ep or "", ()) and computes_in(model, ir.DataType.BFLOAT16):
         enabled = [entry for entry in enabled if entry.has_kernels(options.ep, {"bfloat16"})]
         narrow = ir.DataType.BFLOAT16
-    else:
-        narrow = ir.DataType.FLOAT16
     fuses = any(entry.makes or entry.engine == "onnxruntime" for entry in enabled)
     twin = Float32Twin.of(model, narrow) if fuses else None
     if twin is None and computes_in(model, ir.DataType.FLOAT16):

@@ -15,7 +15,7 @@ from winml.modelkit.ort.sessions import Session
 
 _LARGEST_CONSTANT = 1 << 26
 """Bytes. Chosen: tables of cosines stay below, weights of matrices of a large model do not."""
-MOST_NODES = 500
+_MOST_NODES = 500
 """Chosen: masks and rotations have up to 60 nodes."""
 _IR_VERSION = 8
 """Chosen: every ONNX Runtime takes it."""
@@ -65,7 +65,7 @@ class Probe:
         return content
 
 
-def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool], most_nodes: int = MOST_NODES) -> Probe | None:
+def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool], most_nodes: int = _MOST_NODES) -> Probe | None:
     """Extract the nodes that compute a value from graph inputs and other leaves.
 
     `None` if the computation reads weight matrices or values other than tensors, or has subgraphs or too many nodes.
