@@ -31,9 +31,9 @@ def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) 
     """
     if DecoderInterface.of(model) is None:
         return section
-    if plan.layout.row_tables and section.mixture_of_experts_fusion is None:
+    if plan.layout.row_tables:
         # Browsers run a file on WebGPU, too, whose kernel of QMoE takes neither zero points nor other shares.
-        section = section.model_copy(update={"mixture_of_experts_fusion": False})
+        section = section.with_disabled(["mixture_of_experts_fusion"])
     variant = fused_attention_variant(plan)
     if is_for_onnxruntime(plan) or _has_coded_weights(model):
         return section.with_decoder_fusions(variant)

@@ -348,7 +348,7 @@ RESERVED = frozenset(
         "declared", "enabled", "ep", "exclude", "folds_constants", "is_empty", "is_enabled", "is_limited", "level",
         "module", "named", "operators", "opset", "opset_after", "plug_ins", "refuse_older_opset",
         "refuse_whole_graph_options", "section", "spelled", "stated_options", "uses_contrib", "ways_out",
-        "judging_capability", "with_attention_variant", "with_decoder_fusions", "with_plain_layers",
+        "judging_capability", "with_attention_variant", "with_decoder_fusions", "with_disabled", "with_plain_layers",
     }
 )  # fmt: skip
 """Reserved names: options that are no capabilities, and other attributes of ``OptimizeOptions``."""

@@ -11,6 +11,7 @@ import json
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -207,7 +208,8 @@ class _Mixture:
         gate_up, down = (tuple(fixed_size(weight, axis) for axis in range(3)) for weight in (self.gate_up, self.down))
         # The shares of all experts have the sum 1.
         sums = (True,) if self.selected == experts else (True, False)
-        for turned, is_normalized in itertools.product(itertools.product((True, False), repeat=2), sums):
+        for gate_up_turned, down_turned, is_normalized in itertools.product((True, False), (True, False), sums):
+            turned = (gate_up_turned, down_turned)
             inner = down[1] if turned[1] else down[2]
             rows = (2 * inner, width) if inner is not None else (None, None)
             sizes = (experts, *(rows[::-1] if turned[0] else rows))
@@ -308,7 +310,7 @@ def _replace_mixture(graph: ir.Graph, total: ir.Node, mixture: _Mixture, form: _
     first = computed_tensor(alternate, gate_up.dtype, (experts, 2 * hidden, width), first_name)
     second = computed_tensor(lambda: form.downs(read_once(down)), down.dtype, (experts, width, hidden), second_name)
     weights = [add_initializer(graph, first), None, add_initializer(graph, second)]
-    attributes = {
+    attributes: dict[str, Any] = {
         "k": form.selected,
         "normalize_routing_weights": int(form.is_normalized),
         "activation_type": "swiglu",
