@@ -260,9 +260,11 @@ def _find_mixture(result: ir.Value) -> _Mixture | None:
         if is_operator(node, "TopK") and node.outputs[0].shape is not None and rank_of(node.outputs[0]) == 2
     }
     selected = counts.pop() if len(counts) == 1 else None
-    if len(weights) != 2 or selected is None or not ends.issubset(probe.leaves) or not all(map(_has_tokens, others)):
+    readers = [node for node in probe.nodes if not set(others).isdisjoint(node.inputs)]
+    reads_sizes = all(map(_has_tokens, others)) and all(is_operator(node, "Shape") for node in readers)
+    if len(weights) != 2 or selected is None or not ends.issubset(probe.leaves) or not reads_sizes:
         return None
-    # The second weight is read behind the products with the first one.
+    # Gate and up together have twice the values of the down projection.
     down, gate_up = sorted(weights, key=lambda weight: weight.const_value.size)  # type: ignore[union-attr]
     return _Mixture(probe, tokens, scores, gate_up, down, int(selected))
 
