@@ -669,7 +669,8 @@ def _make_block_format(task: EngineTask, node: ir.Node, depth: int, *, is_table:
     if algorithm in DATA_ALGORITHMS:
         algorithm = "rtn"  # solved weights: the format; tables, which are not solved: the algorithm
     size: int = task.block_sizes.get(node.name or "") or task.options.block_size or _BLOCK_SIZES[bits]
-    if is_table:
+    # Readers of standard operators, such as OpenVINO, refuse a part of a block.
+    if is_table or task.options.weight_operators == "standard":
         while depth % size and size > LEAST_BLOCK_SIZE:
             size //= 2
     if algorithm == "hqq" and (is_table or bits != 4 or task.options.weight_operators == "standard"):
