@@ -72,13 +72,14 @@ def test_openvino_equals_onnxruntime_with_tied_embedding_and_head(tmp_path: Path
     place = ("--ep", "openvino", "--no-compile", "--allow-dynamic", "--no-verify", "-q")
     outcome = run_here("build", "-m", checkpoint, "-o", tmp_path / "built", *options, *place)
     assert 0 == outcome.code, outcome.err
-    # ONNX Runtime's products round activations to 8 bits and OpenVINO's do not, so the rounding is turned off.
+    # ONNX Runtime's products round activations to 8 bits and OpenVINO's do not, so the rounding is turned off, and
+    # DequantizeLinear is not fused into such a product.
     model = onnx.load(tmp_path / "built" / "model.onnx")
     for node in model.graph.node:
         for attribute in node.attribute:
             if attribute.name == "accuracy_level":
                 attribute.i = 0
-    session = Session(model.SerializeToString())
+    session = Session(model.SerializeToString(), optimize=False)
     generator, rows, past = np.random.default_rng(0), 2, 4
     mask = np.ones((rows, past + 1), np.int64)
     mask[0, :2] = 0

