@@ -48,7 +48,6 @@ class MeasuredModule:
         }
 
 
-@dataclass(frozen=True)
 class ClassSummary(Record, digits=6):
     """Latencies of all measured modules of one class."""
 
