@@ -39,8 +39,8 @@ _PICTURE = "pictures/package.svg"
 _CAPTION = "Each subpackage imports only those drawn below it. `docs/architecture.md` shows the imports as arrows."
 _API_GROUPS = {
     "Make a model": (
-        "export_model", "build_model", "optimize_model", "quantize_model", "compile_model", "tune_model",
-        "sweep_models",
+        "export_model", "build_model", "refit_model", "optimize_model", "quantize_model", "compile_model",
+        "tune_model", "sweep_models",
     ),
     "Run a model": ("run_model", "WinMLAutoModel"),
     "Judge a model": (

@@ -27,6 +27,7 @@ WITHOUT = {
     "tune": "its plan refuses (verb.py of its subject)",
     "run": "its plan refuses (verb.py of its subject)",
     "verify": "its plan refuses (verify_verb.py of its subject)",
+    "refit": "its plan refuses (refit_verb.py of its subject)",
     "retag": "its plan refuses (verb.py of its subject)",
 }
 """Verb → the reason why it needs no early refusal of its own."""

@@ -46,7 +46,8 @@ IN_ONE_PROCESS = (
     ("config", "-m", "decoder", "-o", "config.json"),
     ("export", "-m", f"{nets}:good", "-o", "exported.onnx", "--proof"),
     ("verify", "exported.onnx"),
-    ("build", "-m", "decoder", "-o", "built", "--level", "none", "--no-verify"),
+    ("build", "-m", "decoder", "-o", "built", "--level", "none", "--no-verify", "--refittable"),
+    ("refit", "built", "--weights", "decoder", "-o", "refitted"),
     ("generate", "built", "-p", PROMPT, "--max-new-tokens", "2"),
     ("eval", "classifier", "--dataset", "texts.csv", "--samples", "4"),
 )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.evaluated_models import evaluate_model
     from winml.modelkit.builds.manifest_records import BuildResult
     from winml.modelkit.builds.proofs import verify_model
+    from winml.modelkit.builds.refit_verb import refit_model
     from winml.modelkit.builds.verb import build_model
     from winml.modelkit.compare.comparing import CompareOptions
     from winml.modelkit.compare.diff import diff_models
@@ -60,8 +61,8 @@ __all__ = [
     "build_hf_model", "build_model", "build_onnx_model", "check_optimization", "compare_models", "compile_model",
     "compile_onnx", "diff_models", "evaluate_model", "export_model", "export_pytorch", "extract_modules",
     "inspect_model", "load_pipeline", "optimize_model", "optimize_onnx", "profile_model", "quantization_sensitivity",
-    "quantize_model", "quantize_onnx", "retag_model", "run_model", "run_optimize_analyze_loop", "sweep_models",
-    "tune_model", "verify_model",
+    "quantize_model", "quantize_onnx", "refit_model", "retag_model", "run_model", "run_optimize_analyze_loop",
+    "sweep_models", "tune_model", "verify_model",
 ]  # fmt: skip
 
 _INFERENCE_PREFIX = "WinMLModelFor"
@@ -77,6 +78,7 @@ _NAMES = {
     "builds.evaluated_models": "evaluate_model",
     "builds.manifest_records": "BuildResult",
     "builds.proofs": "verify_model",
+    "builds.refit_verb": "refit_model",
     "builds.verb": "build_model",
     "compare.comparing": "CompareOptions",
     "compare.diff": "diff_models",

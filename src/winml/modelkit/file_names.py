@@ -49,6 +49,7 @@ COMPILED_NAME = "compiled.onnx"
 EXTRACT_MANIFEST_NAME = "extract_manifest.json"
 """Manifest of the models in a folder of extracted modules."""
 SIDECAR_SUFFIX = "_htp_metadata.json"
+_REFIT_SUFFIX = "_refit.onnx"
 _REPORT_SUFFIX = "_htp_export_report.md"
 PARTIAL_PREFIX = ".winml-partial-"
 """Name prefix of a hidden folder of files being written; a leftover of a killed process is removed by the next
@@ -175,6 +176,11 @@ def proof_paths(folder: Path) -> tuple[Path, Path]:
 def sidecar_path(model: Path) -> Path:
     """Return the path of the module tree and the tags of a model: ``<stem>_htp_metadata.json`` beside it."""
     return model.with_name(f"{model.stem}{SIDECAR_SUFFIX}")
+
+
+def refit_path(model: Path) -> Path:
+    """Return the path of the traced graph of a model, without weights: ``<stem>_refit.onnx`` beside it."""
+    return model.with_name(f"{model.stem}{_REFIT_SUFFIX}")
 
 
 def report_path(model: Path) -> Path:

@@ -37,6 +37,8 @@ COMPILE_KEY = "winml.compile"
 """Execution provider that compiled the file, its version, device and options."""
 COMPILE_TRACE_KEY = "winml.compile.trace"
 """Nodes that a file was compiled from, by module, with reasons of the nodes outside and operators on the device."""
+REFIT_KEY = "winml.refit"
+"""Of a graph without weights: its weights in the checkpoint, and the findings of its export, for ``winml refit``."""
 CUT_KEY = "winml.module"
 """Module and call that an extracted model contains."""
 

@@ -65,8 +65,8 @@ _FUNCTIONS = {
     "build": "build_model", "compare": "compare_models", "compile": "compile_model", "diff": "diff_models",
     "eval": "evaluate_model", "export": "export_model", "extract": "extract_modules",
     "inspect": "inspect_model",
-    "optimize": "optimize_model", "perf": "profile_model", "quantize": "quantize_model", "retag": "retag_model",
-    "run": "run_model", "tune": "tune_model",
+    "optimize": "optimize_model", "perf": "profile_model", "quantize": "quantize_model", "refit": "refit_model",
+    "retag": "retag_model", "run": "run_model", "tune": "tune_model",
 }  # fmt: skip
 """Command → function."""
 _VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s,;]*[^\s,;.])"

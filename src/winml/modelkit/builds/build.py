@@ -38,6 +38,7 @@ from winml.modelkit.builds.manifest_records import (
 )
 from winml.modelkit.builds.plan import BuildPlan, refuse_missing_compiler, spell_open_sizes
 from winml.modelkit.builds.provider_comparison import compare_on_provider, opens_on_provider
+from winml.modelkit.builds.recipes import recipe_of
 from winml.modelkit.builds.stage_walk import PlacedModel, StageStore, StageWalk, StoredResult
 from winml.modelkit.builds.stages import (
     STAGES,
@@ -149,7 +150,7 @@ def names_of_build(plan: BuildPlan, stages: Sequence[Stage] = STAGES) -> tuple[s
     runs = (stages, handed_over_stages(stages, plan))
     evaluated = () if plan.config.eval is None else (file_names.EVALUATION_NAME,)
     proven = () if plan.proof is None else (file_names.PROOF_RECORD_NAME, file_names.PROOF_TENSORS_NAME)
-    named = (name for run in runs for name in names_of(run, config=plan.config))
+    named = (name for run in runs for name in names_of(run, config=plan.config, is_refittable=plan.is_refittable))
     return tuple(dict.fromkeys((*named, *adapter_names(plan), *evaluated, *proven)))
 
 
@@ -243,7 +244,8 @@ class _Build(StageWalk):
             OutputExistsError: a file of such a name exists and no build wrote it.
         """
         if tuple(names) != (file_names.ONLY_PART,):
-            self.folder.claim(names_of(self.stages, names, self.plan.config))
+            is_refittable = self.plan.is_refittable
+            self.folder.claim(names_of(self.stages, names, self.plan.config, is_refittable=is_refittable))
 
     def take(self, stored: StoredResult) -> bool:
         """Link the files of the result into the folder."""
@@ -380,6 +382,7 @@ class _Build(StageWalk):
             companions=self.companions.records,
             deploy=self._deployed_files(models) if status == "done" else (),
             layout=self.plan.config.layout,
+            recipe=recipe_of(self.plan) if self.plan.is_refittable else None,
             input=self.input_record,
             started=self._started.isoformat(timespec="seconds"),
             seconds=round(time.perf_counter() - self._started_at, 3),
@@ -495,7 +498,9 @@ class _Build(StageWalk):
         sizes = files.written_sizes()
         data = {name: sizes[(folder / name).absolute()] for name in names[1:]}
         if not self.plan.is_deployed:  # the model may share data files with its stage
-            shared = (file for file in part.current_files[1:] if not file.name.endswith(file_names.SIDECAR_SUFFIX))
+            model_name = Path(part.current_files[0].name).name
+            others = part.current_files[1:]
+            shared = (file for file in others if file_names.is_data_of(model_name, Path(file.name).name))
             data = {**{file.name: file.size_bytes for file in shared}, **data}
         # The file of the stage has the same nodes, and less is read if its weights are external.
         model = ir.serde.deserialize_model(read_structure(folder / part.current_files[0].name))

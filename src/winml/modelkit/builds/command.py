@@ -76,7 +76,7 @@ def command(context: click.Context, /, **options: Any) -> None:
     finished_stages: list[str] = []
     try:
         with library_output_to_stderr():
-            result = run_planned_build(plan, request, _make_listener(options, finished_stages))
+            result = run_planned_build(plan, request, make_listener(options, finished_stages))
     except KeyboardInterrupt:
         ending = (
             f"completed: {', '.join(finished_stages)}; the same command resumes there"
@@ -84,7 +84,7 @@ def command(context: click.Context, /, **options: Any) -> None:
             else resuming_words() or "no stage was completed"
         )
         raise Interrupted(ending) from None
-    show_result(result.as_record(), options, lambda: result.document(*_ways_to_run(result)))
+    show_build(result, options)
     if result.evaluation is not None and not result.evaluation.is_good_enough:
         context.exit(NEGATIVE_RESULT)
 
@@ -137,7 +137,7 @@ def _read_request(options: Mapping[str, Any]) -> BuildRequest:
     )
 
 
-def _make_listener(options: Mapping[str, object], finished_stages: list[str]) -> BuildListener:
+def make_listener(options: Mapping[str, object], finished_stages: list[str]) -> BuildListener:
     """Return a listener that shows progress and adds the names of finished stages to ``finished_stages``."""
     from winml.modelkit.builds.build import BuildListener
     from winml.modelkit.cli._progress import show_step
@@ -154,6 +154,11 @@ def _make_listener(options: Mapping[str, object], finished_stages: list[str]) ->
         on_stored=finished_stages.append,
         tell=tell,
     )
+
+
+def show_build(result: BuildResult, options: Mapping[str, object]) -> None:
+    """Print the result of a build."""
+    show_result(result.as_record(), options, lambda: result.document(*_ways_to_run(result)))
 
 
 def _ways_to_run(result: BuildResult) -> tuple[str, Sequence[str]]:

@@ -186,6 +186,21 @@ class ProofManifest(Options):
     """Its samples and modules, as a sentence."""
 
 
+class Recipe(Options):
+    """The request of a build, with which ``winml refit`` runs its stages again."""
+
+    request: dict[str, Any]
+    """How the model was loaded."""
+    config: dict[str, Any]
+    """Options of every stage."""
+    switched_off: dict[str, str]
+    """Section of the config → option that removed it."""
+    verify: bool
+    with_companions: bool
+    has_default_level: bool
+    """True if the optimization level is the default, so that a lower one is used if the result is not exact."""
+
+
 class BuildManifest(Options):
     """The content of a build folder."""
 
@@ -208,6 +223,8 @@ class BuildManifest(Options):
     files are used by later builds only. Empty until the build is finished."""
     proof: ProofManifest | None = None
     """The proof, which ``winml verify`` replays; null without one."""
+    recipe: Recipe | None = None
+    """The request of a build that ``winml refit`` can repeat with other weights; null if it cannot."""
     layout: str | None = None
     """Runtime that the folder is arranged for; null: none."""
     input: dict[str, Any] = pydantic.Field(default_factory=dict)

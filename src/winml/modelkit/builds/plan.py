@@ -47,6 +47,7 @@ from winml.modelkit.quantize.precisions import MODES
 from winml.modelkit.words import command_line
 
 if TYPE_CHECKING:
+    from winml.modelkit.builds.manifest_records import Recipe
     from winml.modelkit.compare.proof.records import ProofRequest
 
 
@@ -83,6 +84,12 @@ class BuildPlan:
     """True if the checkpoint has quantized weights, as its files say when the plan is made."""
     proof: ProofRequest | None = None
     """The proof to make of the finished build; None: none."""
+    is_refittable: bool = False
+    """Store the traced graphs without weights and the recipe, for ``winml refit``."""
+    refit: Mapping[str, Path] | None = None
+    """Part → file with its traced graph, for a refit; None: the model is traced."""
+    recipe: Recipe | None = None
+    """Recipe for the next refit; None: the request of this build."""
     has_default_level: bool = False
     """True if the optimization level is the default, so that a lower one is used if the result is not exact."""
 
@@ -155,6 +162,7 @@ def plan_build(
     with_companions: bool = True,
     deploy_only: bool = False,
     proof: ProofRequest | None = None,
+    is_refittable: bool = False,
 ) -> BuildPlan:
     """Make the plan of a build and refuse contradictory options.
 
@@ -167,6 +175,7 @@ def plan_build(
         with_companions: See :class:`BuildPlan`.
         deploy_only: See :class:`BuildPlan`.
         proof: See :class:`BuildPlan`.
+        is_refittable: See :class:`BuildPlan`.
 
     Raises:
         ModelPathError: an ONNX file that does not exist.
@@ -202,6 +211,7 @@ def plan_build(
         with_companions=with_companions,
         deploy_only=deploy_only,
         proof=proof,
+        is_refittable=is_refittable,
     )
     _refuse_runtime_operators(plan)
     if is_onnx_path(request.model):
@@ -209,9 +219,10 @@ def plan_build(
         if not path.is_file():
             problem = "is not a regular file" if path.exists() else "no such file"
             raise ModelPathError(f"{path}: {problem}", hint="Pass the path of an ONNX file.")
-        if proof is not None:
+        if proof is not None or is_refittable:
             raise UsageError(
-                f"{opt.proof} requires a PyTorch model, and {request.model} is an ONNX file",
+                f"{opt.proof if proof is not None else opt.refittable} requires a PyTorch model, and {request.model} "
+                "is an ONNX file",
                 hint="Build the checkpoint that it was exported from.",
             )
         _refuse_torch_options(request)

@@ -230,6 +230,8 @@ class _Outline(StageWalk):
             self._note_data(planned_data(path).path, condition)
         if stage.makes_graph and self._writes_sidecar():
             self._note_file(file_names.sidecar_path(model), condition)
+        if stage.makes_graph and self.plan.is_refittable:
+            self._note_file(file_names.refit_path(model), condition)
 
     def _writes_sidecar(self) -> bool:
         """Return True if the export records the module tree, which a sidecar contains."""

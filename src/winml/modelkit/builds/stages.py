@@ -165,6 +165,8 @@ class Stage:
     """Returns the reason why it does nothing although its section is not null, or ""."""
     takes_bits: bool = False
     """True if the result is approximate, so that errors of several parts add up."""
+    idle_for: Callable[[WinMLBuildConfig, str], str] = lambda _config, _part: ""
+    """Returns the reason why it does nothing for a part, or ""."""
     joins_parts: Callable[[WinMLBuildConfig], bool] = lambda _config: False
     """Returns True if it changes the graphs of all parts together; the results are one for each part."""
     handed_to: StageName | None = None
@@ -179,7 +181,11 @@ def _export_options(plan: BuildPlan) -> dict[str, object]:
     """Return the values of the plan that affect an exported graph."""
     assert plan.config.export is not None  # skipped otherwise
     export = plan.config.export.model_dump(mode="json", exclude=_REFUSAL_KEYS)
-    record = {"request": request_record(plan.request), "export": export}
+    record: dict[str, object] = {"request": request_record(plan.request), "export": export}
+    if plan.is_refittable:
+        record["refittable"] = True
+    if plan.refit is not None:
+        record["refitted"] = True  # a build traces the model again
     # A model family of a plug-in may determine the parts of any model.
     return {**record, **({"families": families} if (families := installed_sources("families")) else {})}
 
@@ -260,10 +266,16 @@ def run_export(
         on_parts=task.claim_parts,
         handover=handover,
         check=partial(refuse_resolved, task.plan),
+        refit=task.plan.refit,
     )
     # The build itself writes companion and adapter files.
     result = exporter.export_checkpoint(
-        request, task.output, overwrite=True, with_companions=False, with_adapters=False
+        request,
+        task.output,
+        overwrite=True,
+        with_companions=False,
+        with_adapters=False,
+        with_refit_graph=task.plan.is_refittable,
     )
     return export_outcomes(task.plan, result, summary)
 
@@ -627,6 +639,18 @@ def _compile_part(
     return _make_outcomes(result, summary, notes)[0]
 
 
+def _idle_compilation_of_part(config: WinMLBuildConfig, part: str) -> str:
+    """Return the reason why a part is not compiled, or ""."""
+    from winml.modelkit.ort.execution_providers import find_execution_provider
+
+    section = config.compile
+    if part != file_names.EMBEDDING or section is None or section.ep is None:
+        return ""
+    if find_execution_provider(section.ep).takes_dynamic:
+        return ""
+    return f"a run reads any number of tokens and images, and {section.ep} requires fixed sizes: it runs on the CPU"
+
+
 STAGES: tuple[Stage, ...] = (
     Stage(
         name="export",
@@ -665,6 +689,7 @@ STAGES: tuple[Stage, ...] = (
         options=_compile_options,
         work=_run_compile,
         idle=idle_compilation,
+        idle_for=_idle_compilation_of_part,
         joins_parts=lambda config: config.compile is not None and bool(config.compile.share_weights),
     ),
 )
@@ -714,7 +739,11 @@ def without_idle_stages(config: WinMLBuildConfig) -> tuple[WinMLBuildConfig, tup
 
 
 def names_of(
-    stages: Sequence[Stage], parts: Sequence[str] = (file_names.ONLY_PART,), config: WinMLBuildConfig | None = None
+    stages: Sequence[Stage],
+    parts: Sequence[str] = (file_names.ONLY_PART,),
+    config: WinMLBuildConfig | None = None,
+    *,
+    is_refittable: bool = False,
 ) -> tuple[str, ...]:
     """Return every file name of a build with these stages and parts, except manifest and data files.
 
@@ -722,6 +751,7 @@ def names_of(
         stages: The stages.
         parts: The parts of the model.
         config: Config with the layout; None: the plain layout.
+        is_refittable: True if the traced graphs without weights are stored.
 
     Names of data files contain a digest of the content and are unique. If a layout numbers data files, the first one is
     included.
@@ -738,6 +768,7 @@ def names_of(
             models += stage_files(stage, path, config)
             if stage.makes_graph:
                 sidecars.append(file_names.sidecar_path(path))
+                sidecars += [file_names.refit_path(path)] if is_refittable else []
         finished = [Path(name) for name in built_names(part, of_several=of_several, config=config)]
         models += finished
         sidecars.append(file_names.sidecar_path(finished[0]))

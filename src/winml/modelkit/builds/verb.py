@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.layouts.layout import LAYOUTS
-from winml.modelkit.errors import UsageError, opt, spell
+from winml.modelkit.errors import MissingOutputError, UsageError, opt, spell
 from winml.modelkit.export.declared_options import (
     ACCEPT_ASSUMPTIONS,
     EXPORTER,
@@ -64,6 +64,8 @@ class BuildRequest(ProofFields):
     fixed_sizes: bool = declare(False, SIZES)
     """Fix all sizes, as winml export does. By default, batch and sequence are dynamic as far as the model and the
     provider support it."""
+    refittable: bool = declare(False, OUTPUT)
+    """Also store the traced graph without weights, with which winml refit puts other weights into the build."""
     deploy_only: bool = declare(False, OUTPUT)
     """Retain only the files to deploy: the model, and the files that runtimes need beside it."""
     tokenizer: bool = declare(True, OUTPUT)
@@ -110,9 +112,10 @@ def plan_requested_build(request: BuildRequest) -> PlannedBuild:
         InputError: a file of the model is missing or invalid.
         WriteError: the folder cannot be written.
     """
-    if (request.output is None) != request.use_cache:
-        both = f"-o and {opt.use_cache} cannot be combined" if request.use_cache else "no output folder is specified"
-        raise UsageError(both, hint=f"Use -o FOLDER or {opt.use_cache}.")
+    if request.output is None and not request.use_cache:
+        raise MissingOutputError("no output folder is specified", hint=f"Use -o FOLDER or {opt.use_cache}.")
+    if request.output is not None and request.use_cache:
+        raise UsageError(f"-o and {opt.use_cache} cannot be combined", hint="Omit one of them.")
     plan = _make_plan(request)
     from winml.modelkit.builds.planned_build import planned_build
 
@@ -224,6 +227,11 @@ def _make_plan(request: BuildRequest) -> BuildPlan:
     from winml.modelkit.models.request import resolve_source
     from winml.modelkit.ort.execution_providers import refuse_dynamic
 
+    if request.refittable and request.deploy_only:
+        raise UsageError(
+            f"{opt.refittable} and {opt.deploy_only} cannot be combined: the graph is not deployed",
+            hint="Omit one of them; the manifest lists the files to deploy.",
+        )
     config = _apply_options(request)
     source = None if is_onnx_path(request.model.model) else resolve_source(request.model).path
     if request.output is not None:  # file names are checked by the plan
@@ -237,6 +245,7 @@ def _make_plan(request: BuildRequest) -> BuildPlan:
         with_companions=request.tokenizer,
         deploy_only=request.deploy_only,
         proof=request.proof_request(request.model.seed),
+        is_refittable=request.refittable,
     )
     refuse_missing_compiler(plan, [option for option in _PLACE if getattr(request, option)])
     if (export := plan.config.export) is not None:

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -29,7 +30,7 @@ from winml.modelkit.export.graph_making import ExportRun, ExportTarget, calls_of
 from winml.modelkit.export.loading import ModelCheck, closing_sizes, load_for_export
 from winml.modelkit.export.part_export import export_part
 from winml.modelkit.export.records import STEPS, ExportResult
-from winml.modelkit.file_names import proof_paths
+from winml.modelkit.file_names import EMBEDDING, proof_paths
 from winml.modelkit.models.caches.inputs import PAST_KEY
 from winml.modelkit.models.live_module import ExampleInputs, loaded_from_module, refuse_programs
 from winml.modelkit.models.parts import LoadedModel, ModelPart
@@ -49,6 +50,7 @@ from winml.modelkit.words import count_words
 if TYPE_CHECKING:
     from winml.modelkit.compare.proof.recording import ProofMaker
     from winml.modelkit.compare.proof.records import ProofRequest
+    from winml.modelkit.export.refit_graph import RefitGraph
 
 
 @python_function()
@@ -106,13 +108,14 @@ class HTPExporter:
         handover: GraphHandover | None = None,
         check: ModelCheck | None = None,
         proof: ProofRequest | None = None,
+        refit: Mapping[str, Path] | None = None,
     ) -> None:
         """Set the options of every export made with this object; see :func:`export_pytorch`.
 
         ``on_parts`` is called with the names of the parts, once they are known and before any file is written.
         ``handover`` processes the graphs in memory, and no file holds the unprocessed export. ``check`` is called with
         the model of a checkpoint before its weights are loaded, and may refuse it. ``proof`` requests a proof beside
-        the model.
+        the model. ``refit`` has the traced graph of each part, by its name, of a refit.
         """
         self.config = config or WinMLExportConfig()
         self.seed = seed
@@ -121,6 +124,7 @@ class HTPExporter:
         self.handover = handover
         self.check = check
         self.proof = proof
+        self.refit = refit
 
     @python_function()
     def export(
@@ -155,19 +159,36 @@ class HTPExporter:
         with_report: bool = False,
         with_companions: bool = True,
         with_adapters: bool = True,
+        with_refit_graph: bool = False,
         functions: str | None = None,
     ) -> ExportResult:
         """Load a model from a Hub id, a checkpoint, a config or a script, and export it.
 
         ``with_companions`` copies config, tokenizer and processor files of a checkpoint next to the model;
-        ``with_adapters`` writes run-time adapters next to the model; ``functions`` is as for
+        ``with_adapters`` writes run-time adapters next to the model, ``with_refit_graph`` the traced graph without
+        weights; ``functions`` is as for
         :func:`export_pytorch`. A size that is dynamic by default and not supported by the graph is fixed, with a
         note; if it was requested, that is an error.
         """
         request = configured_request(request, self.config)
         refuse_dynamic(self.config.ep, is_dynamic=request.is_dynamic, allow_dynamic=self.config.allow_dynamic)
         target = self._make_target(output, overwrite=overwrite, with_report=with_report)
-        target = replace(target, with_companions=with_companions, with_adapters=with_adapters, functions=functions)
+        target = replace(
+            target,
+            with_companions=with_companions,
+            with_adapters=with_adapters,
+            with_refit_graph=with_refit_graph,
+            functions=functions,
+        )
+        graphs: dict[str, RefitGraph] | None = None
+        if self.refit is not None:
+            from winml.modelkit.export.refit_graph import read_refit_graph
+
+            graphs = {part: read_refit_graph(path) for part, path in self.refit.items()}
+        fixed_sizes: dict[str, int] = {}
+        for graph in (graphs or {}).values():
+            fixed_sizes |= graph.sizes or {}
+        request = request.with_sizes(fixed_sizes)
         notes: list[str] = []
         parts: tuple[ModelPart, ...] = ()
 
@@ -181,13 +202,14 @@ class HTPExporter:
         # Each iteration fixes a dynamic size, so that the loop ends.
         while True:
             try:
-                return self._export_parts(load, target, request=request)
+                return self._export_parts(load, target, request=request, fixed_sizes=fixed_sizes, refit=graphs)
             except WinMLError as error:
                 frozen = frozen_by_default(error.frozen, parts)
                 if not frozen:
                     raise
             notes += _frozen_notes(frozen, parts)
             request = request.with_sizes(frozen)
+            fixed_sizes |= frozen
             parts = ()
 
     def _make_target(self, output: str | os.PathLike[str], *, overwrite: bool, with_report: bool) -> ExportTarget:
@@ -201,6 +223,8 @@ class HTPExporter:
         target: ExportTarget,
         live_module: nn.Module | None = None,
         request: ModelRequest | None = None,
+        fixed_sizes: Mapping[str, int] = MappingProxyType({}),
+        refit: Mapping[str, RefitGraph] | None = None,
     ) -> ExportResult:
         """Load a model and export its parts, one at a time; side effects of the forwards are undone.
 
@@ -209,6 +233,8 @@ class HTPExporter:
             target: Paths and files to write.
             live_module: The module in memory, if not loaded from a checkpoint.
             request: The request for a checkpoint, for weights in few bits.
+            fixed_sizes: Sizes that an earlier attempt had to fix, by key of ``--shape-config``.
+            refit: Part → its traced graph, of a refit.
 
         Raises:
             OutputExistsError: an output exists and may not be replaced.
@@ -233,12 +259,16 @@ class HTPExporter:
                 loaded, exporter = load()
                 if live_module is None:
                     module_state = restorations.enter_context(restored_module_state(loaded.model))
+                if refit is not None:
+                    from winml.modelkit.export.refit_graph import refuse_other_parts
+
+                    refuse_other_parts(refit, [part.name for part in loaded.requested_parts])
                 self._refuse_options(loaded, target)
                 parameter_count = sum(parameter.numel() for parameter in loaded.model.parameters())
                 step.summary = f"{loaded.info.class_name}, {count_words(parameter_count)} parameters"
                 if self.on_parts is not None:
                     self.on_parts(tuple(part.name for part in loaded.requested_parts))
-                all_parts = calls_of_all_parts(loaded, self.seed)
+                all_parts = calls_of_all_parts(loaded, self.seed) if refit is None else None
             result = ExportResult(loaded.info, (), started, __version__, loaded.model_notes)
             if loaded.info.source_kind in CHECKPOINT_KINDS:
                 restorations.enter_context(local_files_only())
@@ -250,7 +280,19 @@ class HTPExporter:
 
                     handover = handover_of_codes(request, self.config)
                 proof = self._make_proof(loaded, request)
-                run = ExportRun(self.config, self.seed, clock, target, loaded, files, all_parts, handover, proof=proof)
+                run = ExportRun(
+                    self.config,
+                    self.seed,
+                    clock,
+                    target,
+                    loaded,
+                    files,
+                    all_parts,
+                    handover,
+                    proof=proof,
+                    fixed_sizes=fixed_sizes,
+                    refit=refit,
+                )
                 for part in loaded.requested_parts:
                     result = export_part(run, result, part, exporter)
         result = replace(result, model_notes=(*result.model_notes, *module_state.notes))
@@ -287,7 +329,8 @@ class HTPExporter:
                     "TorchScript exporter supports",
                     hint=f"Omit {opt.dynamo}.",
                 )
-        is_dynamic = any(part.dimensions for part in loaded.requested_parts)
+        # The embedding reads a prompt with its images in one run, on the CPU.
+        is_dynamic = any(part.dimensions for part in loaded.requested_parts if part.name != EMBEDDING)
         try:
             refuse_dynamic(self.config.ep, is_dynamic=is_dynamic, allow_dynamic=self.config.allow_dynamic)
         except UsageError as error:

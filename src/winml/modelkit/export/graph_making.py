@@ -26,6 +26,7 @@ from winml.modelkit.compare.verification.reference_run import (
     refuse_verification_beyond_memory,
     run_for_shapes,
     run_reference,
+    with_drawn_weights,
     with_values,
 )
 from winml.modelkit.compare.verification.sizes import (
@@ -80,6 +81,7 @@ from winml.modelkit.version import __version__
 
 if TYPE_CHECKING:
     from winml.modelkit.compare.proof.recording import ProofMaker
+    from winml.modelkit.export.refit_graph import RefitGraph
 
 _WEIGHTS_LOADED = "The weights were loaded: the export without weights failed."
 
@@ -238,6 +240,8 @@ class ExportTarget:
     """True if config, tokenizer and processor files of a checkpoint are copied next to the model."""
     with_adapters: bool = True
     """True if run-time adapters are written next to the model."""
+    with_refit_graph: bool = False
+    """True if the traced graph without weights is written next to the model, for ``winml refit``."""
     functions: str | None = None
     """Modules to write as ONNX functions: ``all``, ``classes`` or a selector. None: none."""
     named_folder: Path = field(default_factory=Path)
@@ -279,6 +283,10 @@ class ExportRun:
     """Part → its model file under the temporary name; filled during the export."""
     proof: ProofMaker | None = None
     """Maker of the proof beside the model; None: none."""
+    fixed_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Sizes that an earlier attempt had to fix, by key of ``--shape-config``."""
+    refit: Mapping[str, RefitGraph] | None = None
+    """Part → its traced graph, for a refit; None: the parts are traced."""
 
     def inputs(self, part: ModelPart) -> InputDraws:
         """Return the cached input source of a part."""
@@ -306,6 +314,8 @@ class TaggedGraph:
     """Dynamic dimensions, within the bounds that the graph supports."""
     reads: ValueReads | None = None
     """Values of the traced inputs read by Python; None if not recorded."""
+    refit: RefitGraph | None = None
+    """The traced graph without weights; None: not requested."""
 
 
 _Shape = tuple[int | str, ...]
@@ -441,6 +451,14 @@ def make_tagged_graph(
         step.summary = f"{len(tree)} tags"
     with clock.step("node tagging") as step:
         tagger.tag_nodes(capture.scopes)
+        unfilled = None
+        if run.target.with_refit_graph:
+            from winml.modelkit.export import refit_graph
+
+            unfilled = refit_graph.graph_without_weights(capture.model)
+            if part.stored is None or _WEIGHTS_LOADED in capture.notes:
+                other = _trace_other_weights(run, prepared, tensors, tagger, used)
+                refit_graph.refuse_value_dependence(unfilled[0], other)
         step.summary = f"{len(capture.scopes)} nodes tagged"
     with clock.step("tag injection") as step:
         model, graph_notes = _normalize_graph(capture.model, run.config, used) if normalizes else (capture.model, ())
@@ -464,7 +482,7 @@ def make_tagged_graph(
         step.summary = f"{len(capture.scopes)} → {coverage.nodes} nodes, {coverage.tagged} tagged"
     unused = (f"Input {name} is unused: no node of the graph reads it." for name in capture.unused_inputs)
     tree_notes = tree.notes if run.config.hierarchy else ()
-    return TaggedGraph(
+    tagged_graph = TaggedGraph(
         model,
         tree,
         coverage,
@@ -480,6 +498,106 @@ def make_tagged_graph(
         ),
         dimensions=dimensions,
         reads=first_run.reads,
+    )
+    if unfilled is None:
+        return tagged_graph
+    content, initializers, weights = unfilled
+    refit = refit_graph.RefitGraph(
+        content,
+        initializers,
+        weights,
+        trace,
+        all_parts,
+        used,
+        refit_graph.describe_source(prepared.model, run.loaded.info.class_name, run.loaded.info.source_format),
+        output_shapes=proof.output_shapes,
+        dimensions=dimensions,
+        assumed=tagged_graph.assumed,
+        notes=tagged_graph.notes,
+        sizes=run.fixed_sizes,
+    )
+    return replace(tagged_graph, refit=refit)
+
+
+def _trace_other_weights(
+    run: ExportRun,
+    prepared: PreparedPart,
+    tensors: Tensors,
+    tagger: NodeTagger,
+    used: ExporterUse,
+) -> bytes:
+    """Capture the part with random weights, and return its graph without weights."""
+    from winml.modelkit.export.refit_graph import graph_without_weights
+
+    with with_drawn_weights(prepared, run.seed) as drawn:
+        capture, _ = _capture_graph(drawn, tensors, tagger.tree, run.config, used)
+    tagger.tag_nodes(capture.scopes)
+    return graph_without_weights(capture.model)[0]
+
+
+def refit_tagged_graph(run: ExportRun, prepared: PreparedPart, refit: RefitGraph) -> TaggedGraph:
+    """Return the tagged, normalized graph of a part from its earlier trace, with the weights of the loaded model.
+
+    PyTorch runs once for a comparison, and not at all without one.
+
+    Args:
+        run: The export.
+        prepared: The part.
+        refit: The earlier trace of the part.
+
+    Raises:
+        CheckpointError: the model is not the model of the trace with other weights.
+        ExportError: the part cannot be run.
+    """
+    from winml.modelkit.export.refit_graph import describe_source, refuse_other_inputs, refuse_other_source
+
+    part, clock = prepared.part, run.clock
+    info = run.loaded.info
+    with clock.step("input generation") as step:
+        refuse_other_source(refit.source, describe_source(prepared.model, info.class_name, info.source_format))
+        model = refit.with_weights(prepared.model, part.stored)
+        refuse_other_inputs(model, part.inputs)
+        prepared.forward.rename_outputs([value.name or "" for value in model.graph.outputs])
+        step.summary = input_words(part.inputs)
+    with clock.step("hierarchy building") as step:
+        inputs, draw = run.inputs(part), Draw({}, {}, part.trace_sizes)
+        if run.config.verify:
+
+            def run_sample(tensors: Tensors) -> Draw:
+                return Draw(tensors, run_reference(prepared, tensors), part.trace_sizes)
+
+            draw = inputs.accepted(lambda drawing: drawing.draw(1), run_sample)
+            inputs.traced = draw.inputs
+        tree = build_tree(refit.trace, run.config.torch_module, refit.all_parts)
+        step.summary = f"{len(tree)} modules, as traced before"
+    with clock.step("tag injection") as step:
+        nodes = measure_coverage(model).nodes
+        model, graph_notes = _normalize_graph(model, run.config, refit.exporter)
+        if part.branches:
+            names = [adapter.name for adapter in part.adapters if adapter.name is not None]
+            add_branches(model, part.branches, names, is_whole=len(run.loaded.parts) == 1)
+        proof = DynamicProof(output_shapes=refit.output_shapes)
+        if run.config.verify and run.handover is not None:
+            # The samples of a new build, so that the quality is the same number. The sizes themselves were verified.
+            run_at = partial(_draw_at_sizes, run, prepared)
+            proof = run_at_varied_sizes(draw, part.dimensions, run_at, None)
+            bounds = {size.name: (size.min, size.max or sys.maxsize) for size in refit.dimensions}
+            proof = replace(bounded_proof(proof, draw.sizes, bounds, run_at, None), output_shapes=refit.output_shapes)
+        declare_output_shapes(model.graph, proof)
+        _describe_model(model, run, replace(part, dimensions=refit.dimensions), tree, refit.exporter)
+        coverage = measure_coverage(model)
+        step.summary = f"{nodes} → {coverage.nodes} nodes, {coverage.tagged} tagged"
+    return TaggedGraph(
+        model,
+        tree,
+        coverage,
+        draw,
+        proof,
+        refit.exporter,
+        tuple(dict.fromkeys((*refit.notes, *graph_notes))),
+        assumed=refit.assumed,
+        dimensions=refit.dimensions,
+        refit=refit,
     )
 
 

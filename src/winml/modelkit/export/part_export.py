@@ -39,12 +39,18 @@ from winml.modelkit.export.config import (
     configured_request,
     second_choice,
 )
-from winml.modelkit.export.graph_making import ExportRun, TaggedGraph, bounded_graph, make_tagged_graph
+from winml.modelkit.export.graph_making import (
+    ExportRun,
+    TaggedGraph,
+    bounded_graph,
+    make_tagged_graph,
+    refit_tagged_graph,
+)
 from winml.modelkit.export.loading import load_for_export
 from winml.modelkit.export.records import STEPS, ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.export.sidecar import sidecar_json
 from winml.modelkit.export.table import export_report
-from winml.modelkit.file_names import ENCODER, ONLY_PART, sidecar_path
+from winml.modelkit.file_names import ENCODER, ONLY_PART, refit_path, sidecar_path
 from winml.modelkit.models.caches.finding import no_cache_hint
 from winml.modelkit.models.checkpoints.merging import adapter_merged
 from winml.modelkit.models.parts import ModelPart
@@ -114,6 +120,10 @@ def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter
         VerificationError: no attempt passes the verification.
     """
     with prepared_part(part) as prepared:
+        if run.refit is not None:
+            refit_graph = refit_tagged_graph(run, prepared, run.refit[part.name])
+            _refuse_wrong_feeds(run, part, prepared.forward.output_names)
+            return _write_part(run, result, prepared, refit_graph)
         tagged_graph = _avoid_idle_weights(run, prepared, make_tagged_graph(run, prepared, exporter))
         _refuse_wrong_feeds(run, part, prepared.forward.output_names)
         try:
@@ -249,6 +259,10 @@ def _write_part(
         if run.target.with_adapters:
             names = write_adapters(part.adapters, staged, lambda name: run.files.reserve(paths.model.with_name(name)))
             files += [paths.model.with_name(name) for name in names]
+        if tagged_graph.refit is not None:
+            refit_graph = replace(tagged_graph.refit, dimensions=tagged_graph.dimensions)
+            files.append(refit_path(paths.model))
+            run.files.reserve(files[-1]).write_bytes(refit_graph.as_bytes())
         exported = replace(
             exported,
             functions=functions,

@@ -18,6 +18,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from winml.modelkit.errors import InternalError
 
+WEIGHT_ENTRY = "winml_weight_entry"
+"""Key in ``meta`` of an initializer in memory: the entry of the model's state dict that it contains."""
+
 
 def is_fake(tensor: object) -> bool:
     """Return True if an object is a tensor without values."""

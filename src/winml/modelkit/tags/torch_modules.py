@@ -232,6 +232,37 @@ class CallTrace:
         """Index the modules by path."""
         return {module.path: module for module in self.modules}
 
+    def as_record(self) -> list[dict[str, Any]]:
+        """Return the modules as JSON values."""
+        return [
+            {
+                **vars(module),
+                "parameters": {name: list(shape) for name, shape in module.parameters.items()},
+                "trainable": sorted(module.trainable),
+                "stack": list(module.stack),
+                "callers": sorted(module.callers),
+            }
+            for module in self.modules
+        ]
+
+    @classmethod
+    def of_record(cls, record: Iterable[Mapping[str, Any]]) -> CallTrace:
+        """Read the JSON values of :meth:`as_record`."""
+        return cls(
+            [
+                TracedModule(
+                    **{
+                        **module,
+                        "parameters": {name: tuple(shape) for name, shape in module["parameters"].items()},
+                        "trainable": frozenset(module["trainable"]),
+                        "stack": tuple(module["stack"]),
+                        "callers": frozenset(module["callers"]),
+                    }
+                )
+                for module in record
+            ]
+        )
+
     @property
     def execution_steps(self) -> int:
         """Number of module calls in the forward pass."""

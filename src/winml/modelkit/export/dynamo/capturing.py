@@ -52,7 +52,7 @@ from winml.modelkit.metadata_keys import (
     STACK_TRACE_KEY,
     TORCH_PREFIX,
 )
-from winml.modelkit.models.fake_parameters import fresh_shape_envs, is_fake, weight_by_reference
+from winml.modelkit.models.fake_parameters import WEIGHT_ENTRY, fresh_shape_envs, is_fake, weight_by_reference
 from winml.modelkit.models.preparation import FlatForward
 from winml.modelkit.models.state_restoration import quiet_torch, unprinted_failures
 from winml.modelkit.onnx.assumptions import Assumption
@@ -514,6 +514,7 @@ def _attach_weights(graph: ir.Graph, model: nn.Module, weights: Mapping[str, ir.
             # torch's graph holds complex numbers as pairs of real ones.
             tensor = torch.view_as_real(tensor.detach().resolve_conj())
         value.const_value = weight_by_reference(first_name, tensor, weights)
+        value.meta[WEIGHT_ENTRY] = first_name
 
 
 def _rename_initializer(graph: ir.Graph, value: ir.Value, name: str) -> ir.Value:

@@ -61,7 +61,7 @@ from winml.modelkit.export.torchscript.tracing import (
     untraced_shape_computation,
 )
 from winml.modelkit.metadata_keys import STACK_TRACE_KEY
-from winml.modelkit.models.fake_parameters import fresh_shape_envs, weight_by_reference
+from winml.modelkit.models.fake_parameters import WEIGHT_ENTRY, fresh_shape_envs, weight_by_reference
 from winml.modelkit.models.preparation import FlatForward
 from winml.modelkit.models.source_lines import asserts_only
 from winml.modelkit.models.state_restoration import quiet_torch
@@ -295,6 +295,7 @@ def _attach_parameters(
             )
         graph.inputs.remove(value)
         value.const_value = weight_by_reference(own_name, tensors[own_name], weights)
+        value.meta[WEIGHT_ENTRY] = own_name
         graph.initializers[name] = value
 
 

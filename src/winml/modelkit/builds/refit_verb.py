@@ -1,0 +1,216 @@
+"""Plan and run of ``winml refit``: other weights in a build, from its traced graph and its recipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml.modelkit.errors import InputError, ModelPathError, OutputExistsError, UsageError, opt
+from winml.modelkit.export.declared_options import ProofFields
+from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare, fields_of
+from winml.modelkit.file_names import BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME, refit_path
+from winml.modelkit.models.load_options import Dtype
+from winml.modelkit.python_functions import python_function
+from winml.modelkit.verbs.named_models import model_name, stated_keywords
+
+if TYPE_CHECKING:
+    from winml.modelkit.builds.build import BuildListener
+    from winml.modelkit.builds.manifest_records import BuildManifest, BuildResult
+    from winml.modelkit.builds.planned_build import PlannedBuild
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefitRequest(ProofFields):
+    """Options of ``winml refit``."""
+
+    model: str | None = declare(None, MODEL, short="-m", metavar="BUILD", is_common=True, is_also_argument=True)
+    """Folder of a build made with winml build --refittable, or its ONNX file."""
+    weights: str = declare("", MODEL, short="-w", metavar="CHECKPOINT", is_required=True, is_common=True)
+    """Checkpoint with the other weights: a folder or a Hub id. Its architecture is that of the build."""
+    adapter: tuple[str, ...] = declare((), MODEL, metavar="[NAME=]PATH", is_common=True)
+    """Folder of a LoRA adapter (PEFT format), which is merged into the weights. With NAME=PATH it remains separate and
+    is selected at run time."""
+    dtype: Dtype | None = declare(None, MODEL, default_words="as in the checkpoint")
+    """Convert floating-point weights to this type, if it differs from that of the build."""
+    revision: str | None = declare(None, MODEL, default_words="main")
+    """Branch, tag or commit of the checkpoint on the Hub."""
+    trust_remote_code: bool = declare(False, MODEL)
+    """Allow Python code from the checkpoint to run."""
+    output: Path | None = declare(None, OUTPUT, short="-o", metavar="FOLDER", is_required=True, is_common=True)
+    """Folder to write."""
+    overwrite: bool = declare(False, OUTPUT)
+    """Replace a build in the output folder. Files that were not written by a build are preserved."""
+    verify: bool = declare(True, VERIFICATION, is_common=True)
+    """Verify the outputs, if the build did: PyTorch with the other weights is the reference."""
+
+
+def plan_requested_refit(request: RefitRequest) -> PlannedBuild:
+    """Plan a refit: stages and files. Writes nothing, fetches nothing.
+
+    Raises:
+        UsageError: the build cannot be refitted, or an option or a path is wrong.
+        OutputExistsError: the output folder has a build, or a file that no build wrote.
+        InputError: a file of the build or of the checkpoint is missing or invalid.
+        WriteError: the folder cannot be written.
+    """
+    from winml.modelkit.builds.folder import refuse_input_as_output
+    from winml.modelkit.builds.plan import is_onnx_path
+    from winml.modelkit.builds.planned_build import planned_build
+    from winml.modelkit.builds.recipes import plan_refit
+
+    name = model_name({"model": request.model}, "the folder of a build")
+    if not request.weights:
+        raise UsageError(f"no checkpoint is specified: {opt.weights}", hint="Pass the checkpoint with the weights.")
+    if is_onnx_path(request.weights):
+        raise UsageError(
+            f"{opt.weights} {request.weights}: is an ONNX file, not a checkpoint",
+            hint="Pass the checkpoint that the weights are saved in.",
+        )
+    if request.output is None:
+        raise UsageError("no output folder is specified", hint="Use -o FOLDER.")
+    folder, manifest = _find_build(name)
+    if manifest.recipe is None:
+        config = folder / BUILD_CONFIG_NAME
+        options = f"the options of {config}" if config.is_file() else "the same options"
+        raise UsageError(
+            f"{folder}: was built without {opt.refittable}, so it has no graph that other weights can be put into",
+            hint=f"Build {request.weights} instead, with {options} and {opt.refittable}.",
+        )
+    graphs = _find_graphs(folder, manifest)
+    refuse_input_as_output(request.output, [folder], ())
+    if (request.output / BUILD_MANIFEST_NAME).exists() and not request.overwrite:
+        raise OutputExistsError(
+            f"output {request.output} holds a build already",
+            hint=f"Choose another folder, or replace the build with {opt.overwrite}.",
+        )
+    recipe = manifest.recipe
+    changes = {
+        "model": request.weights,
+        "adapter": request.adapter,
+        "revision": request.revision,
+        "trust_remote_code": request.trust_remote_code,
+        "random_weights": False,
+        **({} if request.dtype is None else {"dtype": request.dtype}),
+    }
+    seed = int(recipe.request.get("seed", 0))
+    plan = plan_refit(recipe, graphs, changes, verify=request.verify, proof=request.proof_request(seed))
+    planned = planned_build(plan, request.output, rebuild=request.overwrite)
+    notes = []
+    if manifest.proof is not None and plan.proof is None:
+        notes.append(f"The proof of {folder} is of its own weights, and is left out; {opt.proof} makes another.")
+    if recipe.request.get("adapter") and not request.adapter:
+        notes.append(f"The adapters of {folder} are left out; {opt.adapter} adds some.")
+    return replace(planned, verb="refit", reads=(*planned.reads, *graphs.values()), notes=tuple(notes))
+
+
+def _find_build(name: str) -> tuple[Path, BuildManifest]:
+    """Return the folder of a build, named itself or by one of its files, and its manifest.
+
+    Raises:
+        ModelPathError: there is no such path.
+        UsageError: the folder has no finished build.
+    """
+    from winml.modelkit.builds.manifest_records import find_manifest
+
+    path = Path(name)
+    if not path.exists():
+        raise ModelPathError(f"{name}: no such file or folder", hint="Pass the folder of a build.")
+    candidates = [path] if path.is_dir() else [path.parent, path.parent.parent]
+    folder = next((folder for folder in candidates if (folder / BUILD_MANIFEST_NAME).is_file()), candidates[0])
+    manifest = find_manifest(folder)
+    if manifest is None:
+        raise UsageError(
+            f"{folder}: has no build ({BUILD_MANIFEST_NAME})",
+            hint=f"Pass the folder of a build made with {opt.refittable}.",
+        )
+    if manifest.status != "done":
+        raise UsageError(f"{folder}: its build is not finished", hint="Finish it: run the same winml build again.")
+    return folder, manifest
+
+
+def _find_graphs(folder: Path, manifest: BuildManifest) -> dict[str, Path]:
+    """Return part → file with its traced graph.
+
+    Raises:
+        InputError: a graph is missing or changed.
+    """
+    from winml.modelkit.onnx.files.content_digest import hash_file
+
+    graphs = {}
+    for part in manifest.parts:
+        for stage in part.stages:
+            names = {refit_path(Path(file.name)).as_posix() for file in stage.files[:1]}
+            for file in (file for file in stage.files if file.name in names):
+                graphs[part.name] = folder / file.name
+                if not graphs[part.name].is_file() or hash_file(graphs[part.name]) != file.sha256:
+                    raise InputError(
+                        f"{graphs[part.name]} is missing or changed since the build",
+                        hint=f"Build {manifest.input.get('model')} again: winml build repairs its folder.",
+                    )
+    if graphs.keys() != {part.name for part in manifest.parts}:
+        raise InputError(
+            f"{folder}: a part has no graph for winml refit", hint=f"Build it again, with {opt.refittable}."
+        )
+    return graphs
+
+
+def run_planned_refit(plan: PlannedBuild, request: RefitRequest, listener: BuildListener) -> BuildResult:
+    """Recover files of killed commands, then refit.
+
+    Args:
+        plan: The plan.
+        request: The request of the plan.
+        listener: Receives the progress.
+
+    Raises:
+        CheckpointError: the checkpoint is of another architecture.
+        WinMLError: see :func:`winml.modelkit.builds.build.run_build`.
+    """
+    from winml.modelkit.builds.build import run_build
+
+    plan.recover()
+    result = run_build(plan.build, plan.folder, rebuild=request.overwrite, listener=listener)
+    return replace(result, notes=(*result.notes, *plan.notes))
+
+
+@python_function()
+def refit_model(
+    model: str | os.PathLike[str],
+    weights: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    listener: BuildListener | None = None,
+    **options: Any,
+) -> BuildResult:
+    """Put other weights into a build without tracing the model again (``winml refit``).
+
+    Args:
+        model: Folder of a build made with ``refittable=True``, or its ONNX file.
+        weights: Checkpoint with the other weights.
+        output: Folder to write.
+        listener: Receives the progress.
+        **options: Options of ``winml refit``: ``adapter``, ``overwrite``, ``verify``, ``proof`` and the like.
+
+    Returns:
+        The files of the refitted build, as of :func:`build_model`.
+
+    Raises:
+        UsageError: the build was made without ``refittable``, the output exists, or an option is wrong.
+        CheckpointError: the checkpoint is of another architecture.
+        InputError: a file is missing or damaged.
+        StageError: a stage failed.
+        VerificationError: the outputs differ from those of PyTorch.
+    """
+    from winml.modelkit.builds.build import BuildListener
+
+    stated: Mapping[str, Any] = {name: options.pop(name) for name in stated_keywords(RefitRequest, options)}
+    if options:
+        names = ", ".join(field.name for field in fields_of(RefitRequest))
+        raise UsageError(f"refit_model has no option {next(iter(options))!r}", hint=f"Options: {names}.")
+    request = RefitRequest(
+        **{**stated, "model": os.fspath(model), "weights": os.fspath(weights), "output": Path(output)}
+    )
+    return run_planned_refit(plan_requested_refit(request), request, listener or BuildListener())
