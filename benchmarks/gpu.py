@@ -13,11 +13,14 @@ profile of the last token is counted: nodes that the provider ran, nodes that fe
 between nodes of the two. Caches, which stay on the device where a program binds them, are no such copies. The tokens of
 both runs are compared. No time is measured: an adapter in software says nothing about the time on a GPU.
 
+With ``--dtypes``, the checkpoints are built once each for transformers.js, and the file of each dtype is counted in the
+same way, without the builder of onnxruntime-genai.
+
 A table, then JSON. Needs ``onnxruntime-ep-webgpu`` and an adapter; with
 ``ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1`` and ``VK_DRIVER_FILES`` a Vulkan driver in software is one.
 
     python benchmarks/gpu.py --genai-python PYTHON [--ep-library webgpu=PATH] [--models llama,qwen3]
-        [--precisions fp32,int4] [--tokens 8] [--folder DIR]
+        [--precisions fp32,int4] [--dtypes q4,fp16] [--tokens 8] [--folder DIR]
 
 ``PYTHON`` is that of an environment with onnxruntime-genai and torch.
 """
@@ -49,8 +52,10 @@ SIZES = {
 }  # fmt: skip
 MODELS = {
     "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "mistral": "Mistral", "gemma3": "Gemma3",
+    "qwen3_moe": "Qwen3Moe",
 }  # fmt: skip
 """Name of a model → start of its classes in transformers."""
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
 
 
 def save_checkpoint(name: str, folder: Path) -> None:
@@ -62,7 +67,7 @@ def save_checkpoint(name: str, folder: Path) -> None:
     torch.manual_seed(0)
     ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     kind = f"{MODELS[name]}TextConfig" if name == "gemma3" else f"{MODELS[name]}Config"
-    config = getattr(transformers, kind)(**SIZES, **ends)
+    config = getattr(transformers, kind)(**SIZES, **ends, **(EXPERTS if name.endswith("_moe") else {}))
     getattr(transformers, f"{MODELS[name]}ForCausalLM")(config).save_pretrained(folder)
     words = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"w{number}": number for number in range(3, VOCABULARY)}}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))  # noqa: S106 - a token of a text
@@ -196,6 +201,23 @@ def measure(name: str, precision: str, options: argparse.Namespace, folder: Path
     return rows
 
 
+def measure_dtypes(name: str, options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Build a checkpoint for transformers.js, and count the work of the file of each dtype."""
+    from winml.modelkit.builds.layouts.transformers_js_dtypes import DTYPES
+
+    checkpoint, output = folder / name, folder / f"{name}-dtypes"
+    if not checkpoint.exists():
+        save_checkpoint(name, checkpoint)
+    command = [sys.executable, "-m", "winml.modelkit", "build", "-m", str(checkpoint), "-o", str(output), "-q"]
+    command += ["--layout", "transformers.js", "--dtypes", options.dtypes, "--no-verify"]
+    subprocess.run(command, check=True)
+    rows = []
+    for dtype in options.dtypes.split(","):
+        report = count_in_process(output / "onnx" / f"model{DTYPES[dtype].suffix}.onnx", options)
+        rows.append({"model": name, "precision": dtype, "builder": "winml --layout transformers.js", **report})
+    return rows
+
+
 def _table_row(row: dict[str, Any]) -> dict[str, str]:
     shown = {"model": f"{row['model']} {row['precision']}", "builder": row["builder"]}
     if "problem" in row:
@@ -218,6 +240,7 @@ def main() -> None:
     parser.add_argument("--ep-library", help="webgpu=PATH of the provider's library; else the installed package")
     parser.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--precisions", default="fp32,int4", help="of fp32, int4")
+    parser.add_argument("--dtypes", default="", help="of transformers.js, instead of --precisions")
     parser.add_argument("--tokens", type=int, default=8, help="tokens to generate")
     parser.add_argument("--folder", type=Path, help="where to work; builds that are there are used again")
     parser.add_argument("--count", type=Path, help=argparse.SUPPRESS)
@@ -226,19 +249,20 @@ def main() -> None:
     if options.count:
         print(json.dumps(count_work(options.count, options)))
         return
-    if not options.genai_python:
+    if not (options.genai_python or options.dtypes):
         raise SystemExit("--genai-python is missing: the Python of an environment with onnxruntime-genai")
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         for name in options.models.split(","):
-            for precision in options.precisions.split(","):
+            rows += measure_dtypes(name, options, folder) if options.dtypes else []
+            for precision in [] if options.dtypes else options.precisions.split(","):
                 rows += measure(name, precision, options, folder)
                 print(rows[-3:], file=sys.stderr, flush=True)
     columns = {key: "" for row in map(_table_row, rows) for key in row}
     table = markdown_table([{**columns, **_table_row(row)} for row in rows])
     print("\n".join(table), flush=True)
-    publish(options, {"benchmark": "gpu", "rows": rows}, table)
+    publish(options, {"benchmark": "gpu", "rows": rows}, table, case="dtypes" if options.dtypes else "")
 
 
 if __name__ == "__main__":

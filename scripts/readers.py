@@ -132,7 +132,12 @@ READERS = (
         ENVIRONMENT,
         ("onnxruntime-genai", "onnxruntime", "onnxruntime-ep-webgpu"),
     ),
-    Reader("optimum", (_LAYOUTS,), ENVIRONMENT, ("optimum-onnx", "transformers", "sentence-transformers")),
+    Reader(
+        "optimum",
+        (_LAYOUTS, "tests/integration/test_diffusion_pipelines.py"),
+        ENVIRONMENT,
+        ("optimum-onnx", "transformers", "sentence-transformers", "diffusers"),
+    ),
     Reader(
         "transformers.js", (_LAYOUTS,), NODE_PACKAGES, ("@huggingface/transformers",), (("node",), ("npm",), BROWSERS)
     ),

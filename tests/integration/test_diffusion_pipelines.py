@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import torch
 import transformers
 
+from readers import python_of
 from winml.modelkit import build_model, export_model, load_pipeline
 from winml.modelkit.errors import CheckpointError, InputError, ModelPathError, UsageError
 from winml.modelkit.models.request import ModelRequest
@@ -179,6 +181,33 @@ def test_image_of_all_parts_equals_pytorch(built: Path) -> None:
     image = record["verification"]["image"]
     assert image["max_abs_diff"] < 1e-4 < image["tolerance"]
     assert (image["height"], image["width"]) == (32, 16)
+
+
+_OPTIMUM = """
+import json, sys
+import torch
+from optimum.onnxruntime import ORTStableDiffusionPipeline
+
+pipeline = ORTStableDiffusionPipeline.from_pretrained(sys.argv[1])
+latents = torch.tensor(json.loads(sys.argv[2]))
+options = {"height": 24, "width": 16, "num_inference_steps": 2, "guidance_scale": 1.0, "output_type": "np"}
+print(json.dumps(pipeline("a cat", latents=latents, **options).images.tolist()))
+"""
+
+
+@pytest.mark.reader("optimum")
+@pytest.mark.filterwarnings("ignore::Warning:diffusers")
+def test_optimum_makes_the_image_of_diffusers(built: Path, pipeline: Path) -> None:
+    """At equal latents."""
+    latents = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 4, 12, 8)).astype(np.float32))
+    loaded = diffusers.DiffusionPipeline.from_pretrained(pipeline)
+    loaded.set_progress_bar_config(disable=True)
+    options = {"height": 24, "width": 16, "num_inference_steps": 2, "guidance_scale": 1.0, "output_type": "np"}
+    expected = loaded("a cat", latents=latents, **options).images
+    command = [str(python_of("optimum")), "-c", _OPTIMUM, str(built), json.dumps(latents.tolist())]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
+    assert 0 == done.returncode, done.stderr
+    np.testing.assert_allclose(json.loads(done.stdout.splitlines()[-1]), expected, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore::Warning:diffusers")

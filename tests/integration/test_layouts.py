@@ -672,7 +672,7 @@ def test_name_of_a_model_bears_its_precision(built: Path, tmp_path: Path) -> Non
 
 DTYPES = ("q4", "q4f16", "fp16", "fp32")
 SUFFIXES = {"fp32": "", "fp16": "_fp16", "q8": "_quantized", "int8": "_int8", "uint8": "_uint8", "q4": "_q4",
-            "q4f16": "_q4f16"}  # fmt: skip
+            "q4f16": "_q4f16", "bnb4": "_bnb4"}  # fmt: skip
 """Dtype of transformers.js → end of the file name."""
 
 
@@ -819,7 +819,7 @@ def test_dtypes_in_a_browser_answer_as_on_the_processor(
     model.save_pretrained(checkpoint)
     tokens = AutoTokenizer.from_pretrained(checkpoint)(PROMPT, return_tensors="pt")["input_ids"]
     expected = model.generate(tokens, max_new_tokens=4)[0, tokens.shape[1] :].tolist()
-    options = ("--dtypes", "q4,q8,fp32", "--no-verify")
+    options = ("--dtypes", "q4,q8,bnb4,fp32", "--no-verify")
     laid_out(checkpoint, web_folder / "decoder", "transformers.js", *options)
     laid_out(save_classifier(tmp_path / "classifier"), web_folder / "classifier", "transformers.js", *options)
     with served(web_folder) as address:
@@ -828,7 +828,7 @@ def test_dtypes_in_a_browser_answer_as_on_the_processor(
         for device, dtype in (("wasm", "q8"), ("wasm", "q4"), ("webgpu", "q4")):
             written = webgpu_browser.run(f"write('decoder', '{dtype}', '{device}', '{PROMPT}', 4)")
             assert expected == written, (device, dtype)
-        for device, dtype in (("wasm", "q4"), ("webgpu", "fp32")):
+        for device, dtype in (("wasm", "q4"), ("wasm", "bnb4"), ("webgpu", "fp32")):
             found = webgpu_browser.run(f"classify('classifier', '{dtype}', '{device}', '{PROMPT}')")
             expected_logits = run_classifier(web_folder / "classifier", SUFFIXES[dtype])
             np.testing.assert_allclose(found, expected_logits, rtol=0, atol=5e-3)
@@ -866,7 +866,7 @@ def test_data_of_dtypes_are_counted_by_file(data_layout: Path, tmp_path: Path) -
         (("--layout", "optimum", "--dtypes", "q4"), "optimum has no dtypes"),
         (("--dtypes", "q4"), "no layout"),
         (("--layout", "transformers.js", "--dtypes", "q4,q5"), "--dtypes q5"),
-        (("--layout", "transformers.js", "--dtypes", "bnb4"), "--dtypes bnb4"),
+        (("--layout", "transformers.js", "--dtypes", "q1"), "--dtypes q1"),
         (("--layout", "transformers.js", "--dtypes", ","), "no dtype"),
         (("--layout", "transformers.js", "--dtypes", "q8,q4,q8"), "q8 is named twice"),
         (("--layout", "transformers.js", "--dtypes", "fp32", "--block-size", "32"), "--block-size does not apply to"),

@@ -27,6 +27,7 @@ WEIGHTS = {
     "w16a16": {"INT16"},
     "w4a16": {"INT4"},
     "w4a8": {"INT4"},
+    "nf4": {"UINT8"},
     "fp16": {"FLOAT16"},
     "bf16": {"BFLOAT16"},
 }

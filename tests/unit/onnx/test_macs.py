@@ -68,6 +68,14 @@ def test_count_macs_quantized_operators_use_the_shape_of_the_weight() -> None:
     )
 
 
+@pytest.mark.parametrize("operator", ["MoE", "QMoE"])
+def test_count_macs_experts_count_the_selected_ones(operator: str) -> None:
+    """Seven tokens with two of four experts of 16 → 32 → 16 values; the last size of packed weights is in bytes."""
+    inputs: list[Sizes | None] = [(7, 16), (7, 4), (4, 64, 8)]
+    found = _count_node_macs(operator, inputs, domain="com.microsoft", k=2, swiglu_fusion=1)
+    assert 7 * 2 * (2 * 32 * 16 + 32 * 16) == found
+
+
 def test_count_macs_recurrence_multiplies_every_step() -> None:
     """An LSTM of 6 features and 5 states over 7 steps of 2 rows."""
     assert 7 * 2 * 4 * 5 * (6 + 5) == _count_node_macs("LSTM", [(7, 2, 6), (1, 20, 6), (1, 20, 5)], hidden_size=5)

@@ -334,5 +334,5 @@ def test_requested_level_decides_alone() -> None:
     assert FUSED.model_copy(update={"right_padding": False}).with_attention_variant(VARIANT).right_padding is False
     assert [entry.name for entry in FUSED.enabled()] == [
         "tanh_gelu_fusion", "simplified_layer_norm_fusion", "skip_simplified_layer_norm_fusion",
-        "group_query_attention_fusion",
+        "group_query_attention_fusion", "mixture_of_experts_fusion",
     ]  # fmt: skip

@@ -15,6 +15,8 @@ from graphs import operators, parse
 from winml.modelkit import HTPExporter
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.widening import widen_floats
+from winml.modelkit.optimize.capabilities import ATTENTION_VARIANT
 from winml.modelkit.optimize.float32_twin import Float32Twin
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
@@ -98,6 +100,25 @@ def test_float16_graph_has_the_operators_of_float32(
     for name, value in expected.items():
         assert value.dtype == answer[name].dtype
         np.testing.assert_allclose(answer[name], value, rtol=0, atol=TOLERANCE * float(np.abs(value).max()))
+
+
+def test_bfloat16_decoder_is_fused_for_providers_with_kernels(tmp_path: Path) -> None:
+    """CUDA has kernels for bfloat16; elsewhere the decoder stays as exported. Both run with float32 activations."""
+    path = _export(tmp_path, build_model("llama", num_hidden_layers=1, head_dim=16), "bf16", "torchscript")
+    before = ir.load(path)
+    plain = optimize(ir.load(path), DECODER.model_copy(update={"ep": "cpu"}))
+    assert "GroupQueryAttention" not in operators(plain.model)
+    fused = optimize(ir.load(path), OptimizeOptions(ep="cuda").with_decoder_fusions(ATTENTION_VARIANT)).model
+    assert {"GroupQueryAttention", "SkipSimplifiedLayerNormalization"} <= set(operators(fused))
+    assert "Softmax" not in operators(fused)
+    assert _interface(fused) == _interface(before)
+    assert measure_coverage(fused).is_complete
+    for model in (before, fused):
+        widen_floats(model, ir.DataType.BFLOAT16)
+    expected, answer = _run(before), _run(fused)
+    for name, value in expected.items():
+        # The step of bfloat16, in which the cosines by position are stored, is 2^-7.
+        np.testing.assert_allclose(answer[name], value, rtol=0, atol=2**-6 * float(np.abs(value).max()))
 
 
 def test_nodes_that_computed_in_float32_still_do() -> None:

@@ -20,7 +20,7 @@ GRAPH = """g ({0}[2, 4, 8] x) => ({0}[2, 4, 8] y) <{0}[8] b = {{1, 1, 1, 1, 1, 1
 }}"""
 
 
-@pytest.mark.skipif(not onnxruntime.__version__.startswith("1.31"), reason="the table is of ONNX Runtime 1.31")
+@pytest.mark.skipif(not onnxruntime.__version__.startswith("1.32"), reason="the table is of ONNX Runtime 1.32")
 def test_cpu_column_equals_the_kernels_of_the_runtime() -> None:
     """A row is supported in a type if a kernel takes the type in any of its parameters."""
     listed: dict[str, set[str]] = {}

@@ -381,6 +381,48 @@ def test_weights_read_by_two_branches_are_quantized_once(tmp_path: Path) -> None
                for branch in branches for node in branch.node if node.domain)  # fmt: skip
 
 
+def test_branches_compute_in_float16(tmp_path: Path) -> None:
+    """All float nodes of both branches do, weights outside are stored once, and returned values keep their type."""
+    read = "h = Gemm <transB = 1> (z, w) g = Softmax (h)"
+    body = f"""m (float[2, 64] x, bool c) => (float[2, 64] y) <{weight("w", 64, 64)}> {{
+        z = Tanh (x)
+        y = If (c) <then_branch = t () => (float[2, 64] a) {{ {read} a = Add (h, g) }},
+                    else_branch = e () => (float[2, 64] b) {{ {read} b = Sub (h, z) }}> }}"""
+    result = quantized(body, tmp_path, precision="fp16")
+    assert (2, {}) == (result.quantized, result.left)
+    written = onnx.load(tmp_path / "out.onnx")
+    onnx.checker.check_model(written, full_check=True)
+    half = onnx.TensorProto.FLOAT16
+    assert [half] == [tensor.data_type for tensor in written.graph.initializer]
+    [branching] = [node for node in written.graph.node if node.op_type == "If"]
+    for branch in (attribute.g for attribute in branching.attribute):
+        assert ["Cast"] == [node.op_type for node in branch.node if branch.output[0].name in node.output]
+        assert 1 == [node.op_type for node in branch.node].count("Cast")
+    # One Cast of the input, which Tanh and both branches read in float16.
+    assert 1 == [node.op_type for node in written.graph.node].count("Cast")
+
+
+@pytest.mark.parametrize("precision", ["int4", "int8"])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_standard_operators_have_the_values_of_blocks(precision: str, symmetric: bool, tmp_path: Path) -> None:
+    """DequantizeLinear of opset 21 before products, and tables in rows."""
+    body = f"""m (float[2, 128] x, int64[2] i) => (float[2, 40] y, float[2, 64] z)
+        <{weight("w1", 128, 64)}, {weight("w2", 40, 64)}> {{
+        h = MatMul (x, w1) y = Gemm <transB = 1> (h, w2) g = Gather (w1, i) z = Neg (g) }}"""
+    source = save(body, tmp_path / "in.onnx")
+    options = {"precision": precision, "mode": "weight-only", "symmetric": symmetric, "min_sqnr_db": 5.0}
+    outputs = []
+    for name in ("onnxruntime", "standard"):
+        path = tmp_path / f"{name}.onnx"
+        quantize_onnx(source, path, weight_operators=name, **options)
+        written = onnx.load(path)
+        assert (name == "standard") == (not any(node.domain for node in written.graph.node))
+        feeds = {"x": np.random.default_rng(0).standard_normal((2, 128)).astype(np.float32), "i": np.array([3, 0])}
+        outputs.append(run_onnx(path, feeds, optimize=False)["y"])
+    # MatMulNBits rounds activations to 8 bits.
+    np.testing.assert_allclose(outputs[0], outputs[1], atol=0.02 * np.abs(outputs[0]).max(), rtol=0)
+
+
 def test_unknown_option_is_refused(tmp_path: Path) -> None:
     """A misspelled option is refused by name."""
     with pytest.raises(UsageError, match="precison"):

@@ -31,6 +31,9 @@ def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) 
     """
     if DecoderInterface.of(model) is None:
         return section
+    if plan.layout.row_tables:
+        # Browsers run a file on WebGPU, too, whose kernel of QMoE takes neither zero points nor other shares.
+        section = section.with_disabled(["mixture_of_experts_fusion"])
     variant = fused_attention_variant(plan)
     if is_for_onnxruntime(plan) or _has_coded_weights(model):
         return section.with_decoder_fusions(variant)
@@ -44,15 +47,14 @@ def is_fused(model: Path, plan: BuildPlan) -> bool:
 
 
 def note_on_bfloat16(model: Path) -> str:
-    """Return a note on a decoder with bfloat16 inputs, such as its cache; ``""`` for another decoder.
-
-    The attention contains casts to float32, and no decoder fusion matches casts.
-    """
-    if all(value.dtype != ir.DataType.BFLOAT16 for value in load_by_reference(model).graph.inputs):
+    """Return a note on a decoder with bfloat16 inputs, such as its cache; ``""`` for a fused or another decoder."""
+    graph = load_by_reference(model).graph
+    is_other = all(value.dtype != ir.DataType.BFLOAT16 for value in graph.inputs)
+    if is_other or any(node.op_type == "GroupQueryAttention" for node in graph):
         return ""
     return (
-        "The decoder computes in bfloat16: its attention and its normalizations stay as exported, for ONNX Runtime's "
-        f"operators of decoders replace them in float32 and float16 only ({opt.dtype} fp16)."
+        "The decoder computes in bfloat16: its attention and its normalizations stay as exported, for only CUDA has "
+        f"kernels of the fused operators in bfloat16 ({opt.dtype} fp16, or {opt.layout} genai with {opt.ep} cuda)."
     )
 
 

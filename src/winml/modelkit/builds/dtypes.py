@@ -66,11 +66,11 @@ def dtype_quantization(config: WinMLBuildConfig, dtype: str) -> QuantizeOptions 
             # The file has to be as good as other files with such weights.
             stated["min_sqnr_db"] = PRECISIONS[known[entry.of].precision or FLOAT32].least_sqnr_db
         section = QuantSection(**stated)
-    return quantize_options(with_row_tables(section.model_copy(update={"precision": entry.precision}), config))
+    return quantize_options(with_weight_format(section.model_copy(update={"precision": entry.precision}), config))
 
 
-def with_row_tables(section: QuantSection, config: WinMLBuildConfig) -> QuantSection:
-    """Return a section with embedding tables by row if the readers of the layout require it.
+def with_weight_format(section: QuantSection, config: WinMLBuildConfig) -> QuantSection:
+    """Return a section with weights in operators of ONNX, or embedding tables by row, if the readers require it.
 
     A stated format is unchanged.
 
@@ -78,8 +78,12 @@ def with_row_tables(section: QuantSection, config: WinMLBuildConfig) -> QuantSec
         section: Options of the quantization.
         config: The config.
     """
+    if "weight-only" not in quantize_options(section).modes():
+        return section
+    if config.optim is not None and config.optim.operators == "standard" and section.weight_operators is None:
+        section = section.model_copy(update={"weight_operators": "standard"})
     is_stated = section.tables is not None or requested_provider(config) not in (None, "cpu")
-    if is_stated or not find_layout(config.layout).row_tables or "weight-only" not in quantize_options(section).modes():
+    if is_stated or not find_layout(config.layout).row_tables:
         return section
     return section.model_copy(update={"tables": "rows"})
 

@@ -20,7 +20,7 @@ from winml.modelkit.builds.config import (
     with_default_level,
     with_values,
 )
-from winml.modelkit.builds.dtypes import refuse_dtypes, requested_quantizations, with_row_tables
+from winml.modelkit.builds.dtypes import refuse_dtypes, requested_quantizations, with_weight_format
 from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, refuse_unfit_limits
 from winml.modelkit.builds.layouts.layout import Layout, find_layout, refuse_provider
 from winml.modelkit.errors import (
@@ -101,8 +101,8 @@ class BuildPlan:
 
 _PACKING = "packed_projection_fusion"
 """Capability that merges the projections of an attention."""
-_RUNTIME_MODE = "weight-only"
-"""Quantization mode that makes operators of ONNX Runtime."""
+_RUNTIME_MODES = ("weight-only", "bnb4")
+"""Quantization modes that make operators of ONNX Runtime."""
 
 
 def is_for_onnxruntime(plan: BuildPlan) -> bool:
@@ -141,7 +141,10 @@ def packs_projections(plan: BuildPlan) -> bool:
 
 def _is_of_runtime(options: QuantizeOptions) -> bool:
     """Return True if a quantization makes operators of ONNX Runtime."""
-    return options.kv_cache is not None or any(mode == _RUNTIME_MODE for _, mode in options.requested_modes())
+    modes = {mode for _, mode in options.requested_modes()}
+    if options.weight_operators == "standard":
+        modes.discard("weight-only")
+    return options.kv_cache is not None or not modes.isdisjoint(_RUNTIME_MODES)
 
 
 def is_onnx_path(model: str) -> bool:
@@ -188,7 +191,7 @@ def plan_build(
         _refuse_optimization(config.optim, None if is_onnx_path(request.model) else config.export)
     refuse_dtypes(config)
     if config.quant is not None and not config.dtypes:
-        config = config.model_copy(update={"quant": with_row_tables(config.quant, config)})
+        config = config.model_copy(update={"quant": with_weight_format(config.quant, config)})
     if config.quant is not None:
         options = quantize_options(config.quant)
         if not config.dtypes:
@@ -372,7 +375,7 @@ def _refuse_runtime_operators(plan: BuildPlan) -> None:
     if not plan.layout.for_onnxruntime:
         quantization = next(filter(_is_of_runtime, requested_quantizations(plan.config)))
         cause = opt.kv_cache if quantization.kv_cache else f"{opt.precision} {quantization.base.name}"
-        hint = "Omit one of them, or use fp16, int8, w8a8 or w8a16, which are written with operators of ONNX."
+        hint = "Omit one of them, or use fp16, int4, int8, w8a8 or w8a16, which are written with operators of ONNX."
     raise UsageError(f"{opt.operators} standard: {cause} is written with operators of ONNX Runtime only", hint=hint)
 
 

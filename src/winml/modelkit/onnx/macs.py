@@ -140,6 +140,25 @@ def _packed_matrix_product_macs(operands: _Operands) -> int:
     return math.prod(operands.input(0)) * operands.number("N")
 
 
+def _experts_formula(gate_and_up: int, third: int) -> _Formula:
+    """com.microsoft: every token multiplies with the weights of the ``k`` experts that it is routed to.
+
+    Args:
+        gate_and_up: Position of the first weight among the inputs, experts × rows × packed inputs.
+        third: Position of the optional third weight; with it, the operations are unknown.
+    """
+
+    def formula(operands: _Operands) -> int:
+        *tokens, width = operands.input(0)
+        if operands.has_input(third):
+            raise _UnknownError
+        rows = operands.input(gate_and_up)[1]
+        inner = rows // 2 if operands.number("swiglu_fusion") else rows
+        return math.prod(tokens) * operands.number("k", 1) * width * (rows + inner)
+
+    return formula
+
+
 def _recurrence_macs(operands: _Operands) -> int:
     """Every time step multiplies with all of W and R; X starts with the dimensions steps and batch, in either order."""
     steps_and_batch = math.prod(operands.input(0)[:2])
@@ -238,10 +257,12 @@ _MICROSOFT: Mapping[str, _Formula | None] = {
     "FusedConv": _convolution_formula(),
     "MatMulBnb4": _packed_matrix_product_macs,
     "MatMulNBits": _packed_matrix_product_macs,
+    "MoE": _experts_formula(gate_and_up=2, third=6),
     "MultiHeadAttention": _multi_head_attention_macs,
     "QAttention": _projected_attention_formula(past=8),
     "QGemm": _matrix_product_formula(0, 3),
     "QLinearConv": _convolution_formula(3),
+    "QMoE": _experts_formula(gate_and_up=2, third=8),
     **dict.fromkeys(
         (
             "BiasAdd", "BiasDropout", "BiasGelu", "BiasSoftmax", "BiasSplitGelu", "DequantizeLinear",

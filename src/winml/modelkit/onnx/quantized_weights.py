@@ -46,6 +46,7 @@ _MICROSOFT: Mapping[str, _Inputs] = {
     "MatMulNBits": _PACKED,
     "QAttention": _Inputs((1,), (3, 4, 6, 7)),
     "QGemm": _Inputs((3,), (1, 2, 4, 5, 7, 8)),
+    "QMoE": _Inputs((2, 5, 8), (3, 6, 9, 11, 12, 13)),
 }
 _SCALES_OF_BLOCKS = 2
 """Position of the scales among the inputs of ``GatherBlockQuantized`` and ``MatMulNBits``."""
@@ -104,7 +105,7 @@ def _describe_weight(weight: Weight, node: onnx.NodeProto) -> Weight:
         bits = numbers.get("bits", 4)
         kind = f"uint{bits}" if node.op_type == "MatMulNBits" else "fp4 or nf4"
         return replace(weight, kind=kind, parameters=numbers.get("K", 0) * numbers.get("N", 0))
-    bits = numbers.get("bits", 4)
-    if node.op_type == "GatherBlockQuantized" and weight.dtype == "uint8" and bits < 8:
+    bits = numbers.get("expert_weight_bits" if node.op_type == "QMoE" else "bits", 4)
+    if node.op_type in ("GatherBlockQuantized", "QMoE") and weight.dtype == "uint8" and bits < 8:
         return replace(weight, kind=f"uint{bits}", parameters=weight.elements * (8 // bits))
     return replace(weight, kind=weight.dtype, parameters=weight.elements)

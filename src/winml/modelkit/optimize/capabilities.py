@@ -272,6 +272,11 @@ _ENTRIES = (
         implementation=f"{_PASSES}.decoders.grouped_attention_fusion:GroupQueryAttentionFusionPass",
     ),
     Capability(
+        "mixture_of_experts_fusion", "fuse router and experts of a mixture of experts into MoE", "full", "winml",
+        kernels=("com.microsoft:MoE",), makes=("com.microsoft:MoE",),
+        implementation=f"{_PASSES}.decoders.expert_fusion:MixtureOfExpertsFusionPass",
+    ),
+    Capability(
         "attention_fusion", "fuse attention into MultiHeadAttention, or into Attention of ONNX", "full", "winml",
         kernels=("com.microsoft:MultiHeadAttention",), makes=("com.microsoft:MultiHeadAttention", "Attention"),
         implementation=f"{_PASSES}.attention_fusion:AttentionFusionPass",
@@ -337,7 +342,7 @@ RESERVED = frozenset(
         "declared", "enabled", "ep", "exclude", "folds_constants", "is_empty", "is_enabled", "is_limited", "level",
         "module", "named", "operators", "opset", "opset_after", "plug_ins", "refuse_older_opset",
         "refuse_whole_graph_options", "section", "spelled", "stated_options", "uses_contrib", "ways_out",
-        "judging_capability", "with_attention_variant", "with_decoder_fusions", "with_plain_layers",
+        "judging_capability", "with_attention_variant", "with_decoder_fusions", "with_disabled", "with_plain_layers",
     }
 )  # fmt: skip
 """Reserved names: options that are no capabilities, and other attributes of ``OptimizeOptions``."""
@@ -361,7 +366,7 @@ CAPABILITIES: Registry[Capability] = Registry(
 
 DECODER_FUSIONS = (
     "simplified_layer_norm_fusion", "group_query_attention_fusion", "skip_simplified_layer_norm_fusion",
-    "tanh_gelu_fusion",
+    "tanh_gelu_fusion", "mixture_of_experts_fusion",
 )  # fmt: skip
 """Capabilities that convert a decoder with a cache to the operators expected by ONNX Runtime's runtimes. They read no
 weights.

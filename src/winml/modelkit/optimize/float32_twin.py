@@ -1,4 +1,4 @@
-"""Optimization of a graph that computes in float16, as the same graph in float32.
+"""Optimization of a graph that computes in float16 or bfloat16, as the same graph in float32.
 
 Exporters surround normalizations and attentions of such a graph with casts, and ONNX Runtime's CPU provider has few
 float16 kernels, so no fusion matches. The graph is widened, optimized, and converted back.
@@ -23,42 +23,49 @@ _GELU_CONSTANTS = (math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), 0.04471
 
 @dataclass(frozen=True)
 class Float32Twin:
-    """A float16 graph in float32, with what is needed to convert it back."""
+    """A graph of a 16-bit type in float32, with what is needed to convert it back."""
 
+    dtype: ir.DataType
+    """The 16-bit type."""
     widened: ir.Model
     """Copy of the graph in float32."""
     interface: frozenset[str]
-    """Names of the inputs and outputs that were float16."""
+    """Names of the inputs and outputs that were of the type."""
     nodes: Mapping[str, bool]
-    """Name of each node → True if it computed in float16, False if in float32."""
+    """Name of each node → True if it computed in the type, False if in float32."""
     wide_values: frozenset[str]
-    """Names of the values that were float32, without constants and values that were only read as float16."""
+    """Names of the values that were float32, without constants and values that were only read in the type."""
 
     @classmethod
-    def of(cls, model: ir.Model) -> Float32Twin | None:
-        """Widen a copy of a graph that computes in float16; `None` for a graph that cannot be converted back.
+    def of(cls, model: ir.Model, dtype: ir.DataType = _HALF) -> Float32Twin | None:
+        """Widen a copy of a graph that computes in a 16-bit type; `None` for a graph that cannot be converted back.
 
         Such graphs have functions, subgraphs, dtypes in attributes, or constants as outputs.
+
+        Args:
+            model: The graph.
+            dtype: The type.
         """
         graph = model.graph
-        if not computes_in(model, _HALF) or model.functions or any(map(_is_without_producer, graph.outputs)):
+        if not computes_in(model, dtype) or model.functions or any(map(_is_without_producer, graph.outputs)):
             return None
-        if any(map(_has_half_attribute, graph)):
+        if any(_has_dtype_attribute(node, dtype) for node in graph):
             return None
         values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
         widened = model.clone()
-        widen_floats(widened, _HALF)
+        widen_floats(widened, dtype)
         _remove_identical_casts(widened.graph)
         _restore_gelu_constants(widened.graph)
         return cls(
+            dtype,
             widened,
-            frozenset(_name(value) for value in (*graph.inputs, *graph.outputs) if value.dtype == _HALF),
+            frozenset(_name(value) for value in (*graph.inputs, *graph.outputs) if value.dtype == dtype),
             {node.name or "": not _computes_in_float32(node) for node in graph},
-            frozenset(_name(value) for value in values if value.dtype == _FLOAT and not _is_read_as_half(value)),
+            frozenset(_name(value) for value in values if value.dtype == _FLOAT and not _is_read_as(dtype, value)),
         )
 
     def restore(self, model: ir.Model) -> None:
-        """Convert the graph back to float16, in place.
+        """Convert the graph back to the 16-bit type, in place.
 
         Nodes that computed in float32 still do, and new nodes do if they read or create a value that was float32.
         """
@@ -75,7 +82,7 @@ class Float32Twin:
             elif name not in self.nodes:
                 wide_values.update(_name(value) for value in node.outputs)
         half_nodes = {name for name, is_half in self.nodes.items() if is_half}
-        convert_to_half(model, names, interface=self.interface, unconditional=half_nodes)
+        convert_to_half(model, names, interface=self.interface, unconditional=half_nodes, dtype=self.dtype)
 
 
 def _name(value: ir.Value) -> str:
@@ -88,13 +95,13 @@ def _is_without_producer(value: ir.Value) -> bool:
     return producer is None or producer.op_type == "Constant"
 
 
-def _has_half_attribute(node: ir.Node) -> bool:
-    """Return True for a node with a subgraph, or with float16 in an attribute other than that of a Cast."""
+def _has_dtype_attribute(node: ir.Node, dtype: ir.DataType) -> bool:
+    """Return True for a node with a subgraph, or with a type in an attribute other than that of a Cast."""
     if is_operator(node, "Cast"):
         return False
     return any(
         attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-        or (name in DTYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT and attribute.value == _HALF)
+        or (name in DTYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT and attribute.value == dtype)
         for name, attribute in node.attributes.items()
     )
 
@@ -104,13 +111,13 @@ def _computes_in_float32(node: ir.Node) -> bool:
     return any(value is not None and value.dtype == _FLOAT for value in (*node.inputs, *node.outputs))
 
 
-def _is_read_as_half(value: ir.Value) -> bool:
-    """Return True if every reader of a value is a Cast to float16."""
+def _is_read_as(dtype: ir.DataType, value: ir.Value) -> bool:
+    """Return True if every reader of a value is a Cast to a type."""
     users = list(value.consumers())
     return (
         bool(users)
         and not value.is_graph_output()
-        and all(is_operator(user, "Cast") and user.outputs[0].dtype == _HALF for user in users)
+        and all(is_operator(user, "Cast") and user.outputs[0].dtype == dtype for user in users)
     )
 
 
@@ -132,6 +139,6 @@ def _restore_gelu_constants(graph: ir.Graph) -> None:
         if tensor is None or tensor.size != 1 or not isinstance(tensor, WidenedTensor) or value.is_graph_input():
             continue
         for constant in _GELU_CONSTANTS:
-            if np.float16(constant) == tensor.numpy().item():
+            if tensor.original.dtype.numpy().type(constant) == tensor.numpy().item():
                 exact = np.full(tensor.shape.numpy(), constant, np.float32)
                 value.const_value = ir.tensor(exact, name=value.name)

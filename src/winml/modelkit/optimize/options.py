@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import pydantic
 
@@ -157,7 +157,12 @@ class OptimizeOptions(OptimizeFields, Options):
 
         A fusion that is enabled by name stays on.
         """
-        entries = [entry for entry in CAPABILITIES.values() if entry.layer in operators and self._is_default(entry)]
+        entries = (entry for entry in CAPABILITIES.values() if entry.layer in operators and self._is_default(entry))
+        return self.with_disabled(entry.name for entry in entries)
+
+    def with_disabled(self, names: Iterable[str]) -> OptimizeOptions:
+        """Return the options with capabilities disabled that have no flag."""
+        entries = (CAPABILITIES[name] for name in names)
         return self.model_copy(update={entry.name: False for entry in entries if self._flag_of(entry) is None})
 
     def enabled(self) -> Iterator[Capability]:

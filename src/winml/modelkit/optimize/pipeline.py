@@ -241,6 +241,8 @@ class OptimizeResult(StageResult):
     """Capability that was on → tag of a module → how often it fired there, or how many nodes went there."""
 
 
+_ATTENTION = f"{CONTRIB_DOMAIN}:GroupQueryAttention"
+"""Operator whose kernels decide whether a provider runs fused decoders in bfloat16."""
 _UNWIDENED = (
     "Optimizations of ONNX Runtime were not applied: the graph computes in float16, and its functions, subgraphs or "
     "float16 attributes prevent the conversion to float32 in which ONNX Runtime fuses."
@@ -285,7 +287,12 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
     if opset is not None:
         model, engine_notes = convert_opset(model, opset)
         notes += engine_notes
-    twin = Float32Twin.of(model) if any(entry.makes or entry.engine == "onnxruntime" for entry in enabled) else None
+    narrow = ir.DataType.FLOAT16
+    if "bfloat16" in kernel_types(_ATTENTION).get(options.ep or "", ()) and computes_in(model, ir.DataType.BFLOAT16):
+        enabled = [entry for entry in enabled if entry.has_kernels(options.ep, {"bfloat16"})]
+        narrow = ir.DataType.BFLOAT16
+    fuses = any(entry.makes or entry.engine == "onnxruntime" for entry in enabled)
+    twin = Float32Twin.of(model, narrow) if fuses else None
     if twin is None and computes_in(model, ir.DataType.FLOAT16):
         # ONNX Runtime's CPU provider would leave a Cast around each operator without a float16 kernel.
         notes += [_UNWIDENED] if any(entry.engine == "onnxruntime" for entry in enabled) else []

@@ -15,6 +15,7 @@ float32 read one value, it writes two nodes with one output.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
@@ -100,10 +101,12 @@ def convert_to_half(
     interface: Collection[str] = (),
     unconditional: Collection[str] = (),
     refuse_nan: Callable[[ir.Value, ir.Node], Callable[[Array], None]] | None = None,
+    dtype: ir.DataType = ir.DataType.FLOAT16,
 ) -> None:
-    """Convert nodes of the main graph to float16, in place; nodes that float16 does not suit stay float32.
+    """Convert nodes of a graph and its subgraphs to float16, in place; nodes that float16 does not suit stay float32.
 
-    A weight that was widened from float16 gets its original tensor back.
+    Values that a subgraph returns keep their type. A weight that was widened from float16 gets its original tensor
+    back.
 
     Args:
         model: The graph; it computes in float32.
@@ -112,8 +115,9 @@ def convert_to_half(
         unconditional: Names of nodes that become float16 even if float32 suits their operator better.
         refuse_nan: (weight, a node that reads it) → function that raises an error for values with NaN. Without it, NaN
             is converted.
+        dtype: The type: float16, or bfloat16.
     """
-    _Halving(model, names, unconditional, interface, refuse_nan).run()
+    _Halving(model, names, unconditional, interface, refuse_nan, dtype).run()
 
 
 class _Halving:
@@ -126,12 +130,13 @@ class _Halving:
         unconditional: Collection[str],
         interface: Collection[str],
         refuse_nan: Callable[[ir.Value, ir.Node], Callable[[Array], None]] | None,
+        dtype: ir.DataType,
     ) -> None:
-        self._graph = model.graph
-        self._halves = _half_precision_nodes(model, names, unconditional)
+        self._graph, self._dtype = model.graph, dtype
+        self._suffix = _HALF_SUFFIX if dtype == _HALF else "_bf16"
+        self._halves = _half_precision_nodes(model, names, unconditional, dtype)
         self._interface = interface
         self._refuse_nan = refuse_nan
-        self._first = next(iter(model.graph), None)
         self._fresh = FreshNames.of_graph(model.graph)
 
     def run(self) -> None:
@@ -139,31 +144,31 @@ class _Halving:
         self._convert_sources()
         values = {value: None for node in self._halves for value in node.inputs if value is not None}
         for node in self._halves:
-            _set_attributes(node)
+            _set_attributes(node, self._dtype)
         for value in sorted(values, key=lambda value: value.name or ""):
             if value.dtype != _FLOAT or value.producer() in self._halves:
                 continue
             if value.is_initializer() and not has_fixed_type(value):
                 self._convert_weight(value)
             else:
-                self._redirect_readers(value, _HALF, self._split_readers(value)[0])
-        for node in [node for node in self._graph if node in self._halves]:
+                self._redirect_readers(value, self._dtype, self._split_readers(value)[0])
+        for node in [node for node in self._graph.all_nodes() if node in self._halves]:
             for value in node.outputs:
                 if value.dtype == _FLOAT:
                     self._convert_output(value)
         for value in list(self._graph.outputs):
             if value.name in self._interface and value.dtype == _FLOAT:
-                self._rename_and_cast(value, _HALF, [])
+                self._rename_and_cast(value, self._dtype, [])
 
     def _convert_sources(self) -> None:
         """Convert the inputs of the graph that become float16, and the weights that were float16."""
         for value in (*self._graph.inputs, *self._graph.initializers.values()):
             tensor = value.const_value
-            if isinstance(tensor, WidenedTensor) and tensor.original.dtype == _HALF:
+            if isinstance(tensor, WidenedTensor) and tensor.original.dtype == self._dtype:
                 value.const_value = tensor.original
             elif value.name not in self._interface or value.dtype != _FLOAT:
                 continue
-            value.type = ir.TensorType(_HALF)
+            value.type = ir.TensorType(self._dtype)
             if outside := self._split_readers(value)[1]:
                 self._redirect_readers(value, _FLOAT, outside)
 
@@ -179,23 +184,26 @@ class _Halving:
         assert tensor is not None
         inside, outside = self._split_readers(value)
         if outside and tensor.nbytes >= SMALL_BYTES:
-            self._redirect_readers(value, _HALF, inside)  # stored once, in the precision that the other readers need
+            # Stored once, in the precision that the other readers need.
+            self._redirect_readers(value, self._dtype, inside)
             return
         refuse_nan = self._refuse_nan(value, inside[0]) if self._refuse_nan is not None else None
         own_name = value.name or ""
-        if not outside and own_name.endswith(_HALF_SUFFIX):
+        if not outside and own_name.endswith(self._suffix):
             # A weight of an earlier conversion keeps its name, so that a second optimization changes nothing.
-            value.const_value, value.type = NarrowTensor(tensor, _HALF, own_name, refuse_nan), ir.TensorType(_HALF)
+            value.const_value = NarrowTensor(tensor, self._dtype, own_name, refuse_nan)
+            value.type = ir.TensorType(self._dtype)
             return
-        name = self._fresh.take(f"{own_name}{_HALF_SUFFIX}")
-        narrow = add_initializer(self._graph, NarrowTensor(tensor, _HALF, name, refuse_nan))
+        name = self._fresh.take(f"{own_name}{self._suffix}")
+        graph = self._graph_of(value)
+        narrow = add_initializer(graph, NarrowTensor(tensor, self._dtype, name, refuse_nan))
         _replace_uses(value, narrow, inside)
         if not outside:
-            self._graph.initializers.pop(own_name)
+            graph.initializers.pop(own_name)
 
     def _convert_output(self, value: ir.Value) -> None:
         """Set the type of a float16 output, and insert a Cast for its float32 readers."""
-        value.type = ir.TensorType(_HALF)
+        value.type = ir.TensorType(self._dtype)
         _, outside = self._split_readers(value)
         if value.is_graph_output() and value.name not in self._interface:
             self._rename_and_cast(value, _FLOAT, outside)
@@ -212,25 +220,29 @@ class _Halving:
         """
         maker, name = value.producer(), value.name or ""
         assert maker is not None
-        suffix = _HALF_SUFFIX if dtype == _FLOAT else "_fp32"
+        suffix = self._suffix if dtype == _FLOAT else "_fp32"
         value.name = self._fresh.take(name + suffix)
         cast = cast_node(value, dtype, maker, self._fresh, name)
-        self._graph.insert_after(maker, cast)
+        graph = self._graph_of(value)
+        graph.insert_after(maker, cast)
         _replace_uses(value, cast.outputs[0], readers)
-        for position, output in enumerate(self._graph.outputs):
+        for position, output in enumerate(graph.outputs):
             if output is value:
-                self._graph.outputs[position] = cast.outputs[0]
+                graph.outputs[position] = cast.outputs[0]
 
     def _redirect_readers(self, value: ir.Value, dtype: ir.DataType, readers: list[ir.Node]) -> None:
         """Insert a Cast between a value and some readers."""
-        maker = value.producer()
-        assert self._first is not None
+        maker, graph = value.producer(), self._graph_of(value)
         cast = cast_node(value, dtype, maker or readers[0], self._fresh)
         if maker is None:
-            self._graph.insert_before(self._first, cast)
+            graph.insert_before(graph[0], cast)
         else:
-            self._graph.insert_after(maker, cast)
+            graph.insert_after(maker, cast)
         _replace_uses(value, cast.outputs[0], readers)
+
+    def _graph_of(self, value: ir.Value) -> ir.Graph:
+        """Return the graph that a value belongs to."""
+        return value.graph if isinstance(value.graph, ir.Graph) else self._graph
 
 
 def _replace_uses(value: ir.Value, other: ir.Value, readers: Iterable[ir.Node]) -> None:
@@ -246,14 +258,15 @@ def has_fixed_type(value: ir.Value) -> bool:
     return value.is_graph_input() or value.is_graph_output()
 
 
-def _set_attributes(node: ir.Node) -> None:
-    """Set the type attribute of a node to float16."""
+def _set_attributes(node: ir.Node, dtype: ir.DataType) -> None:
+    """Set the type attribute of a node."""
     if node.op_type == "Cast":
-        node.attributes["to"] = ir.AttrInt64("to", int(_HALF))
+        node.attributes["to"] = ir.AttrInt64("to", int(dtype))
     elif node.op_type == "ConstantOfShape":
         fill_value = node.attributes.get("value")
         values = fill_value.as_tensor().numpy() if fill_value is not None else np.zeros(1, np.float32)
-        half = np.clip(values, np.finfo(np.float16).min, np.finfo(np.float16).max).astype(np.float16)
+        limit = _HALF_END if dtype == _HALF else math.inf
+        half = np.clip(values, -limit, limit).astype(dtype.numpy())
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(half))
 
 
@@ -287,20 +300,19 @@ _TYPED_BY_ATTRIBUTE = frozenset({
 _CASTS = ("Cast", "CastLike")
 """Conversions. Their input stays float32 if the result has another type: indices need exact values."""
 _INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
-_HALF_NAME = "tensor(float16)"
 
 
 def _half_precision_nodes(
-    model: ir.Model, names: Collection[str], unconditional: Collection[str]
+    model: ir.Model, names: Collection[str], unconditional: Collection[str], dtype: ir.DataType
 ) -> frozenset[ir.Node]:
-    """Select the nodes of the main graph, among the named nodes, that support float16 and compute safely in it.
+    """Select the named nodes of the graph and its subgraphs that support float16 and compute safely in it.
 
     Missing value types are inferred from the operators, in place: onnx does not know the operators of other domains.
     """
     complete_types(model)
     halves: set[ir.Node] = set()
     wide = _positional_nodes(model.graph)
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         if node.name not in names or node.op_identifier() in model.functions:
             continue
         is_unconditional = node.name in unconditional
@@ -312,7 +324,7 @@ def _half_precision_nodes(
             or (node.op_type in _CARRYING and _is_all_wide(node, wide))
         ):
             wide.add(node)
-        elif _supports_half(node, model.opset_imports):
+        elif _supports(dtype, node, model.opset_imports):
             halves.add(node)
     return frozenset(halves)
 
@@ -359,8 +371,8 @@ def _is_layer(node: ir.Node) -> bool:
 
 
 def complete_types(model: ir.Model) -> None:
-    """Infer missing types of values of the main graph from the operators, in place."""
-    for node in model.graph:
+    """Infer missing types of values of the graph and its subgraphs from the operators, in place."""
+    for node in model.graph.all_nodes():
         if all(value.dtype is not None for value in node.outputs):
             continue
         if node.op_type == "Cast":
@@ -400,8 +412,8 @@ def _is_beyond_half(tensor: ir.TensorProtocol) -> bool:
     return bool((np.abs(tensor.numpy().astype(np.float32)) > _HALF_END).any())
 
 
-def _supports_half(node: ir.Node, opsets: Mapping[str, int]) -> bool:
-    """Return True if all float32 inputs and outputs of a node may be float16."""
+def _supports(dtype: ir.DataType, node: ir.Node, opsets: Mapping[str, int]) -> bool:
+    """Return True if all float32 inputs and outputs of a node may be of a 16-bit type."""
     if node.op_type in _TYPED_BY_ATTRIBUTE or (node.op_type in _CASTS and node.outputs[0].dtype != ir.DataType.FLOAT):
         return False
     schema = _find_schema(node, opsets)
@@ -409,7 +421,7 @@ def _supports_half(node: ir.Node, opsets: Mapping[str, int]) -> bool:
         return False
     allowed = {item.type_param_str: set(item.allowed_type_strs) for item in schema.type_constraints}
     types = {name for name, value in _formal_types(node, schema) if value.dtype == ir.DataType.FLOAT}
-    return bool(types) and all(_HALF_NAME in allowed.get(name, {name}) for name in types)
+    return bool(types) and all(f"tensor({dtype.name.lower()})" in allowed.get(name, {name}) for name in types)
 
 
 def _formal_types(node: ir.Node, schema: Any) -> Iterator[tuple[str, ir.Value]]:

@@ -111,6 +111,11 @@ class QuantizeFields:
     """Weight-only: format of embedding tables. `blocks`: the bits of the precision, by block (GatherBlockQuantized of
     ONNX Runtime). `rows`: 8 bits and one scale per row, in operators of ONNX; for runtimes without a kernel for blocks,
     such as ONNX Runtime in WebAssembly."""
+    weight_operators: Literal["onnxruntime", "standard"] | None = declare(
+        None, QUANTIZATION, default_words="standard beside standard operators of the optimizer, else onnxruntime"
+    )
+    """Weight-only: operators with weights in 4 or 8 bits. `onnxruntime`: MatMulNBits. `standard`: DequantizeLinear with
+    blocks, of opset 21, before a MatMul, and tables in rows; for other readers, such as OpenVINO."""
     calibration_data: str | None = declare(
         None,
         QUANTIZATION,

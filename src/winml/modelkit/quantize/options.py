@@ -227,7 +227,8 @@ class QuantizeOptions(QuantizeFields, Options):
     def least_opset(self, rules: precisions.ModeRules) -> int:
         """Return the minimum opset of the operators that a mode creates with these options."""
         if not rules.needs_ranges:
-            return rules.least_opset
+            has_standard_blocks = self.weight_operators == "standard" and "weight_operators" in rules.options
+            return precisions.BLOCK_OPSET if has_standard_blocks else rules.least_opset
         has_blocks = self.qdq_block_size is not None or bool(self.block_sizes)
         has_few_bits = any(precision.default_block is not None for precision, _ in self.requested_modes())
         return precisions.BLOCK_OPSET if has_blocks or has_few_bits else rules.least_opset
@@ -384,6 +385,13 @@ class QuantizeOptions(QuantizeFields, Options):
             raise UsageError(
                 f"{opt.block_size} {self.block_size}: {opt.per_tensor} gives each weight one scale",
                 hint=f"Use {opt.block_size} or {opt.per_tensor}.",
+            )
+        few_bits = [precision.name for precision, mode in requested if precision.weight_bits < 4]
+        if self.weight_operators == "standard" and few_bits:
+            raise UsageError(
+                f"{opt.precision} {few_bits[0]} with {opt.weight_operators} standard: DequantizeLinear has no integers "
+                f"of 2 bits in opset {precisions.BLOCK_OPSET}",
+                hint=f"Use {opt.precision} {precisions.INT4}, or {opt.weight_operators} onnxruntime.",
             )
         asymmetric_algorithm = next((name for name in self._requested_algorithms if name in ("hqq", "k_quant")), None)
         if self.symmetric and asymmetric_algorithm and "dynamic" not in modes and "qdq" not in modes:

@@ -23,7 +23,7 @@ from winml.modelkit.quantize.precisions import FLOAT16, FLOAT32, MODES, PRECISIO
 from winml.modelkit.quantize.qdq_placement import COMPANIONS, QdqPlacement, WeightScaling
 from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.tags.selector import nearest_paths
-from winml.modelkit.tags.tagging import all_nodes
+from winml.modelkit.tags.tagging import all_nodes, operator_name
 
 _T = TypeVar("_T")
 
@@ -37,7 +37,7 @@ OPERATORS_WITH_WEIGHTS = frozenset({
 """Operators whose constants are weights: the operators of some mode, and other known operators of ONNX and ONNX
 Runtime. Constants of other operators, such as rotary cosines, are not reported as skipped weights."""
 
-_WEIGHT_INPUTS = {"Gather": 0}
+_WEIGHT_INPUTS = {"Gather": 0, "MoE": 2}
 """Specified: position of the weight among the inputs; 1 for all others."""
 
 
@@ -99,7 +99,7 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
     stays_float: set[str] = set()
     for node in all_nodes(model):
         weight, is_inner = constant_weight(node), node.graph is not model.graph
-        if weight is None and is_inner:
+        if weight is None and is_inner and not isinstance(node.graph, ir.Graph):
             continue
         assert node.name, f"a {node.op_type} node has no name"
         tag = modules.tag_of.get(node.name, "")
@@ -108,7 +108,7 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
             stays_float.add(node.name)
         mode = options.mode_of(requested)
         if weight is None and (mode is None or not MODES[mode].changes_every_node):
-            if mode is not None:
+            if mode is not None and not is_inner:
                 unweighted.setdefault((mode, requested), set()).add(node.name)
             continue
         if mode is not None and (obstacle := _find_obstacle(node, weight, mode, options, is_inner=is_inner)):
@@ -368,7 +368,7 @@ def _find_obstacle(
         return f"{ALREADY} {weight.dtype.name.lower()} weights"
     if rules.changes_every_node or weight is None:
         return ""
-    if node.op_type not in rules.operators or node.domain:
+    if operator_name(node) not in rules.operators:
         return f"{mode} does not support {node.op_type}"
     tensor = weight.const_value
     assert tensor is not None

@@ -181,17 +181,26 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
     ),
     "weight-only": ModeRules(
         "weights in 2, 4 or 8 bits by block, float activations (MatMulNBits)",
-        frozenset({"MatMul", "Gemm", "Gather"}),
+        frozenset({"MatMul", "Gemm", "Gather", "com.microsoft:MoE"}),
         least_opset=13,
         engine=f"{_ENGINES}.weight_only:quantize_weights",
         options=frozenset(
             {"symmetric", "block_size", "block_sizes", "algorithm", "algorithms", "budget", "max_size", "max_drop"}
-            | {"tables"}
+            | {"tables", "weight_operators"}
         ),
         bits=((2, None), (4, None), (8, None)),
         is_by_tensor=True,
         changes_subgraphs=True,
         remedies={"algorithm": "find weights with calibration samples ({} auto)"},
+    ),
+    "bnb4": ModeRules(
+        "weights in 4-bit normal floats (NF4) of bitsandbytes, float activations (MatMulBnb4)",
+        frozenset({"MatMul"}),
+        least_opset=13,
+        engine=f"{_ENGINES}.normal_floats:quantize_to_normal_floats",
+        bits=((4, None),),
+        is_by_tensor=True,
+        changes_subgraphs=True,
     ),
     "float": ModeRules(
         "16-bit floating point: fp16 weights and activations, or bf16 weights and float32 computation",
@@ -257,6 +266,10 @@ _BUILT_IN = {
         ),
         Precision(
             "int2", 2, ("weight-only",), "2-bit weights by block", 0.0, least_agreement=None, searched_blocks=(128, 32)
+        ),
+        Precision(
+            "nf4", 4, ("bnb4",), "4-bit normal floats by block", 4.0, least_agreement=None,
+            transformers_js_suffix="_bnb4",
         ),
         Precision(
             FLOAT16, 16, ("float",), "16-bit floating point", 40.0, float_type="FLOAT16",

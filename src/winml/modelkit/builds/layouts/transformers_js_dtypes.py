@@ -18,7 +18,7 @@ DTYPES: Mapping[str, Dtype] = {
     "q4f16": Dtype("_q4f16", FLOAT16, of="q4"),
     "q2": Dtype("_q2", "int2"),
     "q2f16": Dtype("_q2f16", FLOAT16, of="q2"),
-    "bnb4": Dtype("_bnb4", unwritable="winml has no 4-bit floats of bitsandbytes; q4 has the same size"),
+    "bnb4": Dtype("_bnb4", "nf4"),
     "q1": Dtype("_q1", unwritable=_NO_OPERATOR),
     "q1f16": Dtype("_q1f16", unwritable=_NO_OPERATOR),
 }

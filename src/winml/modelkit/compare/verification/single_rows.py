@@ -41,7 +41,7 @@ def with_consecutive_tokens(feeds: Arrays) -> Arrays:
     if POSITIONS in feeds:
         positions = feeds[POSITIONS]
         counted = np.arange(total - positions.shape[-1], total, dtype=positions.dtype)
-        changed[POSITIONS] = np.ascontiguousarray(np.broadcast_to(counted, positions.shape))
+        changed[POSITIONS] = np.broadcast_to(counted, positions.shape).copy()
     return {**feeds, **changed}
 
 

@@ -26,6 +26,7 @@ from winml.modelkit.compare.verification.generation import compare_generation
 from winml.modelkit.compare.verification.input_draws import InputDraws, holds_nan
 from winml.modelkit.compare.verification.reference_run import PreparedPart, with_values
 from winml.modelkit.compare.verification.rounding import compare_stable_draws, has_uncertain_scores
+from winml.modelkit.compare.verification.single_rows import reads_consecutive_tokens, with_consecutive_tokens
 from winml.modelkit.compare.verification.sizes import Draw, WrittenGraph, compare_at_varied_sizes, run_draw
 from winml.modelkit.compare.words import difference_words
 from winml.modelkit.errors import ExportError, VerificationError, opt
@@ -34,6 +35,7 @@ from winml.modelkit.models.tensors import to_torch
 from winml.modelkit.onnx.assumptions import constant_output
 from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.widening import computes_in
+from winml.modelkit.ort.decoding.inputs import MASK, POSITIONS
 
 PIECE_BYTES = 1 << 28
 """Maximum weight of a piece, with bfloat16 counted as float32. Chosen: half the memory of the libraries, so that the
@@ -315,18 +317,34 @@ def _compute_draws(
     is_streamed: bool,
 ) -> list[Draw]:
     """Traced sample, samples at other sizes, a second sample and quality samples, all with the outputs of PyTorch."""
-    traced = written.draw
+    traced, others = written.draw, list(written.proof.draws)
+
+    def run(draw: Draw) -> Draw:
+        return run_draw(prepared, _with_consecutive_tokens(draw) if is_consecutive else draw)
+
+    is_consecutive = MASK in traced.inputs and reads_consecutive_tokens(written.model)
+    if is_consecutive and not is_streamed:
+        traced, *others = map(run, (traced, *others))
+    elif is_consecutive:
+        traced, *others = map(_with_consecutive_tokens, (traced, *others))
     # Without weights, the model can refuse the inputs, but not detect NaN outputs.
-    second = _make_second_draw(inputs, traced, partial(run_draw, prepared))
+    second = _make_second_draw(inputs, traced, run)
     if not is_streamed:
-        return [traced, *written.proof.draws, second, *(run_draw(prepared, draw) for draw in samples)]
+        return [traced, *others, second, *(run_draw(prepared, draw) for draw in samples)]
     from winml.modelkit.compare.verification.streamed_reference import streamed_outputs  # imported on demand
 
-    draws = streamed_outputs(prepared, [traced, *written.proof.draws, second, *samples])
-    position = len(written.proof.draws) + 1
+    draws = streamed_outputs(prepared, [traced, *others, second, *samples])
+    position = len(others) + 1
     if holds_nan(draws[position].reference):
         draws[position] = _make_second_draw(inputs, traced, lambda draw: streamed_outputs(prepared, [draw])[0])
     return draws
+
+
+def _with_consecutive_tokens(draw: Draw) -> Draw:
+    """Return a sample of a decoder without padding and with consecutive positions; its outputs are to be computed."""
+    arrays = with_consecutive_tokens(draw.arrays)
+    changed = {name: to_torch(arrays[name]) for name in (MASK, POSITIONS) if name in draw.inputs}
+    return replace(draw, inputs={**draw.inputs, **changed})
 
 
 def _add_reference_outputs(

@@ -18,7 +18,7 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.errors import StageError
 from winml.modelkit.optimize.decoders.interface import DecoderInterface
 from winml.modelkit.optimize.decoders.probing import Probe, probe_between
-from winml.modelkit.optimize.graph_matching import NodeBuilder, tag_like
+from winml.modelkit.optimize.graph_matching import NodeBuilder, rank_of, tag_like
 
 _HIDDEN = -1e4
 """Chosen: a mask value of a hidden token is below this, in every dtype."""
@@ -158,6 +158,9 @@ class MaskWriter:
 
     graph: ir.Graph
     interface: DecoderInterface
+    reads_positions: bool = False
+    """True if attentions do not read ``position_ids``. The number of tokens is then its size: a GPU provider copies an
+    input that its nodes and those on the CPU read."""
     _value_by_name: dict[str, ir.Value] = field(default_factory=dict)
     _tagged: ir.Node | None = None
 
@@ -286,7 +289,10 @@ class MaskWriter:
 
     def _token_count(self) -> ir.Value:
         """Return the number of new tokens."""
-        return self._node_output("tokens", "Shape", [self.interface.tokens], start=1, end=2)
+        sized, positions = self.interface.tokens, self.interface.positions
+        if self.reads_positions and positions is not None and rank_of(positions) == 2:
+            sized = positions
+        return self._node_output("tokens", "Shape", [sized], start=1, end=2)
 
     def _scalar_constant(self, name: str, number: float, dtype: ir.DataType) -> ir.Value:
         return self._add_constant(name, np.array(number, dtype.numpy()))

@@ -304,7 +304,7 @@ class _Fusion:
     def __post_init__(self) -> None:
         self._rotations = RotationFinder(self.interface.positions, self.interface.position_count)
         self._tables = RotationTables(self.graph)
-        self.writer = MaskWriter(self.graph, self.interface)
+        self.writer = MaskWriter(self.graph, self.interface, self.variant.rotates)
 
     def fuse(self, softmax: ir.Node) -> None:
         """Fuse the attention around a softmax, if it matches."""

@@ -70,7 +70,7 @@ class DecoderInterface:
     def is_sized(self, value: ir.Value) -> bool:
         """Return True if a mask reads only the shape of a value: a float tensor whose sizes are input dimensions."""
         shape = shape_of(value, 3)
-        if shape is None or value.dtype is None or not value.dtype.is_floating_point():
+        if shape is None or value.dtype is None or not value.dtype.is_floating_point() or value.is_initializer():
             return False
         return all(isinstance(size, int) or size.value in self.names for size in shape)
 

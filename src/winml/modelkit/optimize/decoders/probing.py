@@ -65,14 +65,15 @@ class Probe:
         return content
 
 
-def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Probe | None:
+def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool], most_nodes: int = _MOST_NODES) -> Probe | None:
     """Extract the nodes that compute a value from graph inputs and other leaves.
 
     `None` if the computation reads weight matrices or values other than tensors, or has subgraphs or too many nodes.
 
     Args:
         result: The value.
-        is_leaf: Returns True if a value is a leaf although a node produces it.
+        is_leaf: Returns True if a value is a leaf although a node produces it, or it is a constant.
+        most_nodes: Maximum number of nodes.
     """
     leaves: dict[ir.Value, None] = {}
     nodes: dict[ir.Node, None] = {}
@@ -84,7 +85,7 @@ def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Prob
         if is_done:
             assert node is not None
             nodes[node] = None
-        elif value.const_value is not None and node is None:
+        elif value.const_value is not None and node is None and not is_leaf(value):
             if value.const_value.nbytes > _LARGEST_CONSTANT:
                 return None
             constants[value] = None
@@ -93,7 +94,7 @@ def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Prob
                 return None
             leaves[value] = None
         elif node not in nodes:
-            if len(nodes) > _MOST_NODES or any(
+            if len(nodes) > most_nodes or any(
                 attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values()
             ):
                 return None

@@ -1,7 +1,7 @@
 """Engine for nodes in float16, or with weights stored in 16-bit floating point.
 
 Nodes are converted to float16 by :mod:`winml.modelkit.ort.half_precision`. For bfloat16, for which ONNX Runtime's CPU
-provider has few kernels, and for nodes of subgraphs, only weights are stored in it. Before / After::
+provider has few kernels, only weights are stored in it. Before / After::
 
     weight32 → MatMul                       weightb16 → Cast → weight32 → MatMul
 
@@ -29,17 +29,16 @@ def clipped_values(model: ir.Model) -> int:
 
 def convert_floats(model: ir.Model, task: EngineTask) -> ir.Model:
     """Return a copy of the model with the selected nodes in 16-bit floating point."""
-    converted, dtype = model.clone(), ir.DataType[task.precision.float_type]
-    names = task.nodes
-    if dtype != _BRAIN:
+    converted = model.clone()
+    if ir.DataType[task.precision.float_type] == _BRAIN:
+        _store_weights_as_bfloat16(converted.graph, task.nodes)
+    else:
         convert_to_half(converted, task.nodes, refuse_nan=lambda value, reader: WeightUse.of(value, reader).refuse_nan)
-        names = task.nodes.difference(node.name or "" for node in converted.graph)  # nodes of subgraphs
-    _store_weights(converted.graph, names, dtype)
     return converted
 
 
-def _store_weights(graph: ir.Graph, names: frozenset[str], dtype: ir.DataType) -> None:
-    """Store float32 weights read only by selected nodes in 16 bits, each with a Cast, in place."""
+def _store_weights_as_bfloat16(graph: ir.Graph, names: frozenset[str]) -> None:
+    """Store weights read only by selected nodes in bfloat16, each with a Cast, in place."""
     first_node, fresh = next(iter(graph), None), FreshNames.of_graph(graph)
     for value in list(graph.initializers.values()):
         tensor, readers = value.const_value, [node for node, _ in value.uses()]
@@ -48,8 +47,7 @@ def _store_weights(graph: ir.Graph, names: frozenset[str], dtype: ir.DataType) -
         if first_node is None or not readers or any(node.name not in names for node in readers):
             continue
         refuse_nan = WeightUse.of(value, readers[0]).refuse_nan
-        name = fresh.take(f"{value.name}{'_bf16' if dtype == _BRAIN else '_fp16'}")
-        narrow = add_initializer(graph, NarrowTensor(tensor, dtype, name, refuse_nan))
+        narrow = add_initializer(graph, NarrowTensor(tensor, _BRAIN, fresh.take(f"{value.name}_bf16"), refuse_nan))
         cast = cast_node(narrow, _FLOAT, readers[0], fresh)
         graph.insert_before(first_node, cast)
         ir.convenience.replace_all_uses_with(value, cast.outputs[0])

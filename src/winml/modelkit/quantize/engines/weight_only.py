@@ -7,6 +7,9 @@ Works on the graph alone: each weight is read and quantized when the result is w
     table[V,K], indices → Gather            values, indices, scales, zero points → GatherBlockQuantized
     the same, 8 bits by row                 Gather (integers) → Cast → Mul; Gather (scales) → Mul
     table → Transpose → MatMul (tied)       the values of the table, for both
+    x, scores, weights of experts → MoE     x, scores, values, scales, zero points → QMoE
+
+With standard operators, products read a DequantizeLinear of the same values, and tables are quantized by row.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
+from winml.modelkit.onnx.coded_weights import unpack_codes
 from winml.modelkit.onnx.files.writing import ReshapedTensor
 from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
 from winml.modelkit.onnx.weights import add_initializer, computed_tensor, drop_unused_initializers
@@ -92,6 +96,8 @@ class PackedWeight:
         desk: PackingDesk,
         *,
         is_table_only: bool = False,
+        experts: int | None = None,
+        is_standard: bool = False,
         solved: block_quantizers.SolvedWeight | None = None,
     ) -> None:
         """Store the matrix reference; nothing is read.
@@ -103,10 +109,12 @@ class PackedWeight:
             desk: Cache of recently quantized weights.
             is_table_only: True if only row lookups read the weight. Its packed values then have two axes, as
                 ``GatherBlockQuantized`` requires, instead of the three of ``MatMulNBits``.
+            experts: Number of matrices below each other in the weight, which become the first axis of all parts.
+            is_standard: True for the parts of a ``DequantizeLinear``: depth × width, integers of few bits.
             solved: Blocks solved with calibration data, if any.
         """
         self.solved = solved
-        self.is_table_only = is_table_only
+        self.is_table_only, self._experts, self._is_standard = is_table_only, experts, is_standard
         self.matrix, self.block_format, self._use, self._desk = matrix, fmt, use, desk
         self._scale_dtype = matrix.tensor.dtype
 
@@ -154,7 +162,27 @@ class PackedWeight:
             dtypes[_PACKED_ZERO_POINTS] = self._scale_dtype
         names = {_PACKED: f"{self._use.weight}_Q{self.block_format.bits}", _PACKED_SCALES: f"{self._use.weight}_scales",
                  _PACKED_ZERO_POINTS: f"{self._use.weight}_zero_points"}  # fmt: skip
+        if self._is_standard:
+            sign = "UINT" if self.block_format.has_zero_points else "INT"
+            dtypes[_PACKED] = dtypes[_PACKED_ZERO_POINTS] = ir.DataType[f"{sign}{self.block_format.bits}"]
+            return tuple(self._make_standard_tensor(part, dtypes[part], names[part]) for part in self._part_shapes)
         return tuple(self._make_part_tensor(part, dtypes[part], names[part]) for part in self._part_shapes)
+
+    def _make_standard_tensor(self, part: str, dtype: ir.DataType, name: str) -> ir.LazyTensor:
+        """Create the lazy tensor of a part of a ``DequantizeLinear`` with blocks along the first axis."""
+        width, bits = self.matrix.width, self.block_format.bits
+        rows = self.matrix.depth if part == _PACKED else self._block_grid[1]
+
+        def read() -> Array:
+            values = self._desk.take(self, part).reshape(width, -1)
+            if part == _PACKED_SCALES:
+                return values.T
+            codes = unpack_codes(values, bits, rows)
+            if not self.block_format.has_zero_points:
+                codes = codes.astype(np.int8) - np.int8(2 ** (bits - 1)) if bits < 8 else (codes ^ 128).view(np.int8)
+            return codes.T.astype(dtype.numpy())
+
+        return computed_tensor(read, dtype, (rows, width), name)
 
     @property
     def _block_grid(self) -> tuple[int, int]:
@@ -187,6 +215,8 @@ class PackedWeight:
         """Create the lazy tensor of a packed part."""
         computed = self._part_shapes[part]
         shape = (computed[0], math.prod(computed[1:])) if self.is_table_only else computed
+        if self._experts is not None:
+            shape = (self._experts, computed[0] // self._experts, math.prod(computed[1:]))
 
         def read() -> Array:
             values = self._desk.take(self, part)
@@ -209,12 +239,24 @@ LEAST_BLOCK_SIZE = 16
 _BLOCK_OPERATORS = ("MatMulNBits", "GatherBlockQuantized")
 _SCALES, _ZERO_POINTS = 2, 3
 """Specified: input positions of both operators."""
+EXPERTS_OPERATOR = "MoE"
+_SCALE_PART = 1
+"""Position of the scales among the parts of a weight."""
+_EXPERT_WEIGHTS = (2, 4)
+"""Specified: input positions of the weights of ``MoE``."""
+_EXPERT_BITS = (4, 8)
+"""Bits of ``QMoE`` on the CPU. Measured with ONNX Runtime 1.32: in 2 bits, it expects other shapes than documented."""
 
 
 def quantize_weights(model: ir.Model, task: EngineTask) -> ir.Model:
     """Return a copy of the model with block-quantized weights of the selected nodes."""
+    return quantize_by(Packing, model, task)
+
+
+def quantize_by(packing_class: type[Packing], model: ir.Model, task: EngineTask) -> ir.Model:
+    """Return a copy of the model whose selected nodes are replaced by a packing."""
     quantized = model.clone()
-    packing = Packing(quantized.graph, task)
+    packing = packing_class(quantized.graph, task)
     for node in list(quantized.graph.all_nodes()):
         if node.name in task.nodes:
             packing.replace(node)
@@ -311,9 +353,12 @@ class Packing:
     def replace(self, node: ir.Node) -> ir.Node | None:
         """Replace a node and return the new node; ``None`` if the node has no block-quantized operator."""
         operand = operand_of(node)
-        if operand is None:
+        if node.op_type == EXPERTS_OPERATOR:
+            new = self._make_experts(node)
+        elif operand is None:
             return None
-        new = self._make_product(node, operand) if node.op_type != "Gather" else self._make_lookup(node, operand)
+        else:
+            new = self._make_product(node, operand) if node.op_type != "Gather" else self._make_lookup(node, operand)
         if new is None:
             return None
         self._replace_node(node, new)
@@ -355,6 +400,8 @@ class Packing:
     def _make_product(self, node: ir.Node, operand: Operand) -> ir.Node:
         """Create the product with a packed weight."""
         packed = self._packed_weight(node, operand)
+        if self._is_standard:
+            return self._make_standard_product(node, packed)
         matrix, parts = packed.weight.matrix, packed.parts
         bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
         solved = packed.weight.solved
@@ -383,6 +430,65 @@ class Packing:
             }
             product.metadata_props[QUANTIZATION_KEY] = json.dumps(record)
         return self._add_batch(node, product) if self._needs_batch(node) else product
+
+    @property
+    def _is_standard(self) -> bool:
+        """True if products and lookups are operators of ONNX."""
+        return self._task.options.weight_operators == "standard"
+
+    def _make_standard_product(self, node: ir.Node, packed: _PackedParts) -> ir.Node:
+        """Create the product with dequantized blocks as its weight."""
+        matrix, fmt, solved = packed.weight.matrix, packed.weight.block_format, packed.weight.solved
+        data = node.inputs[0]
+        assert data is not None  # a product has two inputs
+        if solved is not None and solved.input_scale is not None:
+            data = self._divide_input(node, data, solved.input_scale)
+        dequantize = ir.node(
+            "DequantizeLinear",
+            packed.parts,
+            {"axis": 0, "block_size": fmt.block_size},
+            name=self._fresh.take(f"{node.name}/DequantizeLinear"),
+        )
+        dtype = packed.parts[_SCALE_PART].dtype
+        weight = ir.Value(
+            type=None if dtype is None else ir.TensorType(dtype), shape=ir.Shape([matrix.depth, matrix.width])
+        )
+        weight = self._insert_before(node, dequantize, f"{packed.parts[0].name}_dequantized", weight)
+        attributes = {name: item for name, item in node.attributes.items() if name != "transB"}
+        return ir.node(node.op_type, [data, weight, *node.inputs[2:]], attributes, name=node.name)
+
+    def _make_experts(self, node: ir.Node) -> ir.Node | None:
+        """Create the mixture of experts with packed weights; ``None`` for bits or sizes without a kernel."""
+        bits = self._task.precision.weight_bits
+        matrices = [node.inputs[index] for index in _EXPERT_WEIGHTS]
+        sizes = [value.const_value.shape.numpy() for value in matrices if value is not None and value.const_value]
+        if bits not in _EXPERT_BITS or len(sizes) != len(matrices) or self._is_standard:
+            return None
+        depth = math.gcd(*(size[-1] for size in sizes))
+        fmt = _make_block_format(self._task, node, depth, is_table=True)
+        if depth % fmt.block_size:
+            return None
+        parts = []
+        for value, (experts, rows, columns) in zip(matrices, sizes, strict=True):
+            assert value is not None
+            rows_of_all = ReshapedTensor(_get_tensor(value), (experts * rows, columns), value.name or "")
+            matrix = block_quantizers.WeightMatrix(rows_of_all, is_transposed=True)
+            weight = PackedWeight(matrix, fmt, WeightUse.of(value, node), self._desk, experts=experts)
+            added = [self._add_tensor(tensor) for tensor in weight.tensors()]
+            parts.append((*added, None, None)[:3])
+        (up, up_scales, up_zeros), (down, down_scales, down_zeros) = parts
+        scores = node.inputs[1]
+        inputs = [node.inputs[0], scores, up, up_scales, None, down, down_scales, *[None] * 4, up_zeros, down_zeros]
+        attributes = {name: item.value for name, item in node.attributes.items()}
+        if not attributes.get("normalize_routing_weights"):
+            # The kernel of the CPU provider normalizes the softmax of the selected scores regardless of the attribute.
+            assert scores is not None
+            softmax = ir.node("Softmax", [scores], {"axis": -1}, name=self._fresh.take(f"{node.name}/Softmax"))
+            inputs += [None, self._insert_before(node, softmax, f"{scores.name}_shares", scores)]
+        attributes |= {"expert_weight_bits": bits, "block_size": fmt.block_size}
+        if self._task.options.ep == "cuda":
+            attributes["weights_prepacked"] = 0  # otherwise in the order of one generation of GPUs
+        return ir.node(f"Q{EXPERTS_OPERATOR}", inputs, attributes, domain=DOMAIN, name=node.name)
 
     def _needs_batch(self, node: ir.Node) -> bool:
         """Return True if the provider runs products of three dimensions only, and the input has two."""
@@ -453,7 +559,7 @@ class Packing:
 
     def _make_lookup(self, node: ir.Node, operand: Operand) -> ir.Node | None:
         """Create the lookup in a packed table; ``None`` if no block size divides its rows."""
-        if self._task.options.tables == "rows":
+        if self._task.options.tables == "rows" or self._is_standard:
             return self._make_row_lookup(node, operand)
         packed = self._packed_weight(node, operand)
         fmt = packed.weight.block_format
@@ -518,7 +624,10 @@ class Packing:
         fmt = _make_block_format(self._task, node, matrix.depth, is_table="Gather" in readers)
         fmt = fmt if solved is None else solved.block_format
         use = WeightUse.of(operand.value, node)
-        return PackedWeight(matrix, fmt, use, self._desk, is_table_only=readers == {"Gather"}, solved=solved)
+        is_table_only = readers == {"Gather"}
+        return PackedWeight(
+            matrix, fmt, use, self._desk, is_table_only=is_table_only, is_standard=self._is_standard, solved=solved
+        )
 
     def _make_table(self, node: ir.Node, values: ir.Value, weight: PackedWeight) -> ir.Value:
         """Return the packed values with two axes.
@@ -561,11 +670,12 @@ def _make_block_format(task: EngineTask, node: ir.Node, depth: int, *, is_table:
     if algorithm in DATA_ALGORITHMS:
         algorithm = "rtn"  # solved weights: the format; tables, which are not solved: the algorithm
     size: int = task.block_sizes.get(node.name or "") or task.options.block_size or _BLOCK_SIZES[bits]
-    if is_table:
+    # Readers of standard operators, such as OpenVINO, refuse a part of a block.
+    if is_table or task.options.weight_operators == "standard":
         while depth % size and size > LEAST_BLOCK_SIZE:
             size //= 2
-    if algorithm == "hqq" and (is_table or bits != 4):
-        algorithm = "rtn"  # ONNX Runtime has no kernel for fractional zero points there
+    if algorithm == "hqq" and (is_table or bits != 4 or task.options.weight_operators == "standard"):
+        algorithm = "rtn"  # neither ONNX Runtime's kernels nor DequantizeLinear take fractional zero points there
     is_symmetric = bool(task.options.symmetric)
     if is_table and depth // size % (8 // bits):
         # Measured: for an odd number of blocks, ONNX Runtime 1.23 reads the zero points without the half byte that pads
