@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from winml.modelkit.ort.kernel_times import KernelTime, RunProfile
+from winml.modelkit.profile.memory_records import ModuleBytes, sum_memory
 from winml.modelkit.profile.statistics import middle_mean
 from winml.modelkit.tags import address
 
@@ -44,6 +45,8 @@ class ModuleTime:
     """Size of the weights read by the module's own kernels in one run; ``None`` if not recorded."""
     fused_with: tuple[str, ...] = ()
     """Tags of the other modules fused into its kernels."""
+    memory: ModuleBytes | None = None
+    """Memory of the module and its submodules; ``None`` if not measured."""
     children: tuple[ModuleTime, ...] = ()
 
     def walk(self) -> Iterator[ModuleTime]:
@@ -126,6 +129,7 @@ class _TagSum:
     output_bytes: int | None = None
     parameter_bytes: int | None = None
     fused_with: set[str] = field(default_factory=set)
+    memory: ModuleBytes | None = None
 
     def add_time(self, op_type: str, milliseconds: float) -> None:
         self.milliseconds += milliseconds
@@ -168,6 +172,7 @@ def charge_modules(
     tags: Mapping[str, str],
     modules: Sequence[tuple[str, str, str]],
     fused: Mapping[str, Iterable[str]] | None = None,
+    memory: Mapping[str, ModuleBytes] | None = None,
 ) -> ModuleProfile:
     """Assign every kernel to the module of its node.
 
@@ -176,6 +181,7 @@ def charge_modules(
         tags: Name of an executed node → tag; ``""`` for an untagged node.
         modules: (tag, module path, class) of each module, in execution order; missing parents are added.
         fused: Name of a node → tags of the other modules fused into it.
+        memory: Tag → memory of the module without its submodules; ``None`` if not measured.
 
     Returns:
         The module tree. The self times of its modules and ``unattributed_ms`` add up to ``kernel_ms``.
@@ -192,6 +198,9 @@ def charge_modules(
     for kernel in profile.kernels:
         if tag := tags.get(kernel.node, ""):
             sums[tag].add(kernel, (fused or {}).get(kernel.node, ()))
+    if memory is not None:
+        for tag in {*sums, *memory, *(tag for tag, _, _ in modules)} - {""}:
+            sums[tag].memory = memory.get(tag, ModuleBytes())
     unattributed = _sort_by_time(untagged_ms)
     return ModuleProfile(
         roots=_build_tree(sums, modules, runs),
@@ -242,6 +251,7 @@ def _module_time(
         output_bytes=None if tag_sum.output_bytes is None else tag_sum.output_bytes // runs,
         parameter_bytes=None if tag_sum.parameter_bytes is None else tag_sum.parameter_bytes // runs,
         fused_with=tuple(sorted(tag_sum.fused_with)),
+        memory=sum_memory(part.memory for part in (tag_sum, *children)),
         children=children,
     )
 
