@@ -9,7 +9,7 @@ from winml.modelkit.profile.memory_records import ModuleBytes, ModuleMemory
 from winml.modelkit.profile.module_records import ProfiledModules
 from winml.modelkit.profile.module_rows import fold_layers, in_phase, module_rows, module_table
 from winml.modelkit.report import document as doc
-from winml.modelkit.words import shape_words
+from winml.modelkit.words import shape_words, size_words
 
 _MAX_VALUES = 5
 """Maximum number of values at the peak in a terminal. Chosen: enough to see the modules that hold most."""
@@ -78,9 +78,8 @@ def _use_table(memory: ModuleMemory, phase: str) -> doc.Table:
         "graph and kernels of ONNX Runtime": memory.other_bytes,
         "freed, not returned to the system": growth.freed_bytes,
     }
-    rows: list[list[doc.Cell]] = [
-        [use, size, size / growth.growth_bytes if growth.growth_bytes else 0.0] for use, size in uses.items()
-    ]
+    whole = growth.growth_bytes or 1  # of a small file, nothing may be measured
+    rows: list[list[doc.Cell]] = [[use, _size_cell(size), size / whole] for use, size in uses.items()]
     total: list[doc.Cell] = ["growth of the process", growth.growth_bytes, 1.0]
     opening: list[doc.Cell] = ["at most, while the file was opened", growth.opening_peak_bytes, None]
     return doc.Table(
@@ -89,6 +88,11 @@ def _use_table(memory: ModuleMemory, phase: str) -> doc.Table:
         name=f"memory_use{phase}",
         heading=in_phase("Memory by use", phase),
     )
+
+
+def _size_cell(size_bytes: int) -> doc.Cell:
+    """Format a size; a negative one if less memory was measured than counted."""
+    return size_bytes if size_bytes >= 0 else doc.Number(size_bytes, f"-{size_words(-size_bytes)}")
 
 
 def _peak_table(memory: ModuleMemory, phase: str, paths: dict[str, str]) -> doc.Table:

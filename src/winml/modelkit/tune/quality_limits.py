@@ -193,9 +193,7 @@ class QualityLimits:
         return f"peak memory {size_words(facts.peak_bytes)}, maximum {size_words(limit)}"
 
     def reason_excluded(self, candidate: Candidate, facts: CandidateFacts) -> str:
-        """Return why a candidate cannot win: its quality or its memory; empty if it can. The plain file is the reference
-        of the quality.
-        """
+        """Return why a candidate cannot win: quality, except of the plain file, or memory; empty if it can."""
         return (candidate.name != PLAIN and self.reason_wrong(candidate, facts)) or self.reason_too_large(facts)
 
     def unresolved_words(self, facts: CandidateFacts) -> tuple[str, str]:
