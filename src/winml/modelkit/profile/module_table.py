@@ -65,7 +65,7 @@ def profile_document(
             tree. ``None``: the tree.
         by_class: In a terminal, list classes instead of modules; with ``top``, those with the longest self time.
     """
-    phases = profiled.phases if isinstance(profiled, ProfiledDecoder) else {"": profiled}
+    phases = profiled.phases
     main = [*phases.values()][-1]
     where = " in a prompt with an empty cache, and in a step after it" if len(phases) > 1 else ""
     blocks: list[doc.Block] = table.perf_blocks(main.result)
