@@ -13,6 +13,7 @@ import pytest
 import graphs
 from e2e.in_process import run_here
 from e2e.workplace import Workplace
+from installed_versions import KERNEL_MEMORY
 from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.onnx.files.writing import write_model
 
@@ -98,6 +99,7 @@ def test_by_module_sets_two_models_side_by_side(workplace: Workplace, model: Pat
     assert "other.onnx ms" in (workplace.folder / "pair.html").read_text(encoding="utf-8")
 
 
+@KERNEL_MEMORY
 def test_by_module_with_memory_adds_up(workplace: Workplace, model: Path) -> None:
     """The weights of the modules are those of the graph, and the uses add up to the growth of the process."""
     files = ("-o", "memory.json", "--report", "memory.html")

@@ -218,7 +218,7 @@ def parse_size(text: str, option: str) -> int:
     if match is None or match[2] not in SIZE_UNITS or not float(match[1]):
         hint = "A number with B, kB, MB, GB or TB, such as 900MB."
         unit = "" if match is None else next((name for name in SIZE_UNITS if name.lower() == match[2].lower()), "")
-        if match is not None and unit:
+        if match is not None and unit not in ("", match[2]):
             hint = f"Did you mean {match[1]}{unit}?"
         raise UsageError(f"{option} {text!r}: expected a size", hint=hint)
     return round(float(match[1]) * SIZE_UNITS[match[2]])

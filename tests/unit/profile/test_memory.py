@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 import graphs
+from installed_versions import KERNEL_MEMORY
 from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.profile.by_module import profile_modules
 from winml.modelkit.profile.latency import LatencyOptions
 from winml.modelkit.profile.memory_records import ModuleMemory
+
+pytestmark = KERNEL_MEMORY
 
 SIZE = 128
 VALUE_BYTES = 4 * SIZE * SIZE

@@ -16,8 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import UsageError, opt
+from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.kernel_times import RUN_EVENT, is_kernel, kernel_node, read_events
-from winml.modelkit.ort.sessions import onnxruntime_version
+from winml.modelkit.ort.sessions import CPU, is_onnxruntime_at_least, onnxruntime_version
+
+RECORDING_VERSION = "1.28"
+"""Measured: the first version whose profile has the memory of kernels; 1.27 has not."""
 
 _IN_USE = "mem_bytes_requested_in_use"
 _ALLOCATED = "mem_requested_in_use_delta"
@@ -58,15 +62,30 @@ class RunMemory:
     """Memory that the arena added after the first run for the block of values; 0 if the block reuses freed memory."""
 
 
+def refuse_unrecorded_memory(provider: ChosenProvider) -> None:
+    """Refuse a provider or a version of ONNX Runtime that does not record the memory of kernels.
+
+    Raises:
+        UsageError: names both and the remedy.
+    """
+    if provider.provider.name not in CPU:
+        raise UsageError(
+            f"{opt.memory}: {provider.provider.name} allocates memory that ONNX Runtime does not record by node",
+            hint=f"Measure the memory on the CPU: {opt.ep} cpu.",
+        )
+    if not is_onnxruntime_at_least(RECORDING_VERSION):
+        raise UsageError(
+            f"{opt.memory}: ONNX Runtime {onnxruntime_version()} does not record the memory of nodes",
+            hint=f"Install version {RECORDING_VERSION} or newer: pip install -U onnxruntime.",
+        )
+
+
 def read_memory(profile_path: Path, table_path: Path) -> RunMemory:
     """Read the memory of a profiled session of the CPU provider.
 
     Args:
         profile_path: The profile, from the first run on.
         table_path: The table that the session wrote with ``memory_path``.
-
-    Raises:
-        UsageError: this version of ONNX Runtime does not record the memory of kernels.
     """
     events = sorted((event for event in read_events(profile_path) if event.get("ph") == "X"), key=_end)
     starts = sorted(float(event["ts"]) for event in events if event["name"] == RUN_EVENT)
@@ -74,11 +93,6 @@ def read_memory(profile_path: Path, table_path: Path) -> RunMemory:
     for event in filter(is_kernel, events):
         runs[bisect_right(starts, float(event["ts"]))].append(event)
     first, last = runs[1], runs[len(starts)]
-    if _IN_USE not in first[0]["args"] or not table_path.is_file():
-        raise UsageError(
-            f"{opt.memory}: ONNX Runtime {onnxruntime_version()} does not record the memory of nodes",
-            hint="Install a newer one: pip install -U onnxruntime.",
-        )
     scratch = _read_scratch(table_path)
     before, rounded_before = (_before(first, *keys) for keys in ((_IN_USE, _ALLOCATED), (_HELD_IN_USE, _HELD_DELTA)))
     kernels = tuple(_parse_kernel(event, before, scratch) for event in first)

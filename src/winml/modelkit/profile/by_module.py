@@ -39,9 +39,9 @@ from winml.modelkit.ort.device_trace import (
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.execution_providers import short_name
 from winml.modelkit.ort.host import resident_bytes
-from winml.modelkit.ort.kernel_memory import RunMemory, read_memory
+from winml.modelkit.ort.kernel_memory import RunMemory, read_memory, refuse_unrecorded_memory
 from winml.modelkit.ort.kernel_times import KernelTime, RunProfile, read_device_profile, read_profile
-from winml.modelkit.ort.sessions import CPU, onnxruntime_version
+from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.latency import LatencyOptions, LatencyResult, Progress, measure_latency
 from winml.modelkit.profile.memory import ExecutedGraph, charge_memory, measure_growth
 from winml.modelkit.profile.memory_records import MemoryGrowth
@@ -183,7 +183,7 @@ def _profile_torch_phase(
     before, provider = read_structure(path), options.run.choose_provider()
     if provider.provider.compiles:
         raise UsageError(
-            f"{opt.by_module} {opt.baseline} {options.baseline and options.baseline.name}: {provider.provider.name} "
+            f"{opt.by_module} {opt.baseline}: {provider.provider.name} "
             "compiles the graph, so that its times are not those of this processor",
             hint=f"Compare with PyTorch on the CPU: {opt.ep} cpu.",
         )
@@ -244,11 +244,8 @@ def profile_modules(
     before = read_structure(path)
     metadata = {entry.key: entry.value for entry in before.metadata_props}
     trace, provider = read_compilation_trace(metadata), options.choose_provider()
-    if memory and provider.provider.name not in CPU:
-        raise UsageError(
-            f"{opt.memory}: {provider.provider.name} allocates memory that ONNX Runtime does not record by node",
-            hint=f"Measure the memory on the CPU: {opt.ep} cpu.",
-        )
+    if memory:
+        refuse_unrecorded_memory(provider)
     if trace is None or not provider.provider.node_profile:
         refuse_compiled_modules(before, path)
     refuse_cycles(before, path)
