@@ -94,14 +94,17 @@ def read_memory(profile_path: Path, table_path: Path) -> RunMemory:
         runs[bisect_right(starts, float(event["ts"]))].append(event)
     first, last = runs[1], runs[len(starts)]
     scratch = _read_scratch(table_path)
-    before, rounded_before = (_before(first, *keys) for keys in ((_IN_USE, _ALLOCATED), (_HELD_IN_USE, _HELD_DELTA)))
+    before = _before(first, _IN_USE, _ALLOCATED)
     kernels = tuple(_parse_kernel(event, before, scratch) for event in first)
     rounded = max(
         int(event["args"][_HELD_IN_USE]) + kernel.scratch_bytes for event, kernel in zip(first, kernels, strict=True)
     )
     arena_grew = int(last[-1]["args"][_ARENA]) > int(first[-1]["args"][_ARENA])
-    block = _before(last, _HELD_IN_USE, _HELD_DELTA) - int(first[-1]["args"][_HELD_IN_USE])
-    return RunMemory(kernels, before, rounded - rounded_before, max(block, 0) if arena_grew else 0)
+    # Of the block as the arena rounds it, only the planned part is touched.
+    block = _before(last, _IN_USE, _ALLOCATED) - int(first[-1]["args"][_IN_USE])
+    return RunMemory(
+        kernels, before, rounded - _before(first, _HELD_IN_USE, _HELD_DELTA), max(block, 0) if arena_grew else 0
+    )
 
 
 def _end(event: Mapping[str, Any]) -> float:
