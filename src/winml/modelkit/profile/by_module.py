@@ -129,19 +129,19 @@ def profile_by_module(
 def _profile_phases(
     path: Path,
     options: opened_model.RunOptions,
-    profile: Callable[[opened_model.RunOptions, Progress | None], ProfiledModules],
+    measure: Callable[[opened_model.RunOptions, Progress | None], ProfiledModules],
     progress: Progress | None,
 ) -> ProfiledModules | ProfiledDecoder:
     """Profile a model once; a decoder with a KV cache with a prompt, then with a step."""
     tokens = None if options.input_data is not None else decoder_tokens(inputs_of_file(path), options.sizes)
     if tokens is None:
-        return profile(options, progress)
+        return measure(options, progress)
     prompt_run = replace(options, decoding=DecoderRun(tokens, 0))
-    prompt = profile(prompt_run, _scale_progress(progress, 0, 2, 0))
+    prompt = measure(prompt_run, _scale_progress(progress, 0, 2, 0))
     assert prompt.result.decoding is not None
     step_run = replace(options, decoding=DecoderRun(1, prompt.result.decoding.tokens))
     runs = 2 * len(prompt.result.latency.samples_ms)
-    return ProfiledDecoder(prompt, profile(step_run, _scale_progress(progress, 1, 2, runs)))
+    return ProfiledDecoder(prompt, measure(step_run, _scale_progress(progress, 1, 2, runs)))
 
 
 def profile_beside_pytorch(

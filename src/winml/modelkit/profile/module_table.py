@@ -159,13 +159,11 @@ def _overhead_fields(phases: Mapping[str, tuple[ProfiledModules | TorchPhase, Pr
     yield "fused", "modules without a kernel of their own are charged to the module that they were fused into, in both"
 
 
-def _ratio_table(
-    torch: TorchPhase, session: ModuleProfile, phase: str, depth: int | None, top: int | None
-) -> doc.Table:
+def _ratio_table(torch: TorchPhase, model: ModuleProfile, phase: str, depth: int | None, top: int | None) -> doc.Table:
     """Build the table of the modules in ONNX Runtime beside PyTorch, the largest ratio first."""
     ratios = {ratio.tag: ratio for ratio in torch.ratios}
     rows: list[tuple[float, list[doc.Cell]]] = []
-    for module in folded_rows(module_rows([session], depth=depth)):
+    for module in folded_rows(module_rows([model], depth=depth)):
         entries = [ratios[tag] for tag in module.tags]
         torch_ms, model_ms = sum(entry.torch_ms for entry in entries), sum(entry.model_ms for entry in entries)
         if not (torch_ms or model_ms):

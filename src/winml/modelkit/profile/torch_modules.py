@@ -106,40 +106,40 @@ def select_runs(profile: RunProfile, runs: Sequence[int]) -> RunProfile:
     return replace(profile, kernels=tuple(kernels), run_us=tuple(profile.run_us[run] for run in runs))
 
 
-def charge_torch_modules(times: RunProfile, session: ModuleProfile) -> ModuleProfile:
-    """Assign times of PyTorch to the modules of a session.
+def charge_torch_modules(times: RunProfile, model: ModuleProfile) -> ModuleProfile:
+    """Assign times of PyTorch to the modules of a file.
 
     ONNX Runtime charges the kernel that fused several modules to one of them. If a module has no other kernel, its time
     in PyTorch is charged to the same module.
 
     Args:
         times: Times of the modules in PyTorch.
-        session: Times of the modules in ONNX Runtime.
+        model: Times of the modules in ONNX Runtime.
     """
-    modules = list(session.modules())
+    modules = list(model.modules())
     owners: dict[str, str] = {}
     for module in modules:
         for tag in module.fused_with:
             owners.setdefault(tag, module.tag)
     tags = {module.path: module.tag if module.kernels else owners.get(module.tag, module.tag) for module in modules}
-    tags[""] = session.roots[0].tag if session.roots else ""
+    tags[""] = model.roots[0].tag if model.roots else ""
     return charge_modules(times, tags, [(module.tag, module.path, module.class_name) for module in modules])
 
 
-def compare_modules(session: ModuleProfile, torch: ModuleProfile, block: int) -> tuple[ModuleRatio, ...]:
+def compare_modules(model: ModuleProfile, torch: ModuleProfile, block: int) -> tuple[ModuleRatio, ...]:
     """Compare the time of each module in ONNX Runtime and in PyTorch, the largest ratio first.
 
     Args:
-        session: Times in ONNX Runtime.
+        model: Times in ONNX Runtime.
         torch: Times in PyTorch, of as many runs.
         block: Number of consecutive runs of each, which are compared by their median.
     """
-    session_ms, torch_ms = _times_of_blocks(session, block), _times_of_blocks(torch, block)
-    slowdown = max(summarize(profile.run_ms).slowdown for profile in (session, torch))
+    model_ms, torch_ms = _times_of_blocks(model, block), _times_of_blocks(torch, block)
+    slowdown = max(summarize(profile.run_ms).slowdown for profile in (model, torch))
     totals = {module.tag: module.total_ms for module in torch.modules()}
     rows = []
-    for module in session.modules():
-        before, after = torch_ms.get(module.tag, ()), session_ms.get(module.tag, ())
+    for module in model.modules():
+        before, after = torch_ms.get(module.tag, ()), model_ms.get(module.tag, ())
         is_timed = bool(before) and bool(after) and min(before) > 0
         ratio = replace(compare_pairs(after, before), slowdown=slowdown) if is_timed else None
         rows.append(
