@@ -146,7 +146,7 @@ def example_inputs():
 def test_by_module_beside_pytorch_has_each_module_on_both_sides(workplace: Workplace) -> None:
     """Times of PyTorch without those of inner modules add up to the forward, and ratios are sorted."""
     (workplace.folder / "net.py").write_text(SCRIPT, encoding="utf-8")
-    arguments = ("perf", "-m", "net.py:build", "--by-module", "--baseline", "pytorch", "--iterations", "30")
+    arguments = ("perf", "-m", "net.py:build", "--by-module", "--baseline", "pytorch", "--iterations", "6")
     done = workplace.winml(*arguments, "-o", "both.json", "--report", "both.html", "-q")
     assert 0 == done.code, done.err
     record = json.loads((workplace.folder / "both.json").read_text(encoding="utf-8"))
@@ -160,7 +160,7 @@ def test_by_module_beside_pytorch_has_each_module_on_both_sides(workplace: Workp
     assert {"", *paths} == {row["module"] for row in ratios}
     values = [row["ratio"]["value"] for row in ratios]
     assert values == sorted(values, reverse=True)
-    assert 30 == ratios[0]["ratio"]["pairs"]
+    assert 6 == ratios[0]["ratio"]["pairs"]
     assert {row["verdict"] for row in ratios} <= {"faster", "slower", "no difference found", "undecided"}
     assert "PyTorch ms" in done.out
     assert "PyTorch ms" in (workplace.folder / "both.html").read_text(encoding="utf-8")
