@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from winml.modelkit.ort.kernel_times import KernelTime, RunProfile
 from winml.modelkit.profile.memory_records import ModuleBytes, sum_memory
 from winml.modelkit.profile.statistics import middle_mean
+from winml.modelkit.records import Record, entry
 from winml.modelkit.tags import address
 
 _MS = 1000.0
@@ -22,13 +23,13 @@ _MS = 1000.0
 
 
 @dataclass(frozen=True)
-class ModuleTime:
+class ModuleTime(Record):
     """Time of one module."""
 
     tag: str
-    path: str
+    path: str = field(metadata=entry("module"))
     """Dotted module path; ``""`` for the root or an unknown path."""
-    class_name: str
+    class_name: str = field(metadata=entry("class"))
     self_ms: float
     """Time of the module's own kernels."""
     total_ms: float
@@ -37,7 +38,7 @@ class ModuleTime:
     """Number of the module's own kernels per run."""
     total_kernels: float
     """Number of kernels of the module and its submodules per run."""
-    operators: Mapping[str, float]
+    operators: Mapping[str, float] = field(metadata=entry("operators_ms"))
     """Operator → milliseconds of the module's own kernels, in descending order."""
     output_bytes: int | None
     """Size of the outputs of the module's own kernels in one run; ``None`` if not recorded."""
@@ -45,9 +46,9 @@ class ModuleTime:
     """Size of the weights read by the module's own kernels in one run; ``None`` if not recorded."""
     fused_with: tuple[str, ...] = ()
     """Tags of the other modules fused into its kernels."""
-    memory: ModuleBytes | None = None
+    memory: ModuleBytes | None = field(default=None, metadata=entry(omit_none=True))
     """Memory of the module and its submodules; ``None`` if not measured."""
-    children: tuple[ModuleTime, ...] = ()
+    children: tuple[ModuleTime, ...] = field(default=(), metadata=entry(skip=True))
 
     def walk(self) -> Iterator[ModuleTime]:
         """Yield this module and its submodules, parents first."""
@@ -57,10 +58,10 @@ class ModuleTime:
 
 
 @dataclass(frozen=True)
-class ClassTime:
+class ClassTime(Record):
     """Time of all modules of one class."""
 
-    class_name: str
+    class_name: str = field(metadata=entry("class"))
     instances: int
     self_ms: float
     total_ms: float
@@ -68,7 +69,7 @@ class ClassTime:
     kernels: float
     total_kernels: float
     """Kernels of a module inside another of the same class are counted once."""
-    operators: Mapping[str, float]
+    operators: Mapping[str, float] = field(metadata=entry("operators_ms"))
 
 
 @dataclass(frozen=True)

@@ -299,19 +299,7 @@ def module_times_record(profile: ModuleProfile, *, depth: int | None = None) -> 
         "kernel_ms": profile.kernel_ms,
         "outside_kernels_ms": profile.outside_ms,
         "runs_ms": list(profile.run_ms),
-        "classes": [
-            {
-                "class": entry.class_name,
-                "instances": entry.instances,
-                "self_ms": entry.self_ms,
-                "total_ms": entry.total_ms,
-                "share": entry.total_ms / kernel_ms,
-                "kernels": entry.kernels,
-                "total_kernels": entry.total_kernels,
-                "operators_ms": dict(entry.operators),
-            }
-            for entry in profile.by_class()
-        ],
+        "classes": [{**entry.as_record(), "share": entry.total_ms / kernel_ms} for entry in profile.by_class()],
     }
     return record if profile.unit == "ms" else _replace_unit(record, f"_{profile.unit}")
 
@@ -335,18 +323,7 @@ def _module_record(module: ModuleTime, kernel_ms: float, depth: int | None) -> d
     levels_left = None if depth is None else depth - 1
     children = () if depth == 1 else module.children
     return {
-        "tag": module.tag,
-        "module": module.path,
-        "class": module.class_name,
-        "self_ms": module.self_ms,
-        "total_ms": module.total_ms,
+        **module.as_record(),
         "share": module.total_ms / kernel_ms,
-        "kernels": module.kernels,
-        "total_kernels": module.total_kernels,
-        "operators_ms": dict(module.operators),
-        "output_bytes": module.output_bytes,
-        "parameter_bytes": module.parameter_bytes,
-        "fused_with": list(module.fused_with),
-        **({} if module.memory is None else {"memory": module.memory.as_record()}),
         "children": [_module_record(child, kernel_ms, levels_left) for child in children],
     }
