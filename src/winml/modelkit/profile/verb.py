@@ -101,6 +101,9 @@ def plan_perf(request: PerfRequest) -> AnswerPlan[PerfSubject]:
     _refuse_combinations(request)
     request.refuse_unknown_provider()
     latency, baseline = request.latency, _find_baseline(request)
+    if request.by_module and baseline is not None and baseline.path is None:
+        message = f"{{}} has no effect with {opt.by_module} {opt.baseline} {baseline.name}, which lists modules"
+        refuse_stated(request, ("group",), message, "Omit it.")
     exported = [model.request for model in request.models.values() if model.path is None]
     from winml.modelkit.ort.opened_model import RunOptions
 

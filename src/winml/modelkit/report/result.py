@@ -42,11 +42,15 @@ class Result:
         cls._rows = rows or cls._rows
         cls.__repr__ = Result.__repr__  # type: ignore[method-assign]  # dataclass would replace an inherited one
 
-    def document(self) -> Document:
-        """Return the document of the result, as its command prints it."""
+    def document(self, **view: Any) -> Document:
+        """Return the document of the result, as its command prints it.
+
+        Args:
+            **view: Arguments of the function that makes it, such as the depth of a tree.
+        """
         module, _, name = self._document_function.partition(":")
         with contextlib.nullcontext() if has_speller() else spell_by(spell_keyword):  # of a Python caller
-            document: Document = getattr(importlib.import_module(f"winml.modelkit.{module}"), name)(self)
+            document: Document = getattr(importlib.import_module(f"winml.modelkit.{module}"), name)(self, **view)
         return document
 
     def text(self) -> str:
