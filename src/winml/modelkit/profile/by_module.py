@@ -39,7 +39,7 @@ from winml.modelkit.ort.device_trace import (
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.execution_providers import short_name
 from winml.modelkit.ort.host import resident_bytes
-from winml.modelkit.ort.kernel_memory import RunMemory, read_memory, refuse_unrecorded_memory
+from winml.modelkit.ort.kernel_memory import RunMemory, read_memory
 from winml.modelkit.ort.kernel_times import KernelTime, RunProfile, read_device_profile, read_profile
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.latency import LatencyOptions, LatencyResult, Progress, measure_latency
@@ -233,19 +233,16 @@ def profile_modules(
         path: The ONNX file.
         options: Run options.
         latency: Number of runs.
-        memory: Also measure the memory of each module.
+        memory: Also measure the memory of each module, on a provider that records it.
         progress: Called between runs with the number and the share of finished runs.
 
     Raises:
-        UsageError: the options do not fit the model, the file has no module information, or the provider or this
-            version of ONNX Runtime records no memory.
+        UsageError: the options do not fit the model, or the file has no module information.
         StageError: ONNX Runtime cannot load or run the file, or its provider records no kernel.
     """
     before = read_structure(path)
     metadata = {entry.key: entry.value for entry in before.metadata_props}
     trace, provider = read_compilation_trace(metadata), options.choose_provider()
-    if memory:
-        refuse_unrecorded_memory(provider)
     if trace is None or not provider.provider.node_profile:
         refuse_compiled_modules(before, path)
     refuse_cycles(before, path)

@@ -118,7 +118,11 @@ def plan_perf(request: PerfRequest) -> AnswerPlan[PerfSubject]:
         steps=_plan_steps(request, latency),
         exports=exported[0] if exported else None,
     )
-    request.choose_provider()
+    provider = request.choose_provider()
+    if request.memory:
+        from winml.modelkit.ort.kernel_memory import refuse_unrecorded_memory
+
+        refuse_unrecorded_memory(provider)
     return plan
 
 
