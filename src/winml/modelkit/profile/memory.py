@@ -30,6 +30,10 @@ _PACKING = ("MatMul", "Gemm", "Attention")
 session is opened. Measured on the CPU: scales and biases stay."""
 
 
+_VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+"""Operators that return their input in another shape."""
+
+
 def measure_growth(path: Path, options: opened_model.RunOptions) -> MemoryGrowth:
     """Measure the growth of this process while a session opens a file and runs it.
 
@@ -162,8 +166,9 @@ class _Buffer:
 def _trace_buffers(executed: ExecutedGraph, kernels: Sequence[KernelMemory]) -> list[_Buffer]:
     """List the memory of all values of the main graph.
 
-    A kernel that allocates nothing returns a view of an input of the same size, or writes into its memory or into that
-    of an earlier value; the last is not recorded, so that it counts as memory of its own.
+    A kernel that allocates nothing returns a view of an input, or writes into the memory of an input of the same size
+    that no later kernel reads, or into that of an earlier value. The last is not recorded, and counts as memory of its
+    own.
 
     Args:
         executed: The executed graph.
@@ -180,7 +185,11 @@ def _trace_buffers(executed: ExecutedGraph, kernels: Sequence[KernelMemory]) -> 
         outputs = [name for name in nodes[kernel.node].output if name] if kernel.node in nodes else []
         # Optional outputs without a value are not in the profile.
         for name, size, (dtype, shape) in zip(outputs, kernel.output_bytes, kernel.output_shapes, strict=False):
-            sources = (memory[source] for source in nodes[kernel.node].input if source in memory)
+            sources = [
+                memory[source]
+                for source in nodes[kernel.node].input
+                if source in memory and (kernel.op_type in _VIEWS or last_read[source] == position)
+            ]
             shared = next((source for source in sources if source.size_bytes == size), None)
             if kernel.allocated_bytes or shared is None:
                 shared = _Buffer(position, size)
