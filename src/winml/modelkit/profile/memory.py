@@ -188,7 +188,7 @@ def _trace_buffers(executed: ExecutedGraph, kernels: Sequence[KernelMemory]) -> 
             sources = [
                 memory[source]
                 for source in nodes[kernel.node].input
-                if source in memory and (kernel.op_type in _VIEWS or last_read[source] == position)
+                if source in memory and (kernel.op_type in _VIEWS or memory[source].last_use <= position)
             ]
             shared = next((source for source in sources if source.size_bytes == size), None)
             if kernel.allocated_bytes or shared is None:
