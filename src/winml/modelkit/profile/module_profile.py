@@ -252,7 +252,7 @@ def _module_time(
         output_bytes=None if tag_sum.output_bytes is None else tag_sum.output_bytes // runs,
         parameter_bytes=None if tag_sum.parameter_bytes is None else tag_sum.parameter_bytes // runs,
         fused_with=tuple(sorted(tag_sum.fused_with)),
-        memory=sum_memory(part.memory for part in (tag_sum, *children)),
+        memory=sum_memory([tag_sum.memory, *(child.memory for child in children)]),
         children=children,
     )
 

@@ -84,7 +84,7 @@ def profile_document(
         by_class=by_class,
     )
     charts = [block for block in times.blocks if isinstance(block, doc.Boxes | doc.Bars)]
-    tables = [block for block in times.blocks if not isinstance(block, doc.Boxes | doc.Bars)]
+    tables: list[doc.Block] = [block for block in times.blocks if not isinstance(block, doc.Boxes | doc.Bars)]
     for name, phase in phases.items():
         if phase.memory is not None:
             tables += memory_blocks(phase, phase.memory, name, depth=depth, top=top)

@@ -220,7 +220,7 @@ def _find_baseline(request: PerfRequest) -> Baseline | None:
     name = request.baseline
     if name is None:
         return None
-    from winml.modelkit.builds.compared_models import resolve_side
+    from winml.modelkit.builds.found_models import resolve_side
     from winml.modelkit.profile.perf import Baseline
 
     (model,) = request.models.values()
