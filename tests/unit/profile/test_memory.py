@@ -45,7 +45,7 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> ModuleMemory:
 def test_values_in_the_same_memory_count_once(memory: ModuleMemory) -> None:
     """At the peak, the negation is listed as its last view, and what it was computed from is freed."""
     peak = memory.peak
-    assert ("MatMul", 3 * VALUE_BYTES, 0) == (peak.operator, peak.activation_bytes, peak.kept_bytes)
+    assert ("MatMul", 3 * VALUE_BYTES, 0) == (peak.operator, peak.activation_bytes, peak.reserved_bytes)
     assert {("d", VALUE_BYTES), ("e", 2 * VALUE_BYTES)} == {(value.value, value.size_bytes) for value in peak.values}
     assert 3 * VALUE_BYTES == sum(module.peak_bytes for module in memory.modules.values())
 

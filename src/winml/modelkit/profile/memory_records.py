@@ -50,7 +50,7 @@ class MemoryPeak(Record):
 
     @property
     @recorded()
-    def kept_bytes(self) -> int:
+    def reserved_bytes(self) -> int:
         """Memory that ONNX Runtime keeps for later values of the same size, and values of subgraphs."""
         return max(self.activation_bytes - sum(value.size_bytes for value in self.values), 0)
 

@@ -103,12 +103,12 @@ def _peak_table(memory: ModuleMemory, phase: str, paths: dict[str, str]) -> doc.
          value.size_bytes]
         for value in peak.values
     ]  # fmt: skip
-    kept: list[doc.Cell] = ["(kept by ONNX Runtime for later values)", "", "", "", peak.kept_bytes]
+    reserved: list[doc.Cell] = ["(reserved by ONNX Runtime for later values)", "", "", "", peak.reserved_bytes]
     where = f"{peak.operator} of {paths.get(peak.tag, peak.tag) or 'no module'}"
     return doc.Table(
         doc.columns((f"in memory at the peak, in {where}", "name"), ("module", "name"), "operator", "shape",
                     ("size", "bytes")),
-        [*rows[:_MAX_VALUES], kept, *rows[_MAX_VALUES:]],
+        [*rows[:_MAX_VALUES], reserved, *rows[_MAX_VALUES:]],
         name=f"peak{phase}",
         heading=in_phase("Values in memory at the peak", phase),
         brief=range(_MAX_VALUES + 1),
