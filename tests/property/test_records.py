@@ -141,3 +141,12 @@ def test_stored_record_is_read_unchanged(name: str, data: st.DataObject) -> None
     assert repr(record) == repr(again)
     with pytest.raises(ValueError, match="unknown_entry"):
         CLASSES[name].from_fields({**dataclasses.asdict(record), "unknown_entry": 1})
+
+
+def test_second_dataclass_decorator_is_refused() -> None:
+    """The decorator would drop the declared entries of fields, since the first one keeps only their defaults."""
+    with pytest.raises(TypeError, match="delete its @dataclass"):
+
+        @dataclasses.dataclass(frozen=True)
+        class Kept(Record):
+            count: int = 0

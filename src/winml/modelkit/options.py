@@ -149,6 +149,19 @@ def nearest(text: str, names: Iterable[str]) -> str | None:
     return next((candidates[lower] for lower in prefixes), None)
 
 
+def suggest(text: str, names: Iterable[str], *, otherwise: str = "", also: str = "") -> str:
+    """Return a hint that asks for the member of ``names`` most similar to ``text``.
+
+    Args:
+        text: The unknown name.
+        names: The known names.
+        otherwise: The hint if no member is similar.
+        also: Sentence after either.
+    """
+    guess = nearest(text, names)
+    return " ".join(filter(None, (f"Did you mean {guess!r}?" if guess else otherwise, also)))
+
+
 def unknown_key_message(key: str, keys: Iterable[str], label: str) -> str:
     """Format the message for an unknown key, with the nearest of ``keys``."""
     names = sorted(keys)

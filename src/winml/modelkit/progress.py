@@ -53,7 +53,6 @@ def remaining_words(seconds: float, done: float) -> str:
     return f"about {left:.0f} s left"
 
 
-@dataclass(frozen=True)
 class StepTiming(Record):
     """One finished step."""
 

@@ -11,11 +11,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+if sys.version_info >= (3, 11):
+    from typing import dataclass_transform
+else:  # only type checkers read it
+
+    def dataclass_transform(**_options: object) -> Callable[[type], type]:
+        return lambda kind: kind
+
 
 _ENTRY = "entry"
 """Key of the entry in the metadata of a field, and its attribute name on the getter of a property."""
@@ -104,14 +113,25 @@ def recorded(metadata: Mapping[str, Any] | None = None) -> Callable[[GetterT], G
     return mark
 
 
-class Record:
-    """Base of frozen dataclasses that are written as JSON objects.
+class _RecordType(type):
+    """Type of record classes: refuses a second ``@dataclass``, which would lose the entries of fields."""
+
+    if not TYPE_CHECKING:  # a type checker would let every attribute be set
+
+        def __setattr__(cls, name: str, value: object) -> None:
+            if name == "__dataclass_fields__" and name in vars(cls):
+                raise TypeError(f"{cls.__qualname__} is a record, so a frozen dataclass already: delete its @dataclass")
+            super().__setattr__(name, value)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+class Record(metaclass=_RecordType):
+    """Base of records: a subclass is a frozen dataclass, without the decorator, that is written as a JSON object.
 
     Class keywords are constant entries of every record, and are written first. ``digits`` rounds the numbers of all
     fields without ``digits``.
 
-    >>> @dataclass(frozen=True)
-    ... class Timing(Record, schema_version=1):
+    >>> class Timing(Record, schema_version=1):
     ...     class_name: str = dataclasses.field(metadata=entry("class"))
     ...     seconds: float = dataclasses.field(metadata=entry("milliseconds", scale=1000, digits=1))
     >>> Timing("Linear", 0.01234).as_record()
@@ -125,10 +145,11 @@ class Record:
     _digits: ClassVar[int | None] = None
 
     def __init_subclass__(cls, *, digits: int | None = None, **constants: int | str) -> None:
-        """Store the constant entries and the digits of the class."""
+        """Make the class a dataclass, and store its constant entries and digits."""
         super().__init_subclass__()
         cls._constants = {**cls._constants, **constants}
         cls._digits = cls._digits if digits is None else digits
+        dataclass(frozen=True)(cls)
 
     def as_record(self) -> dict[str, object]:
         """Return the JSON object."""

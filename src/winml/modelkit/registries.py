@@ -16,7 +16,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -61,7 +61,6 @@ except OSError:
 T_co = TypeVar("T_co", covariant=True)
 
 
-@dataclass(frozen=True)
 class PlugIn(Record):
     """A name added by an installed package."""
 
@@ -148,10 +147,9 @@ class Names(Mapping[str, T_co], Generic[T_co]):
 
     def _suggestion_text(self, name: str) -> str:
         """Return the nearest name as a question, or else the list of all names."""
-        from winml.modelkit.options import nearest  # imports pydantic
+        from winml.modelkit.options import suggest  # imports pydantic
 
-        guess = nearest(name, self.names)
-        return f"Did you mean {guess!r}?" if guess else f"There is: {', '.join(self.names)}."
+        return suggest(name, self.names, otherwise=f"There is: {', '.join(self.names)}.")
 
 
 class Registry(Names[T_co]):

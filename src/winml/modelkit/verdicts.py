@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from winml.modelkit.records import Record, entry
@@ -11,7 +11,6 @@ from winml.modelkit.records import Record, entry
 _Answer = Literal["yes", "no", "undecided"]
 
 
-@dataclass(frozen=True)
 class Verdict(Record):
     """Answer to a question about a model, with its reason.
 

@@ -262,13 +262,10 @@ def test_decoders_of_other_families_are_fused(tmp_path: Path, kind: str, rotatio
     _assert_same_answers(path, model)
 
 
-@pytest.mark.parametrize("counts_tokens", [True, False])
-def test_window_of_tokens_allows_no_padding_inside(tmp_path: Path, *, counts_tokens: bool) -> None:
-    """A row with padding between its tokens needs ``token_windows``; a row with padding before its tokens does not."""
+def test_window_counts_padding_inside_a_row(tmp_path: Path) -> None:
+    """Padding before the tokens of a row changes no output; padding between them takes places of the window."""
     path = _export(tmp_path, _build("mistral"))
-    options = FUSED.model_copy(update={"token_windows": True}) if counts_tokens else FUSED
-    result = optimize(ir.load(path), options)
-    assert result.fired.get("token_windows") == (1 if counts_tokens else None)
+    result = optimize(ir.load(path), FUSED)
     assert _count(result.model)["GroupQueryAttention"] == 1
     assert measure_coverage(result.model).is_complete
     alone, fused = Session(path), Session(ir.to_proto(result.model).SerializeToString())
@@ -285,7 +282,7 @@ def test_window_of_tokens_allows_no_padding_inside(tmp_path: Path, *, counts_tok
         for name, shape in past.items()
     }
     expected = alone.run({**feeds, **cache})["logits"]
-    for place, is_equal in ((0, True), (held, counts_tokens)):
+    for place, is_equal in ((0, True), (held, False)):
         padded = {name: np.insert(value, [place] * padding, 7.0, axis=2) for name, value in cache.items()}
         mask = np.insert(feeds["attention_mask"], [place] * padding, 0, axis=1)
         found = fused.run({**feeds, **padded, "attention_mask": mask})["logits"]

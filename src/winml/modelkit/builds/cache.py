@@ -17,7 +17,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -203,7 +203,6 @@ def plan_cached_export(request: ModelRequest) -> Plan:
     )
 
 
-@dataclass(frozen=True)
 class CachedBuild(Record):
     """One build in the cache."""
 
@@ -217,7 +216,6 @@ class CachedBuild(Record):
     """Time of the last change, in local time."""
 
 
-@dataclass(frozen=True)
 class CacheContents(Record):
     """Builds in the cache, or builds removed from the cache."""
 

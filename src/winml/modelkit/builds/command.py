@@ -84,7 +84,7 @@ def command(context: click.Context, /, **options: Any) -> None:
             else resuming_words() or "no stage was completed"
         )
         raise Interrupted(ending) from None
-    _show_result(result, options)
+    show_result(result.as_record(), options, lambda: result.document(*_ways_to_run(result)))
     if result.evaluation is not None and not result.evaluation.is_good_enough:
         context.exit(NEGATIVE_RESULT)
 
@@ -154,12 +154,6 @@ def _make_listener(options: Mapping[str, object], finished_stages: list[str]) ->
         on_stored=finished_stages.append,
         tell=tell,
     )
-
-
-def _show_result(result: BuildResult, options: Mapping[str, object]) -> None:
-    from winml.modelkit.builds.table import build_document
-
-    show_result(result.as_record(), options, lambda: build_document(result, *_ways_to_run(result)))
 
 
 def _ways_to_run(result: BuildResult) -> tuple[str, Sequence[str]]:

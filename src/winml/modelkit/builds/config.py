@@ -23,7 +23,7 @@ from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.optimize.capabilities import CAPABILITIES
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.options import Options, parse_options, unknown_key_message
-from winml.modelkit.ort.execution_providers import Device, find_execution_provider, short_name
+from winml.modelkit.ort.execution_providers import Device, checked_short_name, find_execution_provider
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import PRECISIONS, PrecisionName
 
@@ -287,8 +287,7 @@ def requested_provider(config: WinMLBuildConfig) -> str | None:
     Raises:
         UsageError: the provider is unknown.
     """
-    section = config.compile
-    return None if section is None or section.ep is None else short_name(find_execution_provider(section.ep).name)
+    return None if config.compile is None else checked_short_name(config.compile.ep)
 
 
 _DEFAULT_LEVEL: Final = "full"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -277,7 +277,6 @@ def find_manifest(folder: Path) -> BuildManifest | None:
         return None
 
 
-@dataclass(frozen=True)
 class BuildResult(Result, Record, document="builds.table:build_document", rows="parts"):
     """A finished build."""
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,25 +14,13 @@ from winml.modelkit.cli._streams import library_output_to_stderr, show_result
 if TYPE_CHECKING:
     from winml.modelkit.report.document import Document
     from winml.modelkit.report.plan import Plan
-    from winml.modelkit.transform.records import RecordT, TransformedFolder
+    from winml.modelkit.transform.records import TransformedFile
     from winml.modelkit.verbs.file_to_file import FileRequest
 
 PlanT = TypeVar("PlanT", bound="Plan")
 
 _ResultT = TypeVar("_ResultT", bound=Any)
-
-
-def _folder_document(result: TransformedFolder[RecordT], describe: Callable[[RecordT], Document]) -> Document:
-    """Describe the result of a folder: its parts, and the copied files."""
-    from winml.modelkit.report.document import Fields, joined, parts_document
-    from winml.modelkit.words import size_words
-
-    rows = [(part, f"copied unchanged ({why})") for part, why in result.unchanged.items()]
-    rows += [("beside", ", ".join(result.companions))] if result.companions else []
-    folder = Fields([*rows, ("folder", f"{result.folder} ({size_words(result.size_bytes)})")])
-    parts = result.parts
-    document = describe(next(iter(parts.values()))) if result.is_of_one_part else parts_document(parts, describe)
-    return replace(joined(document), summary=folder)
+_FileT = TypeVar("_FileT", bound="TransformedFile")
 
 
 def show_parts(
@@ -86,18 +72,16 @@ def end_dry_run(plan: PlanT, options: Mapping[str, Any], refuse: Callable[[PlanT
 
 
 def run_verb(
-    request: FileRequest[Any, RecordT],
+    request: FileRequest[Any, _FileT],
     options: Mapping[str, Any],
-    describe: Callable[[RecordT], Document],
-    write: Callable[[RecordT], list[Path]] = lambda _record: [],
-    next_command: Callable[[Path, Path, RecordT], str] | None = None,
+    write: Callable[[_FileT], list[Path]] = lambda _record: [],
+    next_command: Callable[[Path, Path, _FileT], str] | None = None,
 ) -> None:
     """Plan a request; print the plan for ``--dry-run``, else run the plan and print the record.
 
     Args:
         request: The request.
         options: Options of the command: ``dry_run``, ``quiet``, ``debug`` and ``format_``.
-        describe: Describes the record of one file for people.
         write: Writes the requested files beside the result; takes the record of the file, or of the first part of a
             folder, and returns the paths.
         next_command: Returns the command that acts on the result. Takes the source, the file or folder of the result,
@@ -109,20 +93,16 @@ def run_verb(
     with library_output_to_stderr():
         plan = request.plan()
     end_dry_run(plan, options, lambda plan: plan.refuse_unrun())
-    from winml.modelkit.transform.records import TransformedFile, TransformedFolder
+    from winml.modelkit.transform.records import TransformedFolder
 
     with library_output_to_stderr():
         result = plan.run(None if options["quiet"] else show_step)
         record = next(iter(result.parts.values())) if isinstance(result, TransformedFolder) else result
         files = write(record)
-    describe_result: Callable[[], Document]
-    if isinstance(result, TransformedFolder):
-        source, output, describe_result = result.source, result.folder, partial(_folder_document, result, describe)
-    else:
-        assert isinstance(record, TransformedFile)
-        source, output, describe_result = record.source, record.model_path, partial(describe, record)
+    source = result.source
+    output = result.folder if isinstance(result, TransformedFolder) else record.model_path
     from winml.modelkit.verbs.next_commands import timing_command
 
     following = timing_command(source, output) if next_command is None else next_command(source, output, record)
     shown = {**result.as_record(), "next": following or None}
-    show_result(shown, options, lambda: describe_result().with_files(files).with_next(following))
+    show_result(shown, options, lambda: result.document().with_files(files).with_next(following))

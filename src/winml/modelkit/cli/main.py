@@ -88,12 +88,11 @@ class _LazyGroup(click.Group):
         if name in VERBS or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         from winml.modelkit.cli._synonyms import unknown_command
-        from winml.modelkit.options import nearest
+        from winml.modelkit.options import suggest
 
         if (error := unknown_command(name, args[1:], VERBS)) is not None:
             raise error
-        guess = nearest(name, VERBS.names)
-        ending = f"Did you mean {guess!r}?" if guess else f"Verbs: {', '.join(self.list_commands(ctx))}."
+        ending = suggest(name, VERBS.names, otherwise=f"Verbs: {', '.join(self.list_commands(ctx))}.")
         raise click.UsageError(f"No such verb {name!r}. {ending}", ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -128,7 +128,6 @@ def _show(
         request: The request, with the depth of the displayed modules.
         options: Values of the command line.
     """
-    from winml.modelkit.compare.table import comparison_document
     from winml.modelkit.profile.node_data import comparison_node_data
 
     depth = request.depth
@@ -138,14 +137,14 @@ def _show(
         number = files["report"].index(path)
         # The answer is one file for all parts.
         beside = {option: paths[number : number + 1] or paths for option, paths in files.items()}
-        return page_text(comparison_document(parts[number], depth=depth), path, beside)
+        return page_text(parts[number].document(depth=depth), path, beside)
 
     following = _next_command(request, result)
     show_answer(
         {**result.as_record(depth=depth), "next": following or None},
         files,
         options,
-        lambda: comparison_document(result, depth=depth).with_next(following),
+        lambda: result.document(depth=depth).with_next(following),
         report=page,
         node_data=lambda path: comparison_node_data(parts[files["node_data"].index(path)]),
     )

@@ -44,19 +44,17 @@ def command(**options: Any) -> None:
     end_dry_run(plan, options)
     with show_wait("comparing"):
         diff = run_diff(plan)
-    from winml.modelkit.compare.diff_table import diff_document
-
     texts = {
         "output": lambda path: (
             _render_markdown(diff) if path.suffix.lower() == ".md" else f"{json_text(diff.as_record())}\n"
         ),
-        "report": lambda path: page_text(diff_document(diff), path, plan.files),
+        "report": lambda path: page_text(diff.document(), path, plan.files),
     }
     paths = write_answer(plan.files, texts, overwrite=options["overwrite"])
     if options["format_"] == "markdown":
         click.echo(_render_markdown(diff), nl=False)
     else:
-        document = diff_document(diff, folds=not options["verbose"])
+        document = diff.document(folds=not options["verbose"])
         show_result(diff.as_record(), options, lambda: document.with_files(paths).with_next(_next_command(diff)))
     if not (diff.is_same or options["exit_zero"]):
         click.get_current_context().exit(NEGATIVE_RESULT)
@@ -69,8 +67,7 @@ def _next_command(diff: StructureDiff) -> str:
 
 def _render_markdown(diff: StructureDiff) -> str:
     """Return the differences as Markdown that fits a comment: a summary, and the modules that changed most."""
-    from winml.modelkit.compare.diff_table import diff_document
     from winml.modelkit.report.document import Detail
     from winml.modelkit.report.markdown import render_markdown
 
-    return render_markdown(diff_document(diff, by_change=True), level=3, detail=Detail.ALWAYS)
+    return render_markdown(diff.document(by_change=True), level=3, detail=Detail.ALWAYS)

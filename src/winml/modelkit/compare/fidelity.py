@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 import numpy as np
@@ -39,7 +39,6 @@ _STATE_PREFIXES = ("present", "past_key_values")
 """Specified by transformers, optimum and onnxruntime-genai: prefixes of KV cache outputs."""
 
 
-@dataclass(frozen=True)
 class QualitySamples(Record):
     """Samples of a comparison of two files."""
 
@@ -52,7 +51,6 @@ class QualitySamples(Record):
     """Name of the dataset, with its split if it has several; empty for other samples."""
 
 
-@dataclass(frozen=True)
 class SampleSpread(Record, digits=2):
     """Distribution of the SQNR of an output over the samples, in dB."""
 
@@ -69,7 +67,6 @@ class SampleSpread(Record, digits=2):
         return cls(median, min(ratios), low, high)
 
 
-@dataclass(frozen=True)
 class OutputFidelity(Record):
     """Similarity of one output to the reference, over all samples."""
 
@@ -116,7 +113,6 @@ class OutputFidelity(Record):
         return self.name.startswith(_STATE_PREFIXES)
 
 
-@dataclass(frozen=True)
 class SourceFidelity(Record):
     """Similarity of the quantized source of a compiled file to the float file of both."""
 
@@ -129,7 +125,6 @@ class SourceFidelity(Record):
     """Maximum loss of an output relative to the quantized file, in dB; ``None``: only the minimum applies."""
 
 
-@dataclass(frozen=True)
 class FidelityInfo(Record):
     """Result of the comparison of a lossy graph with its source."""
 

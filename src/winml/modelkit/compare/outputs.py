@@ -115,7 +115,6 @@ class Rounding:
         return max(self.dtypes, key=lambda dtype: THRESHOLDS.get(dtype, 0.0), default="")
 
 
-@dataclass(frozen=True)
 class OutputComparison(Record):
     """Comparison of one output of one sample."""
 
@@ -140,7 +139,6 @@ class OutputComparison(Record):
     """Reason of inequality other than a difference: another shape, or NaN on one side only."""
 
 
-@dataclass(frozen=True)
 class CheckedValue(Record):
     """An input that was varied alone, or could not be varied."""
 
@@ -155,7 +153,6 @@ class CheckedValue(Record):
     """True if all comparisons have this one value, so that other values are not verified."""
 
 
-@dataclass(frozen=True)
 class VerificationInfo(Record):
     """Result of the comparison of outputs with reference outputs on some samples."""
 
@@ -469,7 +466,6 @@ def _as_float64(value: Array) -> NDArray[np.float64]:
     return np.asarray(value).astype(np.float64)
 
 
-@dataclass(frozen=True)
 class GenerationInfo(Record):
     """Comparison of a prompt, greedy steps and a second prompt, each with the KV cache of the previous run."""
 
@@ -517,7 +513,6 @@ class GenerationInfo(Record):
         return f"generate() returns the same {self.new_tokens} tokens{ties}"
 
 
-@dataclass(frozen=True)
 class ImageInfo(Record):
     """Comparison of an image that a pipeline makes in PyTorch and with the files of all parts."""
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from winml.modelkit.ort.devices import ChosenProvider
 
 
-@dataclass(frozen=True)
 class ComparedOutput(Record):
     """Comparison of one output of both models."""
 
@@ -47,7 +46,6 @@ class ComparedOutput(Record):
         return self.fidelity.top1_agreement
 
 
-@dataclass(frozen=True)
 class ComparedModule(Record):
     """Comparison of one call of one module."""
 
@@ -334,7 +332,6 @@ def changed_counts(before: Mapping[str, int], after: Mapping[str, int]) -> dict[
     return {name: (before.get(name, 0), after.get(name, 0)) for name, change in ordered if change}
 
 
-@dataclass(frozen=True)
 class ComparedFile(Record):
     """Properties of one file."""
 
@@ -349,7 +346,6 @@ class ComparedFile(Record):
     """Source of the module tree."""
 
 
-@dataclass(frozen=True)
 class WeightChange(Record):
     """Change of one weight, without its values."""
 
@@ -361,7 +357,6 @@ class WeightChange(Record):
     renamed_from: str = field(default="", metadata=entry(null_if_empty=True))
 
 
-@dataclass(frozen=True)
 class ChangedModule(Record):
     """Change of one module, without nodes and weights of its submodules."""
 
@@ -392,7 +387,6 @@ class ChangedModule(Record):
         return {name: after - before for name, (before, after) in self.operators.items() if after > before}
 
 
-@dataclass(frozen=True)
 class StructureDiff(Result, Record, schema_version=1, document="compare.diff_table:diff_document", rows="modules"):
     """Structural differences of two files."""
 

@@ -40,7 +40,6 @@ def command(**options: Any) -> None:
       winml verify built --junit verify.xml -o verify.json
     """
     from winml.modelkit.compare.proof.machine_reports import annotation_lines, junit_text
-    from winml.modelkit.compare.table import comparison_document
     from winml.modelkit.profile.node_data import comparison_node_data
 
     request = VerifyRequest(**stated_fields(VerifyRequest, options))
@@ -54,13 +53,13 @@ def command(**options: Any) -> None:
     def page(path: Path) -> str:
         number = plan.files["report"].index(path)
         beside = {option: paths[number : number + 1] or paths for option, paths in plan.files.items()}
-        return page_text(comparison_document(parts[number], depth=depth), path, beside)
+        return page_text(parts[number].document(depth=depth), path, beside)
 
     show_answer(
         result.as_record(depth=depth),
         plan.files,
         options,
-        lambda: comparison_document(result, depth=depth),
+        lambda: result.document(depth=depth),
         report=page,
         node_data=lambda path: comparison_node_data(parts[plan.files["node_data"].index(path)]),
         junit=lambda _path: junit_text(result),

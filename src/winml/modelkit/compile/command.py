@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,10 +13,6 @@ from winml.modelkit.cli._requests import read_request
 from winml.modelkit.cli._streams import show_result
 from winml.modelkit.compile.verb import CompileRequest
 from winml.modelkit.fields import DEVICE
-
-if TYPE_CHECKING:
-    from winml.modelkit.compile.records import CompiledFile
-    from winml.modelkit.report.document import Document
 
 
 @click.command(name="compile", cls=WinMLCommand)
@@ -49,13 +45,7 @@ def command(**options: Any) -> None:
     if options["list_"]:
         _list_providers(options)
         return
-    run_verb(read_request(CompileRequest, options), options, _describe_result)
-
-
-def _describe_result(result: CompiledFile) -> Document:
-    from winml.modelkit.compile.table import compilation_document
-
-    return compilation_document(result)
+    run_verb(read_request(CompileRequest, options), options)
 
 
 def _list_providers(options: dict[str, object]) -> None:

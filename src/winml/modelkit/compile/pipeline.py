@@ -49,7 +49,6 @@ _LAYOUT_DOMAIN = "com.microsoft.nchwc"
 """Specified by ONNX Runtime: domain of operators with a block layout as wide as the registers of the processor."""
 
 
-@dataclass(frozen=True)
 class CompiledPart(Record):
     """One node that replaces a compiled part of the graph."""
 
@@ -60,7 +59,6 @@ class CompiledPart(Record):
     """Tag of the deepest module that contains these modules; empty if the source has no tags."""
 
 
-@dataclass(frozen=True)
 class OutsideNode(Record):
     """A node that the provider left to ONNX Runtime's CPU provider."""
 

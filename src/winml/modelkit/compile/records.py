@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.records import Record, entry
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from winml.modelkit.ort.device_trace import ModulePlacement
 
 
-@dataclass(frozen=True)
 class CompilableProvider(Record):
     """An execution provider with support for compilation."""
 
@@ -30,7 +29,6 @@ class CompilableProvider(Record):
     """pip requirement of the package with the provider for this platform; `None` if no package has it."""
 
 
-@dataclass(frozen=True)
 class CompiledFile(TransformedFile, schema_version=1, document="compile.table:compilation_document"):
     """A file compiled for an execution provider."""
 

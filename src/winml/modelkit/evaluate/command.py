@@ -46,9 +46,7 @@ def command(**options: Any) -> None:
     end_dry_run(plan, options)
     with library_output_to_stderr(), live_progress(quiet=options["quiet"], counted="sample") as progress:
         result = run_evaluation(plan, request, None if options["quiet"] else show_step, progress)
-    from winml.modelkit.evaluate.table import evaluation_document
-
-    document, following = evaluation_document(result), _next_command(request, result)
+    document, following = result.document(), _next_command(request, result)
     show_answer(
         {**result.as_record(), "next": following},
         plan.files,

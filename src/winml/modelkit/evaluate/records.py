@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from winml.modelkit.compare.fidelity import share_interval
@@ -30,7 +30,6 @@ _LEAST_TIMED = 20
 LimitKind = Literal["min", "max", "max_drop"]
 
 
-@dataclass(frozen=True)
 class MetricResult(Record, digits=6):
     """One metric of the model and of the baseline, on the same samples."""
 
@@ -78,7 +77,6 @@ class MetricResult(Record, digits=6):
         return {"value": self.value - self.baseline, "interval": self.difference_interval}
 
 
-@dataclass(frozen=True)
 class Limit(Record):
     """Limit of a metric and its measured value."""
 
@@ -158,7 +156,6 @@ class Limit(Record):
         return f"about {-(-count // step) * step} samples"
 
 
-@dataclass(frozen=True)
 class Confusion(Record):
     """Confusion matrix of a classification; classes without an error are folded if there are many."""
 
@@ -177,7 +174,6 @@ class Confusion(Record):
         return (*self.classes, *([f"{self.folded} other{'s' * (self.folded > 1)}"] if self.folded else []))
 
 
-@dataclass(frozen=True)
 class ChangedSample(Record):
     """A sample with different predictions of model and baseline; texts are shortened."""
 
@@ -195,7 +191,6 @@ class ChangedSample(Record):
     """Name of the image or audio file; empty for samples without a file."""
 
 
-@dataclass(frozen=True)
 class EvaluatedSide(Record):
     """Results of one model."""
 
@@ -212,7 +207,6 @@ class EvaluatedSide(Record):
     """Number of samples timed after the first run, which includes set-up."""
 
 
-@dataclass(frozen=True)
 class EvaluatedData(Record):
     """Samples that both models were run on."""
 
@@ -240,7 +234,6 @@ class EvaluatedData(Record):
         return [{"name": name, "reason": reason} for name, reason in self.unreadable]
 
 
-@dataclass(frozen=True)
 class Evaluation(
     Result, Record, schema_version=SCHEMA_VERSION, document="evaluate.table:evaluation_document", rows="metrics"
 ):

@@ -196,14 +196,13 @@ def _show_result(result: ExportResult, options: Mapping[str, Any]) -> None:
         # Among the rows of the table it is a note. Nobody is to miss it: the folder may be read as another model's.
         for note in result.companions.notes:
             tell(f"Warning: {note}")
-    from winml.modelkit.export.table import export_document
     from winml.modelkit.report.module_tree import TreeLimits
 
     has_tree = options["verbose"] and any(part.coverage.tagged for part in result.parts)
     limits = TreeLimits(options["depth"], folds=options["verbose"] < 2) if has_tree else None
     following = _next_command(result)
     record = {**result.as_record(), "next": following}
-    show_result(record, options, lambda: export_document(result, limits).with_next(following))
+    show_result(record, options, lambda: result.document(limits).with_next(following))
 
 
 def _next_command(result: ExportResult) -> str:

@@ -68,7 +68,7 @@ from winml.modelkit.onnx.specs import (
     OutputAxis,
     OutputTensorSpec,
 )
-from winml.modelkit.options import nearest
+from winml.modelkit.options import suggest
 from winml.modelkit.ort.host import available_bytes
 from winml.modelkit.progress import StepClock
 from winml.modelkit.tags.tagging import Coverage, all_nodes, clear_tag, measure_coverage
@@ -353,11 +353,10 @@ def _refuse_unknown_axis(target: OutputAxis, shapes: Mapping[str, _Shape], input
         UsageError: names the nearest output, or the rank of the output.
     """
     if target.output not in shapes:
-        guess = nearest(target.output, [*inputs, *shapes])
+        listing = f"Its inputs: {', '.join(inputs)}. Its outputs: {', '.join(shapes)}."
         raise UsageError(
             f"{target.requested_by}: the model has no input or output {target.output!r}",
-            hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Its inputs: {', '.join(inputs)}. "
-            f"Its outputs: {', '.join(shapes)}.",
+            hint=suggest(target.output, [*inputs, *shapes], also=listing),
         )
     rank = len(shapes[target.output])
     if target.axis >= rank:

@@ -67,7 +67,6 @@ class ModuleSize:
         return f"{count_noun(self.nodes, 'node')}{own_text}{size}"
 
 
-@dataclass(frozen=True)
 class ExportedPart(Record):
     """One written graph: the model, or one part of it."""
 

@@ -70,12 +70,10 @@ def command(context: click.Context, /, **options: Any) -> None:
         )
         return
     results = {part: _run_planned_extraction(plan, options) for part, plan in plans.items()}
-    from winml.modelkit.extract.table import extract_document
-
     show_parts(
         results,
         options,
-        lambda result: extract_document(result).with_next(_next_command(result)),
+        lambda result: result.document().with_next(_next_command(result)),
         of_several=of_several,
         record=lambda result: {"folder": str(result.folder), **result.as_record()},
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ SCHEMA_VERSION = 1
 """Layout of the manifest, specified in docs/reference/formats.md."""
 
 
-@dataclass(frozen=True)
 class ExtractedModule(Record):
     """One module written as a separate model."""
 
@@ -43,7 +42,6 @@ class ExtractedModule(Record):
     """``max_abs_diff`` divided by the largest recorded value."""
 
 
-@dataclass(frozen=True)
 class RefusedModule(Record):
     """A module refused by the extraction, with the reason."""
 
@@ -51,7 +49,6 @@ class RefusedModule(Record):
     reason: str
 
 
-@dataclass(frozen=True)
 class ExtractResult(
     Result, Record, schema_version=SCHEMA_VERSION, document="extract.table:extract_document", rows="modules"
 ):

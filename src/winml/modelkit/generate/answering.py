@@ -19,6 +19,7 @@ import numpy as np
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.evaluate.tasks.similarity import ALIKE, cosine, read_pooling
+from winml.modelkit.evaluate.tasks.task import named_output
 from winml.modelkit.evaluate.tasks.texts import best_span
 from winml.modelkit.generate.generation.settings import position_limit, read_settings
 from winml.modelkit.generate.graph_model import GraphModel
@@ -40,8 +41,6 @@ _BEFORE_TEXT = 4
 """Specified by Whisper: tokens of start, language, task and times."""
 _UNLIMITED = 1 << 20
 """Chosen: maximum tokens of a text that states no limit."""
-_OF_TEXTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids"})
-"""Inputs with a row for each text."""
 _HYPOTHESIS, _CAPTION = "This example is {}.", "This is a photo of {}."
 """Specified by transformers' pipelines: sentences that candidate labels of a text and of an image are put into."""
 _SIGLIP_TOKENS = 64
@@ -209,7 +208,7 @@ class TaskRunner:
 
     def _class_answer(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the likeliest classes for the inputs of the model."""
-        logits = _require_output(self._run_model(inputs), "logits")[0].astype(np.float32)
+        logits = named_output(self._run_model(inputs), "logits")[0].astype(np.float32)
         problem = getattr(self._config, "problem_type", None)
         if problem == "regression":
             scores = logits
@@ -247,8 +246,7 @@ class TaskRunner:
             )
         pairs = [(inputs["text"], _HYPOTHESIS.format(label)) for label in labels]
         logits = [
-            _require_output(self._run_model(self._tokenize(*pair, truncation="only_first")), "logits")[0]
-            for pair in pairs
+            named_output(self._run_model(self._tokenize(*pair, truncation="only_first")), "logits")[0] for pair in pairs
         ]
         if len(labels) == 1:
             contradiction = -1 if entailment == 0 else 0
@@ -268,7 +266,7 @@ class TaskRunner:
         is_special = rows.pop("special_tokens_mask")[0]
         offsets = rows.pop("offset_mapping")[0] if has_offsets else None
         tokens = rows["input_ids"][0]
-        scores = _softmax(_require_output(self._run_model(rows), "logits")[0].astype(np.float32))
+        scores = _softmax(named_output(self._run_model(rows), "logits")[0].astype(np.float32))
         groups: list[tuple[str, list[int]]] = []
         for place in np.flatnonzero(is_special == 0).tolist():
             name = self._class_name(scores[place].argmax())
@@ -308,7 +306,7 @@ class TaskRunner:
                 f"{mask} is beyond the first {self._tokenizer.model_max_length} tokens of the text, which are read",
                 hint=f"Shorten the text before {mask}.",
             )
-        scores = _softmax(_require_output(self._run_model(rows), "logits")[0, places].astype(np.float32))
+        scores = _softmax(named_output(self._run_model(rows), "logits")[0, places].astype(np.float32))
         entries = []
         for place, row in zip(places, scores, strict=True):
             for number in np.argsort(-row, kind="stable")[: self._top]:
@@ -377,7 +375,7 @@ class TaskRunner:
                 embeddings.append(outputs["sentence_embedding"][0].astype(np.float64))
                 continue
             pooling.refuse_unknown()
-            states = _require_output(outputs, "last_hidden_state")[0].astype(np.float64)
+            states = named_output(outputs, "last_hidden_state")[0].astype(np.float64)
             embeddings.append(pooling.embedding(states, np.ones(len(states), bool)))
         return _embedding_answer(_as_list(inputs["text"]), embeddings, pooling.notes)
 
@@ -439,7 +437,7 @@ class TaskRunner:
         if tokens is not None and tokens.shape[0] == 1:
             rows = [slice(row, row + 1) for row in range(len(labels))]
         outputs = [self._run_model({**pixels, **{name: values[row] for name, values in texts.items()}}) for row in rows]
-        logits = np.concatenate([_require_output(output, "logits_per_image")[0] for output in outputs])
+        logits = np.concatenate([named_output(output, "logits_per_image")[0] for output in outputs])
         scores = _sigmoid(logits) if is_siglip else _softmax(logits.astype(np.float32))
         return _ranked_answer(zip(labels, scores, strict=True))
 
@@ -500,7 +498,7 @@ class TaskRunner:
         outputs = self._run_model(tensors)
         if (pooled := outputs.get("pooler_output")) is None:
             self._notes["The model has no pooler_output: the mean of its last_hidden_state is used."] = None
-            states = _require_output(outputs, "last_hidden_state")[0]
+            states = named_output(outputs, "last_hidden_state")[0]
             # [tokens or frames, size], or [channels, height, width]
             pooled = (
                 states[: math.ceil(share * len(states))].mean(0)
@@ -710,15 +708,6 @@ def _embedding_answer(names: Sequence[str], embeddings: Sequence[Array], notes: 
 
 def _as_list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else [value]
-
-
-def _require_output(outputs: Arrays, name: str) -> Array:
-    if name not in outputs:
-        raise InputError(
-            f"the model returns {', '.join(outputs)}, but the task needs {name}",
-            hint=f"Set {opt.task}, or export the model again for this task.",
-        )
-    return outputs[name]
 
 
 def _probabilities(scores: Array, is_allowed: Array) -> Array:

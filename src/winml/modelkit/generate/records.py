@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,6 @@ AnswerKind = Literal[
 ]
 
 
-@dataclass(frozen=True)
 class AnswerEntry(Record, digits=6):
     """One entry of a result; its fields depend on the kind of the result."""
 
@@ -43,7 +42,6 @@ class AnswerEntry(Record, digits=6):
     """All values of an embedding; the first values of a tensor."""
 
 
-@dataclass(frozen=True)
 class ReferenceAnswer(Record):
     """PyTorch's result for the same inputs."""
 
@@ -58,7 +56,6 @@ class ReferenceAnswer(Record):
     """Description of the first difference."""
 
 
-@dataclass(frozen=True)
 class InferenceResult(Result, Record, schema_version=1, document="generate.table:inference_document", rows="entries"):
     """Result of a model for one set of inputs."""
 
@@ -81,7 +78,6 @@ class InferenceResult(Result, Record, schema_version=1, document="generate.table
     reference: ReferenceAnswer | None = None
 
 
-@dataclass(frozen=True)
 class SchemaInput(Record):
     """A user input."""
 
@@ -93,7 +89,6 @@ class SchemaInput(Record):
     meaning: str
 
 
-@dataclass(frozen=True)
 class SchemaTensor(Record):
     """An input or output of a graph."""
 
@@ -103,7 +98,6 @@ class SchemaTensor(Record):
     shape: tuple[int | str | None, ...]
 
 
-@dataclass(frozen=True)
 class RunSchema(Record, schema_version=1):
     """Inputs of a model."""
 
@@ -119,7 +113,6 @@ class RunSchema(Record, schema_version=1):
     """Dynamic dimensions with bounds in the graphs."""
 
 
-@dataclass(frozen=True)
 class TokenDifference(Record):
     """First position with different tokens in two texts."""
 
@@ -134,7 +127,6 @@ class TokenDifference(Record):
     """Score difference in PyTorch between its token and ``token``; small if both are about equally likely."""
 
 
-@dataclass(frozen=True)
 class ReferenceText(Record):
     """PyTorch's text after the same prompt."""
 
@@ -151,7 +143,6 @@ class ReferenceText(Record):
     """True if the graph was quantized by winml: different tokens are then expected."""
 
 
-@dataclass(frozen=True)
 class GeneratedText(Record, schema_version=1):
     """Text generated after a prompt."""
 

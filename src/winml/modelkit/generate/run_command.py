@@ -51,9 +51,9 @@ def command(**options: Any) -> None:
     request = run_request(options, stated_fields(RunRequest, options))
     plan = plan_run(request)
     end_dry_run(plan, options)
-    from winml.modelkit.generate.table import inference_document, schema_document
-
     if request.schema:
+        from winml.modelkit.generate.table import schema_document
+
         with library_output_to_stderr():
             schema = run_schema(plan, request)
         show_result(schema.as_record(), options, lambda: schema_document(schema), is_answer=True)
@@ -65,7 +65,7 @@ def command(**options: Any) -> None:
         text = f"{json_text(result.as_record())}\n"
         writers[request.output] = lambda path: _write_text(path, text)
     paths = write_files(writers, overwrite=request.overwrite)
-    show_result(result.as_record(), options, lambda: inference_document(result).with_files(paths), is_answer=True)
+    show_result(result.as_record(), options, lambda: result.document().with_files(paths), is_answer=True)
     if result.reference is not None and not result.reference.is_same:
         click.get_current_context().exit(NEGATIVE_RESULT)
 

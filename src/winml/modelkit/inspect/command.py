@@ -195,12 +195,10 @@ def _print_files(parts: Mapping[str, Path], options: Mapping[str, Any], file_opt
     with show_wait("inspecting"):
         numbered = counted(names, "part") if of_several else names
         files = {part: _inspect_file(parts[part], file_options) for part in numbered}
-    from winml.modelkit.inspect.onnx_table import onnx_inspection_document
-
     show_parts(
         files,
         options,
-        lambda inspection: onnx_inspection_document(inspection, _tree_limits(options) if uses_hierarchy else None),
+        lambda inspection: inspection.document(_tree_limits(options) if uses_hierarchy else None),
         of_several=of_several,
         record=lambda inspection: inspection.as_record(
             with_hierarchy=uses_hierarchy, with_weights=bool(options["verbose"])
@@ -255,7 +253,7 @@ def _print_model_inspection(model: str | None, options: Mapping[str, Any]) -> No
     """Print the tasks or the planned export of an architecture; exit if the provider does not run all nodes."""
     request = model_request({**options, "model": model or ""})
     from winml.modelkit.inspect.model_inspection import inspect_checkpoint, list_tasks
-    from winml.modelkit.inspect.table import model_inspection_document, tasks_document
+    from winml.modelkit.inspect.table import tasks_document
 
     if options["list_tasks"]:
         with library_output_to_stderr():
@@ -273,7 +271,5 @@ def _print_model_inspection(model: str | None, options: Mapping[str, Any]) -> No
     limits = _tree_limits(options)
     # The check of a provider ends with its remedies.
     following = command_line(["winml", "build", model, "-o", "built"]) if model and options["ep"] is None else ""
-    show_result(
-        inspection.as_record(), options, lambda: model_inspection_document(inspection, limits).with_next(following)
-    )
+    show_result(inspection.as_record(), options, lambda: inspection.document(limits).with_next(following))
     _exit_if_unfit(inspection.fit)

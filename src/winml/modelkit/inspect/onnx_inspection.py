@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,6 @@ from winml.modelkit.tags.tagging import Coverage
 from winml.modelkit.words import count_noun
 
 
-@dataclass(frozen=True)
 class FileInfo(Record):
     """One file of the model."""
 
@@ -53,7 +52,6 @@ class FileInfo(Record):
     """None if the file is missing."""
 
 
-@dataclass(frozen=True)
 class ValueInfo(Record):
     """One input or output of the model."""
 
@@ -64,7 +62,6 @@ class ValueInfo(Record):
     """None: the rank is unknown, or the value is no tensor."""
 
 
-@dataclass(frozen=True)
 class WeightSummary(Record):
     """The weights of one element type."""
 
@@ -73,7 +70,6 @@ class WeightSummary(Record):
     size_bytes: int
 
 
-@dataclass(frozen=True)
 class NodeInfo(Record):
     """One node of a selected module."""
 
@@ -86,7 +82,6 @@ class NodeInfo(Record):
     outputs: tuple[str, ...]
 
 
-@dataclass(frozen=True)
 class OnnxInspection(
     Result, Record, kind="onnx", document="inspect.onnx_table:onnx_inspection_document", rows="modules"
 ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
 from winml.modelkit.records import Record, entry, recorded
@@ -20,7 +20,6 @@ FindingKind = Literal["open size", "unknown size", "operator", "dtype", "refused
 another property of the nodes, or the graph as a whole."""
 
 
-@dataclass(frozen=True)
 class Finding(Record):
     """One cause of unsupported nodes."""
 
@@ -37,7 +36,6 @@ class Finding(Record):
     """Names of the nodes."""
 
 
-@dataclass(frozen=True)
 class ListedLimit(Record):
     """An operator with a condition in the documentation, which is not checked."""
 
@@ -47,7 +45,6 @@ class ListedLimit(Record):
     """Number of nodes with this operator."""
 
 
-@dataclass(frozen=True)
 class ModuleCopies(Record):
     """Values of one module that are copied between the CPU and the device in each run."""
 
@@ -66,7 +63,6 @@ class ModuleCopies(Record):
         return f"{self.module or '(the root)'} {directions}"
 
 
-@dataclass(frozen=True)
 class ProviderFit(Record):
     """Support of a file by a provider."""
 

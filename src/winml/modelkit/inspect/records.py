@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from winml.modelkit.file_names import ONLY_PART
@@ -19,7 +19,6 @@ from winml.modelkit.tags.torch_modules import TracedModule
 from winml.modelkit.tags.tree import ModuleTree
 
 
-@dataclass(frozen=True)
 class WeightsOnDisk(Record):
     """The weight files of a checkpoint, as their headers describe them."""
 
@@ -37,7 +36,6 @@ class WeightsOnDisk(Record):
         return _size_records(self.stored)
 
 
-@dataclass(frozen=True)
 class StoredParameter(Record):
     """A parameter of two or more axes in a checkpoint with quantized weights."""
 
@@ -55,7 +53,6 @@ class StoredParameter(Record):
     """True if its groups reorder the input channels (act-order)."""
 
 
-@dataclass(frozen=True)
 class StoredBits(Record):
     """Quantization of the weights of a checkpoint."""
 
@@ -67,7 +64,6 @@ class StoredBits(Record):
     """Parameters in the order of the files."""
 
 
-@dataclass(frozen=True)
 class InspectedPart(Record):
     """One graph that an export would write."""
 
@@ -78,7 +74,6 @@ class InspectedPart(Record):
     """None if the outputs depend on the values of the inputs."""
 
 
-@dataclass(frozen=True)
 class InspectedModel(Result, Record, kind="model", document="inspect.table:model_inspection_document"):
     """The model, inputs, outputs and weights that an export would use."""
 

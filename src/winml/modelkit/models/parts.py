@@ -28,7 +28,6 @@ _TOKENS = ("input_ids", "inputs_embeds")
 """Specified: names in transformers of the token input and of the embedding input of a part."""
 
 
-@dataclass(frozen=True)
 class ModelInfo(Record):
     """Properties of a model besides its weights."""
 

@@ -71,7 +71,7 @@ from winml.modelkit.models.pipelines import build_modules, has_fractional_timest
 from winml.modelkit.models.request import ModelRequest, ModelSource, check_folder, resolve_source
 from winml.modelkit.onnx.files.named_paths import restored_working_directory
 from winml.modelkit.onnx.specs import InputTensorSpec
-from winml.modelkit.options import nearest
+from winml.modelkit.options import suggest
 from winml.modelkit.ort.foreign_libraries import local_libraries, quiet_libraries
 from winml.modelkit.tags.torch_modules import unwrap_compiled
 
@@ -660,8 +660,8 @@ def _find_factory(module: ModuleType, source: ModelSource) -> Any:
 def _functions_hint(name: str, holder: object) -> str:
     """Return a hint on the names that exist in place of a missing function."""
     public = {key: value for key, value in vars(holder).items() if callable(value) and not key.startswith("_")}
-    if guess := nearest(name, public):
-        return f"Did you mean {guess!r}?"
+    if suggestion := suggest(name, public):
+        return suggestion
     home = getattr(holder, "__name__", None)
     names = [key for key, value in public.items() if getattr(value, "__module__", None) == home]
     names = [key for key in names if not key.startswith(_EXAMPLE_INPUTS)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from winml.modelkit.records import Record, entry
@@ -16,7 +16,6 @@ SourceLine = tuple[str, int]
 """File name and line of the user's Python."""
 
 
-@dataclass(frozen=True)
 class Assumption(Record):
     """A property of the trace, possibly false for other inputs within the declared ranges."""
 

@@ -28,7 +28,6 @@ class _NamedPart(Protocol):
 PartT = TypeVar("PartT", bound=_NamedPart)
 
 
-@dataclass(frozen=True)
 class PartFeed(Record):
     """An output of a part, connected to an input of another part, or of the same part in the next run."""
 
@@ -38,7 +37,6 @@ class PartFeed(Record):
     input: str
 
 
-@dataclass(frozen=True)
 class TextTokens(Record):
     """Start and end tokens of a text, if the files next to a model do not state them."""
 
@@ -48,7 +46,6 @@ class TextTokens(Record):
     """Tokens that end a text."""
 
 
-@dataclass(frozen=True)
 class PartDescription(Record):
     """Description of the part that a file holds."""
 

@@ -48,7 +48,6 @@ class DataLocation:
         return None if self.length is None or min(self.start, self.length) < 0 else self.start + self.length
 
 
-@dataclass(frozen=True)
 class Weight(Record):
     """An initializer or constant, without its values."""
 

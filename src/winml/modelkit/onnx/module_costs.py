@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import onnx
 
@@ -21,7 +21,6 @@ from winml.modelkit.tags import address
 from winml.modelkit.tags.selector import ModuleAddress
 
 
-@dataclass(frozen=True)
 class Cost(Record):
     """Nodes, parameters, bytes and operations of a part of the graph; can be added."""
 
@@ -55,7 +54,6 @@ class Cost(Record):
         )
 
 
-@dataclass(frozen=True)
 class ModuleCost(ModuleAddress, Record):
     """The cost of one module."""
 

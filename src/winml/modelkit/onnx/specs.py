@@ -16,7 +16,7 @@ import pydantic
 
 from winml.modelkit.errors import ConfigError, UsageError, opt, spell
 from winml.modelkit.metadata_keys import DIMENSIONS_KEY, INPUTS_KEY
-from winml.modelkit.options import Options, load_metadata, nearest, parse_options, read_json
+from winml.modelkit.options import Options, load_metadata, parse_options, read_json, suggest
 from winml.modelkit.words import shape_words
 
 DTYPES = (
@@ -681,11 +681,10 @@ def resolve_names(
     for name, size in sizes.items():
         meant = (places[name],) if name in places and name not in names else names_among(name, names)
         if meant[0] not in names:
-            guess = nearest(name, [*names, *places])
-            hint = f"Did you mean {guess!r}? " if guess else ""
+            listing = f"Its dynamic dimensions: {_dimension_words(names, places)}."
             raise UsageError(
                 f"{opt.shape_config}: the graph has no dynamic dimension {name!r}",
-                hint=f"{hint}Its dynamic dimensions: {_dimension_words(names, places)}.",
+                hint=suggest(name, [*names, *places], also=listing),
             )
         for resolved in meant:
             if len(meant) > 1 and resolved in sizes:

@@ -277,12 +277,6 @@ _ENTRIES = (
         implementation=f"{_PASSES}.attention_fusion:AttentionFusionPass",
         standard_opset=23, standard_implementation=f"{_PASSES}.standard_attention:StandardAttentionFusionPass",
     ),
-    # Only when enabled by name: PyTorch counts padding too.
-    Capability(
-        "token_windows", "count the sliding windows of GroupQueryAttention in tokens, without padding",
-        None, "winml", kernels=(_BIASED_ATTENTION,), marks=("/mask/past_tokens",),
-        sets=("group_query_attention_fusion", "counts_tokens"),
-    ),
     # The next three only when enabled by name, and in builds for onnxruntime-genai and WebGPU: positions that skip
     # numbers inside a row, and padding inside a row, would have other outputs.
     Capability(
@@ -376,7 +370,7 @@ weights.
 ATTENTION_VARIANT = ("rotary_attention_fusion", "right_padding", "packed_projection_fusion")
 """Capabilities for the attention of a decoder whose positions and padding are known: see the registry."""
 
-WHOLE_GRAPH = ("group_query_attention_fusion", "token_windows", "rotary_attention_fusion", "right_padding")
+WHOLE_GRAPH = ("group_query_attention_fusion", "rotary_attention_fusion", "right_padding")
 """Capabilities that read inputs and outputs of the whole graph, so that they cannot be limited to modules."""
 
 UNUSED_TRANSFORMERS = (

@@ -20,8 +20,6 @@ from winml.modelkit.optimize.verb import OptimizeRequest
 
 if TYPE_CHECKING:
     from winml.modelkit.optimize.options import OptimizeOptions
-    from winml.modelkit.optimize.records import OptimizedFile
-    from winml.modelkit.report.document import Document
 
 _NO_FLAGS: dict[str, None] = dict.fromkeys(CAPABILITIES)
 """Every capability as its level says."""
@@ -65,13 +63,7 @@ def command(**options: Any) -> None:
     elif options["check"]:
         _check_files(request, options)
     else:
-        run_verb(request, options, _describe_result)
-
-
-def _describe_result(result: OptimizedFile) -> Document:
-    from winml.modelkit.optimize.table import optimization_document  # reads numpy
-
-    return optimization_document(result)
+        run_verb(request, options)
 
 
 def _list_capabilities(requested: OptimizeOptions, options: dict[str, object]) -> None:

@@ -21,7 +21,7 @@ from winml.modelkit.optimize.capabilities import (
 )
 from winml.modelkit.optimize.declared_options import OptimizeFields
 from winml.modelkit.options import Options
-from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
+from winml.modelkit.ort.execution_providers import checked_short_name
 from winml.modelkit.ort.opsets import refuse_unsupported_opset
 
 _ATTENTION_FUSION = CAPABILITIES["group_query_attention_fusion"]
@@ -30,11 +30,7 @@ _ATTENTION_FUSION = CAPABILITIES["group_query_attention_fusion"]
 class OptimizeOptions(OptimizeFields, Options):
     """Options of the optimize stage. A capability that is null is enabled by the level."""
 
-    @pydantic.field_validator("ep")
-    @classmethod
-    def _as_short_name(cls, name: str | None) -> str | None:
-        """Return the short name, `None` without a provider; raises UsageError for an unknown provider."""
-        return None if name is None else short_name(find_execution_provider(name).name)
+    _short_ep = pydantic.field_validator("ep")(checked_short_name)
 
     @pydantic.model_validator(mode="after")
     def _refuse_unsupported_opset(self) -> OptimizeOptions:

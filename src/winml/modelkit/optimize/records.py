@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from winml.modelkit.compare.records import changed_counts
@@ -11,7 +11,6 @@ from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.transform.records import GraphSummary, ModuleFunctions, TransformedFile
 
 
-@dataclass(frozen=True)
 class ModuleChange(Record):
     """Changes to the nodes of one module."""
 
@@ -22,7 +21,6 @@ class ModuleChange(Record):
     """Operator → change of its number of nodes; unchanged operators are absent."""
 
 
-@dataclass(frozen=True)
 class OptimizedFile(TransformedFile, document="optimize.table:optimization_document"):
     """Record of an optimized file."""
 
@@ -44,7 +42,6 @@ class OptimizedFile(TransformedFile, document="optimize.table:optimization_docum
         return _changes_by_module(self.before, self.after)
 
 
-@dataclass(frozen=True)
 class OptimizationRound(Record):
     """Result of one optimization round."""
 
@@ -70,7 +67,6 @@ class OptimizationRound(Record):
         return _changes_by_module(self.before, self.after)
 
 
-@dataclass(frozen=True)
 class OptimizationLoop(Record):
     """Result of an optimization in rounds."""
 
@@ -95,7 +91,6 @@ def _changes_by_module(before: GraphSummary, after: GraphSummary) -> tuple[Modul
     return tuple(changes)
 
 
-@dataclass(frozen=True)
 class BlockedFusion(Record):
     """A fusion prevented by dynamic sizes."""
 
@@ -109,7 +104,6 @@ class BlockedFusion(Record):
     """True if it fires only with a size of 1."""
 
 
-@dataclass(frozen=True)
 class CheckedCapability(Record):
     """Effect of one capability."""
 
@@ -123,7 +117,6 @@ class CheckedCapability(Record):
     blocked: tuple[BlockedFusion, ...] = ()
 
 
-@dataclass(frozen=True)
 class OptimizationCheck(Record):
     """Result of an optimization check, without a written file."""
 

@@ -65,7 +65,6 @@ def take_device_trace(folder: Path) -> DeviceTrace:
     return trace
 
 
-@dataclass(frozen=True)
 class ModulePlacement(Record):
     """Nodes of one module on the device, and reasons of its other nodes."""
 

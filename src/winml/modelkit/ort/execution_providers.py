@@ -253,12 +253,14 @@ def find_execution_provider(name: str) -> ExecutionProvider:
     short = name.lower().removesuffix("executionprovider")
     if short in EXECUTION_PROVIDERS:
         return EXECUTION_PROVIDERS[short]
-    from winml.modelkit.options import nearest  # imports pydantic, which the help of a command does not import
+    from winml.modelkit.options import suggest  # imports pydantic, which the help of a command does not import
 
-    guess = nearest(short, EXECUTION_PROVIDERS)
-    hint = f"Did you mean {guess!r}?" if guess else f"Known: {', '.join(EXECUTION_PROVIDERS)}."
-    hint += f" For any other plug-in, pass the library: {opt.ep_library} NAME=PATH."
-    raise UsageError(f"{opt.ep} {name}: no such execution provider", hint=hint)
+    listing = f"Known: {', '.join(EXECUTION_PROVIDERS)}."
+    remedy = f"For any other plug-in, pass the library: {opt.ep_library} NAME=PATH."
+    raise UsageError(
+        f"{opt.ep} {name}: no such execution provider",
+        hint=suggest(short, EXECUTION_PROVIDERS, otherwise=listing, also=remedy),
+    )
 
 
 def short_name(name: str) -> str:
@@ -268,6 +270,15 @@ def short_name(name: str) -> str:
     ('cpu', 'AzureExecutionProvider')
     """
     return next((short for short, provider in EXECUTION_PROVIDERS.items() if provider.name == name), name)
+
+
+def checked_short_name(name: str | None) -> str | None:
+    """Return the short name of a known provider, `None` without a provider; for fields of options.
+
+    Raises:
+        UsageError: no provider has this name.
+    """
+    return None if name is None else short_name(find_execution_provider(name).name)
 
 
 def library_words(ep: str) -> list[str]:

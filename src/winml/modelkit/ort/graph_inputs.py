@@ -33,7 +33,7 @@ from winml.modelkit.onnx.specs import (
     stated_bounds,
     summed_sizes,
 )
-from winml.modelkit.options import nearest
+from winml.modelkit.options import suggest
 from winml.modelkit.ort.default_sizes import default_size
 from winml.modelkit.ort.feeds import make_feeds
 from winml.modelkit.ort.host import available_bytes
@@ -311,10 +311,9 @@ def load_feeds(path: Path, inputs: Sequence[InputTensorSpec], option: str = "inp
     names = [spec.name for spec in inputs]
     for name in arrays:
         if name not in names:
-            guess = nearest(name, names)
             raise UsageError(
                 f"{source}: the graph has no input {name!r}",
-                hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Its inputs: {', '.join(names) or 'none'}.",
+                hint=suggest(name, names, also=f"Its inputs: {', '.join(names) or 'none'}."),
             )
     if missing := [name for name in names if name not in arrays]:
         raise UsageError(

@@ -9,7 +9,6 @@ import platform
 import sys
 import threading
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -93,9 +92,7 @@ class PeakMemory:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Set :attr:`largest_bytes`."""
         self._stop.set()
         self._thread.join()

@@ -441,7 +441,6 @@ _TABLES = Path(__file__).with_name("documented_operators.json")
 """Operators that providers document as supported. Operators missing in a document are not in its table."""
 
 
-@dataclass(frozen=True)
 class DocumentedOperator(Record):
     """One operator of a table."""
 
@@ -453,7 +452,6 @@ class DocumentedOperator(Record):
     """Kinds of devices that it is limited to; ``()`` for no limit."""
 
 
-@dataclass(frozen=True)
 class OperatorTable(Record):
     """The documented operators of a provider."""
 

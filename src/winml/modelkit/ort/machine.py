@@ -14,7 +14,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import onnxruntime as ort
 import psutil
@@ -34,7 +34,6 @@ LIBRARIES = (
 """Distributions whose versions influence the exported graph."""
 
 
-@dataclass(frozen=True)
 class ProviderInfo(Record):
     """One execution provider."""
 
@@ -49,7 +48,6 @@ class ProviderInfo(Record):
     """pip requirement of the package with the provider on this platform; None without a package."""
 
 
-@dataclass(frozen=True)
 class DeviceInfo(Record):
     """A processor found by ONNX Runtime, and the provider that offers it."""
 
@@ -61,7 +59,6 @@ class DeviceInfo(Record):
     """Short name."""
 
 
-@dataclass(frozen=True)
 class Machine(Record):
     """Everything ``winml sys`` reports."""
 

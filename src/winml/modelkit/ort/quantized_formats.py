@@ -14,7 +14,6 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,6 @@ _LEAST_SQNR_DB = 20.0
 bits; wrong results have none."""
 
 
-@dataclass(frozen=True)
 class QuantizedFormats(Record):
     """Formats of quantized operators, and the reason for each that a provider does not run."""
 

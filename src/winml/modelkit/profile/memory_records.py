@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from winml.modelkit.records import Record, entry, recorded
 
 
-@dataclass(frozen=True)
 class MemoryGrowth(Record):
     """Growth of the process while a session opens a file and runs it, in bytes."""
 
@@ -20,7 +19,6 @@ class MemoryGrowth(Record):
     """Largest growth while the session opened, when ONNX Runtime holds weights twice."""
 
 
-@dataclass(frozen=True)
 class HeldValue(Record):
     """A value in memory at the peak."""
 
@@ -34,7 +32,6 @@ class HeldValue(Record):
     size_bytes: int
 
 
-@dataclass(frozen=True)
 class MemoryPeak(Record):
     """The kernel with the most memory in use in a run."""
 
@@ -55,7 +52,6 @@ class MemoryPeak(Record):
         return max(self.activation_bytes - sum(value.size_bytes for value in self.values), 0)
 
 
-@dataclass(frozen=True)
 class ModuleBytes(Record):
     """Memory of a module; can be added."""
 
@@ -83,7 +79,6 @@ def sum_memory(parts: Iterable[ModuleBytes | None]) -> ModuleBytes | None:
     return sum(measured, ModuleBytes()) if measured else None
 
 
-@dataclass(frozen=True)
 class ModuleMemory(Record):
     """Memory of a model, by use and by module, in bytes."""
 

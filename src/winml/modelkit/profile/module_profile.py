@@ -22,7 +22,6 @@ _MS = 1000.0
 """Microseconds in a millisecond."""
 
 
-@dataclass(frozen=True)
 class ModuleTime(Record):
     """Time of one module."""
 
@@ -57,7 +56,6 @@ class ModuleTime(Record):
             yield from child.walk()
 
 
-@dataclass(frozen=True)
 class ClassTime(Record):
     """Time of all modules of one class."""
 

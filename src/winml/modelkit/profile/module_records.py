@@ -49,7 +49,6 @@ class MeasuredModule:
         }
 
 
-@dataclass(frozen=True)
 class ClassSummary(Record, digits=6):
     """Latencies of all measured modules of one class."""
 
@@ -192,7 +191,6 @@ class ProfiledDecoder(Result, document="profile.module_table:profile_document"):
         return {name: profiled.as_record(depth) for name, profiled in self.phases.items()}
 
 
-@dataclass(frozen=True)
 class ModuleRatio(Record):
     """Time of a module in ONNX Runtime beside PyTorch, with the modules inside."""
 

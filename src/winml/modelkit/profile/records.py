@@ -29,7 +29,6 @@ _MAX_LISTED_RUNS = 3
 """Maximum number of models or modules in a note on their runs. Chosen: they fit on two lines."""
 
 
-@dataclass(frozen=True)
 class MemoryUse(Record):
     """Resident memory of the process, in bytes."""
 
@@ -315,7 +314,6 @@ def _join_times(times: Sequence[str]) -> str:
     return ", ".join([*times[:_MAX_LISTED_RUNS], *([f"{hidden} more"] if hidden > 0 else [])])
 
 
-@dataclass(frozen=True)
 class PromptTime(Record):
     """Time to the first token of a prompt."""
 
@@ -326,7 +324,6 @@ class PromptTime(Record):
     """Memory of the KV cache after the prompt."""
 
 
-@dataclass(frozen=True)
 class StepTime(Record):
     """Time of one further token."""
 
@@ -336,7 +333,6 @@ class StepTime(Record):
     tokens_per_second: float
 
 
-@dataclass(frozen=True)
 class GenerationPerf(Result, Record, schema_version=1, document="profile.table:generation_perf_document", rows="steps"):
     """Measurement of a decoder with a KV cache."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 import numpy as np
@@ -40,7 +40,6 @@ latencies is at most some tenths above their median."""
 _PERCENTILES = (50, 90, 95, 99)
 
 
-@dataclass(frozen=True)
 class Summary(Record, digits=6):
     """Mean, spread and percentiles of samples, in the unit of the samples."""
 
@@ -70,7 +69,6 @@ class Summary(Record, digits=6):
         return self.mean > _INTERRUPTED * self.p50
 
 
-@dataclass(frozen=True)
 class Ratio(Record):
     """Ratio of two times, from pairs measured in alternation."""
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from winml.modelkit.quantize.options import QuantizeOptions
     from winml.modelkit.quantize.records import QuantizedFile
     from winml.modelkit.quantize.sensitivity_records import QuantizationSensitivity
-    from winml.modelkit.report.document import Document
 
 
 @click.command(name="quantize", cls=WinMLCommand)
@@ -64,7 +63,7 @@ def command(**options: Any) -> None:
     def following(source: Path, output: Path, result: QuantizedFile) -> str:
         return _command_after(request, source, output, result)
 
-    run_verb(request, options, _describe_result, lambda result: _write_page(result, options), following)
+    run_verb(request, options, lambda result: _write_page(result, options), following)
 
 
 def _command_after(request: verb.QuantizeRequest, source: Path, output: Path, result: QuantizedFile) -> str:
@@ -87,13 +86,6 @@ def _write_page(result: QuantizedFile, options: Mapping[str, Any]) -> list[Path]
     return _streams.write_answer({"report": [options["report"]]}, texts, overwrite=options["overwrite"])
 
 
-def _describe_result(result: QuantizedFile) -> Document:
-    """Build the document of a quantization."""
-    from winml.modelkit.quantize.table import quantization_document  # reads numpy
-
-    return quantization_document(result)
-
-
 def _measure_sensitivity(request: verb.QuantizeRequest, options: Mapping[str, Any]) -> None:
     """Measure the sensitivity, write the requested files and print the ranking.
 
@@ -108,13 +100,7 @@ def _measure_sensitivity(request: verb.QuantizeRequest, options: Mapping[str, An
         written = _write_files(result, record, options)
     if plan.sensitivity.measured is not None:
         plan.sensitivity.measured.unlink(missing_ok=True)  # the answer is written
-    from winml.modelkit.quantize.sensitivity_table import sensitivity_document
-
-    _streams.show_result(
-        record,
-        options,
-        lambda: sensitivity_document(result).with_files(written).with_next(following),
-    )
+    _streams.show_result(record, options, lambda: result.document().with_files(written).with_next(following))
     if result.exclude_list is not None and not result.exclude_list.is_met:
         _streams.tell(f"--target {request.target} was not met: {result.unmet_words}")
         click.get_current_context().exit(NEGATIVE_RESULT)
@@ -187,12 +173,10 @@ def _write_files(
     result: QuantizationSensitivity, record: Mapping[str, object], options: Mapping[str, Any]
 ) -> list[Path]:
     """Write the files that are asked for; the list of exceptions only where it meets the target."""
-    from winml.modelkit.quantize.sensitivity_table import sensitivity_document
-
     listed = result.exclude_list
     texts: dict[str, Callable[[Path], str]] = {
         "output": lambda _path: f"{_streams.json_text(record)}\n",
-        "report": lambda page: _streams.page_text(sensitivity_document(result), page, files),
+        "report": lambda page: _streams.page_text(result.document(), page, files),
     }
     if listed is not None and listed.is_met:
         texts["exclude_list"] = lambda _path: f"{_streams.plain_json_text(listed.rules)}\n"

@@ -15,7 +15,7 @@ import pydantic
 from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.fields import fields_of
 from winml.modelkit.options import NUMBER_WITH_UNIT, SIZE_UNITS, Drop, Options, drop_words, parse_size, read_drop
-from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
+from winml.modelkit.ort.execution_providers import checked_short_name
 from winml.modelkit.quantize import precisions
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, INTEGER_ALGORITHMS, Algorithm, QuantizeFields
 from winml.modelkit.quantize.placements import BLOCK_OPERATORS, CPU_PLACEMENT, PLACEMENTS, placement_for
@@ -128,11 +128,7 @@ _OF_RANGES = ("calibration_data", "split", "columns", "method", "calibration_cac
 class QuantizeOptions(QuantizeFields, Options):
     """Options of the quantize stage."""
 
-    @pydantic.field_validator("ep")
-    @classmethod
-    def _shorten_name(cls, name: str | None) -> str | None:
-        """Return the short name; raises UsageError for an unknown provider."""
-        return None if name is None else short_name(find_execution_provider(name).name)
+    _short_ep = pydantic.field_validator("ep")(checked_short_name)
 
     @property
     def takes_constant_tables(self) -> bool:

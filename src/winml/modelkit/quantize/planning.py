@@ -529,7 +529,6 @@ def float_name(dtype: str) -> str:
     return next((name for name, precision in PRECISIONS.items() if dtype and precision.float_type == dtype), FLOAT32)
 
 
-@dataclass(frozen=True)
 class ModulePrecision(Record):
     """Requested precision and result of one module, without its submodules."""
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from winml.modelkit.quantize.planning import ModulePrecision
 
 
-@dataclass(frozen=True)
 class BudgetChoice(Record):
     """Selected format of one module."""
 
@@ -50,7 +49,6 @@ class BudgetChoice(Record):
         return f"{alone}; {self.algorithm}, by its own outputs: {tried}"
 
 
-@dataclass(frozen=True)
 class BudgetTrial(Record):
     """Measurement of one variant of the whole model."""
 
@@ -68,7 +66,6 @@ class BudgetTrial(Record):
     """True if modules have different formats: ``form`` may also be the precision ``mixed``."""
 
 
-@dataclass(frozen=True)
 class BudgetSearch(Record):
     """Search for the bits of each module within a limit."""
 
@@ -104,7 +101,6 @@ class BudgetSearch(Record):
         return next((trial.perplexity for trial in self.frontier if trial.is_chosen), None)
 
 
-@dataclass(frozen=True)
 class ActivationCount(Record):
     """Number of quantized activations of one kind and one number of bits."""
 
@@ -124,7 +120,6 @@ class Calibrated:
     """Record as written to the file."""
 
 
-@dataclass(frozen=True)
 class QuantizedFile(TransformedFile, schema_version=1, document="quantize.table:quantization_document", rows="modules"):
     """Record of a quantized file."""
 

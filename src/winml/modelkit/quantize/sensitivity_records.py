@@ -27,7 +27,6 @@ _MEASURES = (*get_args(Metric), "scores")
 """Record entries with the similarity of the outputs."""
 
 
-@dataclass(frozen=True)
 class FidelityTarget(Record):
     """Target for the worst output of a quantized model."""
 
@@ -66,7 +65,6 @@ class FidelityTarget(Record):
         return self.metric == "relative_error"
 
 
-@dataclass(frozen=True)
 class MetricTarget(Record):
     """Target for a metric of a quantized model on the samples of a dataset."""
 
@@ -97,7 +95,6 @@ class MetricTarget(Record):
         return value if self.is_higher_better else -value
 
 
-@dataclass(frozen=True)
 class MeasuredVariant(Record):
     """Output error of one variant of the graph relative to the float graph."""
 
@@ -217,7 +214,6 @@ class ModuleSensitivity:
         }
 
 
-@dataclass(frozen=True)
 class Trial(Record):
     """One measurement of the search for an exclude list."""
 
@@ -229,7 +225,6 @@ class Trial(Record):
     is_met: bool
 
 
-@dataclass(frozen=True)
 class TimedVariant(Record, digits=6):
     """Latency of a variant, measured in alternation with the float graph."""
 
@@ -239,7 +234,6 @@ class TimedVariant(Record, digits=6):
     """Ratio of its time to the time of the float graph."""
 
 
-@dataclass(frozen=True)
 class ExcludeList(Record):
     """Modules that stay float so that the other modules can be quantized."""
 
@@ -274,7 +268,6 @@ class ExcludeList(Record):
         return Verdict.of(question, self.is_met, reached)
 
 
-@dataclass(frozen=True)
 class SensitivityCost(Record, digits=3):
     """Seconds spent, over all measurements of this run."""
 
@@ -287,7 +280,6 @@ class SensitivityCost(Record, digits=3):
     runs_s: float = 0.0
 
 
-@dataclass(frozen=True)
 class QuantizationSensitivity(
     Result,
     Record,

@@ -5,6 +5,7 @@ Two modules are equal if classes, displayed facts and all inner modules are equa
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -81,17 +82,12 @@ class _TreeFolder(Generic[_Item]):
 
     def _fold_runs(self, modules: Sequence[TreeRow[_Item]], numbers: Sequence[int]) -> Iterator[TreeRow[_Item]]:
         """Yield the modules of one level; consecutive modules with equal numbers become one entry."""
-        start = 0
-        while start < len(modules):
-            stop = start + 1
-            while stop < len(modules) and numbers[stop] == numbers[start]:
-                stop += 1
-            head = modules[start]
-            if self.limits.folds and stop - start >= FEWEST_FOLDED:
-                yield TreeRow(head.item, modules[stop - 1].item, stop - start, head.children, head.hidden)
+        for _, group in itertools.groupby(zip(numbers, modules, strict=True), lambda numbered: numbered[0]):
+            run = [module for _, module in group]
+            if self.limits.folds and len(run) >= FEWEST_FOLDED:
+                yield TreeRow(run[0].item, run[-1].item, len(run), run[0].children, run[0].hidden)
             else:
-                yield from modules[start:stop]
-            start = stop
+                yield from run
 
 
 def tree_rows(

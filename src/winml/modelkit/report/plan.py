@@ -15,7 +15,6 @@ from winml.modelkit.records import Record, entry
 from winml.modelkit.report import document as doc
 
 
-@dataclass(frozen=True)
 class PlannedFile(Record):
     """A file that would be written."""
 
@@ -27,7 +26,6 @@ class PlannedFile(Record):
     """Condition under which the file is written; empty: always."""
 
 
-@dataclass(frozen=True)
 class PlannedStep(Record):
     """One step, with a one-line description."""
 

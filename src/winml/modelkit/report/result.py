@@ -36,21 +36,23 @@ class Result:
     _rows: ClassVar[str] = ""
 
     def __init_subclass__(cls, *, document: str = "", rows: str = "", **keywords: Any) -> None:
-        """Store the keywords, and define ``__repr__`` in the subclass, so that ``dataclass`` generates none."""
+        """Store the keywords, and define ``__repr__`` in the subclass in place of that of a dataclass."""
         super().__init_subclass__(**keywords)
         cls._document_function = document or cls._document_function
         cls._rows = rows or cls._rows
-        cls.__repr__ = Result.__repr__  # type: ignore[method-assign]  # dataclass would replace an inherited one
+        cls.__repr__ = Result.__repr__  # type: ignore[method-assign]  # a dataclass has its own
 
-    def document(self, **view: Any) -> Document:
+    def document(self, *details: Any, **view: Any) -> Document:
         """Return the document of the result, as its command prints it.
 
         Args:
-            **view: Arguments of the function that makes it, such as the depth of a tree.
+            *details: Further arguments of the function that makes the document.
+            **view: Its options, such as the depth of displayed modules.
         """
         module, _, name = self._document_function.partition(":")
         with contextlib.nullcontext() if has_speller() else spell_by(spell_keyword):  # of a Python caller
-            document: Document = getattr(importlib.import_module(f"winml.modelkit.{module}"), name)(self, **view)
+            make = getattr(importlib.import_module(f"winml.modelkit.{module}"), name)
+            document: Document = make(self, *details, **view)
         return document
 
     def text(self) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from winml.modelkit.errors import UsageError, opt, spell
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.fields import read_columns
-from winml.modelkit.options import nearest
+from winml.modelkit.options import suggest
 
 if TYPE_CHECKING:
     from winml.modelkit.samples.data_sets import DataSet
@@ -50,7 +50,7 @@ def parse_columns(texts: Iterable[str]) -> dict[str, str]:
     return columns
 
 
-def refuse_unknown_roles(columns: Mapping[str, str], option: str = "columns") -> None:
+def refuse_unknown_roles(columns: Mapping[str, str]) -> None:
     """Refuse unknown roles.
 
     Raises:
@@ -58,10 +58,8 @@ def refuse_unknown_roles(columns: Mapping[str, str], option: str = "columns") ->
     """
     for role in columns:
         if role not in ROLE_COLUMNS:
-            guess = nearest(role, ROLES)
             raise UsageError(
-                f"{spell(option)} {role}: no such role",
-                hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Roles: {', '.join(ROLES)}.",
+                f"{opt.columns} {role}: no such role", hint=suggest(role, ROLES, also=f"Roles: {', '.join(ROLES)}.")
             )
 
 
@@ -82,10 +80,9 @@ def match_columns(
     refuse_unknown_roles(request.columns)
     for role, column in request.columns.items():
         if column not in data_set.columns:
-            guess = nearest(column, data_set.columns)
             raise UsageError(
                 f"{request.option} {data_set.name}: no column {column!r}, which {opt.columns} sets for {role}",
-                hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Its columns: {', '.join(data_set.columns)}.",
+                hint=suggest(column, data_set.columns, also=f"Its columns: {', '.join(data_set.columns)}."),
             )
     columns = {role: column for role, column in request.columns.items() if role in (*roles, *optional)}
     for role in (*roles, *optional):

@@ -21,7 +21,7 @@ from winml.modelkit.errors import OutputExistsError, UsageError
 from winml.modelkit.models.checkpoints.task import canonical_task
 from winml.modelkit.onnx.files.output_files import write_error
 from winml.modelkit.onnx.files.resumable_results import ResumableResults, locked_folder, write_atomically
-from winml.modelkit.options import nearest
+from winml.modelkit.options import suggest
 from winml.modelkit.sweep.plan import (
     RANDOM_PREFIX,
     ListedModel,
@@ -56,10 +56,9 @@ def model_types(name: str, task: str | None = None) -> tuple[str, ...]:
         is_generating = task is not None and canonical_task(task) == _GENERATION
         return tuple(sorted(generating if is_generating else modeling_auto.MODEL_MAPPING_NAMES))
     if name not in CONFIG_MAPPING:
-        guess = nearest(name, list(CONFIG_MAPPING.keys()))
         raise UsageError(
             f"random:{name}: transformers has no model type {name!r}",
-            hint=f"Did you mean {guess!r}?" if guess else "Use random:* for all types.",
+            hint=suggest(name, CONFIG_MAPPING.keys(), otherwise="Use random:* for all types."),
         )
     return (name,)
 

@@ -44,15 +44,13 @@ def command(**options: Any) -> None:
     end_dry_run(plan, options)
     for note in plan.notes:
         tell(f"note: {note}")
-    from winml.modelkit.sweep.table import sweep_document
-
     ended: list[str] = []
     try:
         with sweep_progress(ended, quiet=options["quiet"]) as listener:
             result = run_planned_sweep(plan, request, listener)
     except KeyboardInterrupt:
         raise Interrupted(f"finished in this run: {len(ended)}; the same command resumes there") from None
-    show_result(result.as_record(), options, lambda: sweep_document(result))
+    show_result(result.as_record(), options, result.document)
     _exit_on_failure(result)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from winml.modelkit.records import Record, entry, recorded
@@ -19,7 +19,6 @@ CellState = Literal["done", "failed", "stopped"]
 Measure = float | int | str | bool | None
 
 
-@dataclass(frozen=True)
 class CellResult(Record):
     """One model in one configuration."""
 
@@ -50,7 +49,6 @@ class CellResult(Record):
     """Further results of the steps."""
 
 
-@dataclass(frozen=True)
 class Attempt(Record):
     """One export by one exporter."""
 
@@ -84,7 +82,6 @@ class Attempt(Record):
     peak_bytes: int = 0
 
 
-@dataclass(frozen=True)
 class Architecture(Record):
     """One model type: its small model, and one attempt per requested exporter."""
 
@@ -109,7 +106,6 @@ class Architecture(Record):
         return not self.state_before
 
 
-@dataclass(frozen=True)
 class SweepLimit(Record):
     """A limit of a measure in every cell, and the cells beyond the limit."""
 
@@ -141,7 +137,6 @@ def _is_missed(cell: CellResult, kind: str, measure: str, limit: float) -> bool:
     return value < limit if kind == "min" else value > limit
 
 
-@dataclass(frozen=True)
 class SweepResult(Result, Record, schema_version=SCHEMA_VERSION, document="sweep.table:sweep_document", rows="cells"):
     """Result of a sweep."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import takewhile
 from typing import TypeVar
 
@@ -213,7 +213,6 @@ def _escape_name(name: str) -> str:
     return name.replace("%", "%25").replace(SEPARATOR, "%2F")
 
 
-@dataclass(frozen=True)
 class ModuleIdentity(Record):
     """Identity of one call of a module."""
 

@@ -123,7 +123,6 @@ def clear_tag(node: HasMetadata) -> None:
             del node.metadata_props[key]
 
 
-@dataclass(frozen=True)
 class Coverage(Record):
     """Number of nodes, of tagged nodes, of tagged nodes per source, and of those at the root."""
 

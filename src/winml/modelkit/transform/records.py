@@ -24,7 +24,6 @@ from winml.modelkit.tags.tagging import Coverage
 from winml.modelkit.words import count_noun
 
 
-@dataclass(frozen=True)
 class GraphSummary(Record):
     """Statistics of a graph."""
 
@@ -43,7 +42,6 @@ class GraphSummary(Record):
         return sum(self.operators.values())
 
 
-@dataclass(frozen=True)
 class TransformedFile(Result, Record):
     """A file made from a source file."""
 
@@ -95,7 +93,7 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 @dataclass(frozen=True)
-class TransformedFolder(Generic[RecordT]):
+class TransformedFolder(Result, Generic[RecordT], document="transform.table:folder_document"):
     """A folder made from a source folder."""
 
     source: Path
@@ -129,7 +127,6 @@ class TransformedFolder(Generic[RecordT]):
         }
 
 
-@dataclass(frozen=True)
 class WrittenFile(Record):
     """A file written by a command."""
 
@@ -137,7 +134,6 @@ class WrittenFile(Record):
     size_bytes: int
 
 
-@dataclass(frozen=True)
 class PinnedModel(Record):
     """The result of fixing sizes."""
 
@@ -160,7 +156,6 @@ class PinnedModel(Record):
         return self.coverage.nodes
 
 
-@dataclass(frozen=True)
 class RetaggedModel(Result, Record, document="transform.table:retagged_document"):
     """A file with tags transferred from its source."""
 
@@ -196,7 +191,6 @@ MAX_LISTED = 3
 _IDENTITY = entry(inline=True, keys=("module", "tag", "class"))
 
 
-@dataclass(frozen=True)
 class LeftOutModule(Record):
     """A module without a function, and the reason."""
 
@@ -204,7 +198,6 @@ class LeftOutModule(Record):
     reason: str
 
 
-@dataclass(frozen=True)
 class PartlyOutside(Record):
     """A module with nodes outside its function, since these nodes run between nodes of other modules."""
 
@@ -213,7 +206,6 @@ class PartlyOutside(Record):
     """Names of the nodes outside."""
 
 
-@dataclass(frozen=True)
 class ModuleFunctions(Record):
     """The functions of a written file."""
 

@@ -29,8 +29,7 @@ def command(**options: object) -> None:
     plan = plan_retag(RetagRequest(**stated_fields(RetagRequest, options)))
     end_dry_run(plan, options)
     result = run_retag(plan)
-    from winml.modelkit.transform.table import retagged_document
     from winml.modelkit.verbs.next_commands import measuring_command
 
     following = measuring_command("inspect", [result.model_path], ["-H"])
-    show_result(result.as_record(), options, lambda: retagged_document(result).with_next(following))
+    show_result(result.as_record(), options, lambda: result.document().with_next(following))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from winml.modelkit.compare.words import coverage_words
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags.carry.matching import Way
-from winml.modelkit.transform.records import PinnedModel, RetaggedModel, WrittenFile
+from winml.modelkit.transform.records import PinnedModel, RetaggedModel, TransformedFolder, WrittenFile
 from winml.modelkit.words import count_noun, size_words
 
 MAX_ROWS = 12
@@ -61,6 +63,17 @@ def retagged_document(result: RetaggedModel) -> doc.Document:
         *doc.note_fields(result.notes),
     ]
     return doc.Document([doc.Fields(fields)])
+
+
+def folder_document(result: TransformedFolder[Any]) -> doc.Document:
+    """Describe the result of a folder: its parts, and the copied files."""
+    rows = [(part, f"copied unchanged ({why})") for part, why in result.unchanged.items()]
+    rows += [("beside", ", ".join(result.companions))] if result.companions else []
+    folder = doc.Fields([*rows, ("folder", f"{result.folder} ({size_words(result.size_bytes)})")])
+    if result.is_of_one_part:
+        (record,) = result.parts.values()
+        return replace(doc.joined(record.document()), summary=folder)
+    return replace(doc.joined(doc.parts_document(result.parts, lambda record: record.document())), summary=folder)
 
 
 def written_fields(files: Iterable[WrittenFile]) -> list[doc.Field]:

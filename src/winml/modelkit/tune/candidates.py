@@ -7,7 +7,7 @@ from simple to involved, because the first of two indistinguishable candidates w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS
@@ -49,7 +49,6 @@ _PROVIDER_OPTIONS: Mapping[str, Mapping[str, tuple[str, Mapping[str, str]]]] = {
 """Provider → name of a reduced-precision mode for float files → its description and provider options."""
 
 
-@dataclass(frozen=True)
 class TuningMachine(Record):
     """Properties of a machine that determine the plan."""
 

@@ -13,7 +13,7 @@ from winml.modelkit.fields import refuse_stated
 from winml.modelkit.onnx.files.named_paths import refuse_missing_values
 from winml.modelkit.options import Options, drop_words, parse_size
 from winml.modelkit.ort.devices import choose_provider
-from winml.modelkit.ort.execution_providers import find_execution_provider, short_name
+from winml.modelkit.ort.execution_providers import checked_short_name
 from winml.modelkit.tune.declared_options import TuneFields
 
 
@@ -36,11 +36,7 @@ class TuneOptions(TuneFields, Options):  # type: ignore[misc]  # Options is froz
         """True if no quality limit is requested, so that the minimum of each precision applies."""
         return self.min_sqnr_db is None and not self.max_drop
 
-    @pydantic.field_validator("ep")
-    @classmethod
-    def _shorten_provider_name(cls, name: str | None) -> str | None:
-        """Return the short name, `None` without a provider; raises UsageError for an unknown provider."""
-        return None if name is None else short_name(find_execution_provider(name).name)
+    _short_ep = pydantic.field_validator("ep")(checked_short_name)
 
     @property
     def max_peak_bytes(self) -> int | None:

@@ -26,7 +26,6 @@ KINDS: tuple[CandidateKind, ...] = tuple(kind for kind in get_args(CandidateKind
 CandidateStatus = Literal["won", "right", "slower", "wrong", "failed", "not needed", "not tried"]
 
 
-@dataclass(frozen=True)
 class Candidate(Record):
     """One variant of the model, with the settings to run it."""
 
@@ -50,7 +49,6 @@ class Candidate(Record):
     """Dynamic dimensions that its file fixes, by name; empty: none."""
 
 
-@dataclass(frozen=True)
 class CandidateFacts(Record):
     """Measurements that are taken once per candidate, in a separate process."""
 
@@ -96,7 +94,6 @@ class CandidateFacts(Record):
         return self.session_bytes + self.run_bytes
 
 
-@dataclass(frozen=True)
 class MeasuredLatency(Record, digits=6):
     """Latency of one run: the median over the turns of a race, with its interval."""
 
@@ -153,7 +150,6 @@ class TunedCandidate:
         }
 
 
-@dataclass(frozen=True)
 class Winner(Record):
     """The winner: its folder, the config that builds it again, and the settings to run it."""
 
@@ -181,7 +177,6 @@ class Winner(Record):
     """Ratio of its latency to that of the winner."""
 
 
-@dataclass(frozen=True)
 class TuneResult(
     Result, Record, schema_version=SCHEMA_VERSION, document="tune.table:tuning_document", rows="candidates"
 ):

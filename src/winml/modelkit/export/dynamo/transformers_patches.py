@@ -1,7 +1,7 @@
 """Application of transformers' own patches for exporting its models with dynamo.
 
 ``transformers.exporters`` patches single architectures and operators; the patches are applied during one export.
-Models of other libraries, and all models with an older transformers, are exported without patches.
+Models of other libraries are exported without patches.
 
 NOTE: ``OnnxExporter``, its public class, accepts no prepared forward and returns no program, so its internal functions
 are used (docs/decisions/0004-private-seams.md). ``tests/unit/export/dynamo/test_transformers_patches.py`` fails when
@@ -51,12 +51,10 @@ def library_repairs(model: nn.Module) -> Iterator[LibraryRepairs]:
     Args:
         model: The model; without a transformers model in it, no patch is applied.
     """
-    library_models = _transformers_models(model)
-    exporters = import_exporters() if library_models else None
-    if exporters is None:
+    if not _has_transformers_model(model):
         yield LibraryRepairs()
         return
-    onnx, dynamo, shared = exporters
+    onnx, dynamo, shared = import_exporters()
     attention = nn.functional.scaled_dot_product_attention
     with ExitStack() as stack:
         stack.enter_context(_apply_patches(shared, "onnx"))
@@ -219,27 +217,16 @@ def _attention_with_norms(model: nn.Module) -> dict[type[nn.Module], Callable[..
     }
 
 
-def _transformers_models(model: nn.Module) -> list[nn.Module]:
-    """Return the outermost transformers models among the modules of a model."""
+def _has_transformers_model(model: nn.Module) -> bool:
+    """Return True if a module of a model is a transformers model."""
     library = sys.modules.get("transformers.modeling_utils")
-    if library is None:
-        return []
-    models_by_path: list[tuple[str, nn.Module]] = []
-    for path, module in model.named_modules():
-        inside = any(path.startswith(f"{outer}.") or outer == "" for outer, _ in models_by_path)
-        if not inside and isinstance(module, library.PreTrainedModel):
-            models_by_path.append((path, module))
-    return [module for _, module in models_by_path]
+    return library is not None and any(isinstance(module, library.PreTrainedModel) for module in model.modules())
 
 
-def import_exporters() -> tuple[Any, Any, Any] | None:
-    """Return the used modules of ``transformers.exporters``; `None` with an older transformers."""
-    try:
-        with warnings.catch_warnings():
-            # Model files of transformers warn about torch on import, such as about the removal of torch.jit.script.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            from transformers.exporters import exporter_dynamo, exporter_onnx, utils
-    except ImportError:
-        # transformers before 5.2 has none.
-        return None
+def import_exporters() -> tuple[Any, Any, Any]:
+    """Return the used modules of ``transformers.exporters``."""
+    with warnings.catch_warnings():
+        # Model files of transformers warn about torch on import, such as about the removal of torch.jit.script.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from transformers.exporters import exporter_dynamo, exporter_onnx, utils
     return exporter_onnx, exporter_dynamo, utils

@@ -728,7 +728,7 @@ def generation_call(model: DecoderModel, **arguments: Any) -> Any:
         arguments["tokenizer"] = open_tokenizer(folder)
     try:
         with tokenizer_call(folder) if ends_by_strings else contextlib.nullcontext():
-            return model.generate(**arguments)  # type: ignore[misc]  # declared for models of torch
+            return model.generate(**arguments)
     except (ValueError, TypeError) as error:  # its message for incompatible settings
         if _comes_from_graph(error):
             raise

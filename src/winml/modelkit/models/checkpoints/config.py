@@ -21,7 +21,7 @@ from winml.modelkit.models.checkpoints.weight_files import FORMATS
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.files.foreign_numbers import refuse_absurd_sizes
 from winml.modelkit.onnx.files.front_matter import FrontMatterError, front_matter_value
-from winml.modelkit.options import JsonError, nearest, read_json_file
+from winml.modelkit.options import JsonError, read_json_file, suggest
 
 _AUTO_CONFIG = "AutoConfig"
 _AUTO_MODEL_PREFIX = "AutoModel"
@@ -95,10 +95,11 @@ def default_config(model_type: str) -> CheckpointConfig:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
-        guess = nearest(model_type, CONFIG_MAPPING.keys())
         raise UsageError(
             f"{opt.model_type} {model_type}: unknown to transformers {transformers.__version__}",
-            hint=f"Did you mean {guess!r}?" if guess else "Pass a model type such as bert, vit or whisper.",
+            hint=suggest(
+                model_type, CONFIG_MAPPING.keys(), otherwise="Pass a model type such as bert, vit or whisper."
+            ),
         )
     return CheckpointConfig(_build_or_refuse(CONFIG_MAPPING[model_type], f"{opt.model_type} {model_type}"), None, {})
 
@@ -134,10 +135,9 @@ def model_type_of_class(name: str) -> str:
         )
     model_type = getattr(getattr(getattr(transformers, name, None), "config_class", None), "model_type", None)
     if not isinstance(model_type, str):
-        guess = nearest(name, dir(transformers))
         raise UsageError(
             f"{opt.model_class} {name}: transformers {transformers.__version__} has no model class of this name",
-            hint=f"Did you mean {guess!r}?" if guess else "Pass a class such as BertForMaskedLM.",
+            hint=suggest(name, dir(transformers), otherwise="Pass a class such as BertForMaskedLM."),
         )
     return model_type
 
@@ -186,11 +186,10 @@ def _decide_model_type(
     if declared_type is not None:
         import transformers
 
-        guess = nearest(str(declared_type), CONFIG_MAPPING.keys())
+        remedy = "A newer transformers may support it; else pass the model as file.py:factory."
         raise CheckpointError(
             f"{path}: model_type {declared_type!r} is unknown to transformers {transformers.__version__}",
-            hint=f"{f'Did you mean {guess!r}? ' if guess else ''}A newer transformers may support it; else pass the "
-            "model as file.py:factory.",
+            hint=suggest(str(declared_type), CONFIG_MAPPING.keys(), also=remedy),
         )
     # As in transformers: configs older than the key are identified by name, by the longest model type in the name.
     base_name = name.replace("\\", "/").rstrip("/").rpartition("/")[2].removesuffix(".json")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from winml.modelkit.errors import TaskError, UsageError, opt
-from winml.modelkit.options import nearest
+from winml.modelkit.options import suggest
 
 WITH_PAST = "-with-past"
 """Specified by optimum: suffix of a task with a cache in its graph."""
@@ -142,11 +142,8 @@ def canonical_task(name: str) -> str:
     if task in TASKS:
         return task
     task_names = tuple(sorted({*TASKS, *TASK_VARIANTS}))
-    guess = nearest(task_name, [*task_names, *TASK_ALIASES])
-    hint = f"Did you mean {guess!r}? " if guess else ""
-    raise TaskError(
-        f"{opt.task} {name}: unknown task", hint=f"{hint}Tasks: {', '.join(task_names)}.", candidates=task_names
-    )
+    hint = suggest(task_name, [*task_names, *TASK_ALIASES], also=f"Tasks: {', '.join(task_names)}.")
+    raise TaskError(f"{opt.task} {name}: unknown task", hint=hint, candidates=task_names)
 
 
 def canonical_word(name: str) -> str:
@@ -379,10 +376,9 @@ def _refuse_foreign_class(model_class: str, model_type: str, by_task: Mapping[st
     if getattr(getattr(other_class, "config_class", None), "model_type", None) == model_type:
         return
     names = sorted({name for classes in by_task.values() for name in classes})
-    guess = nearest(model_class, names)
     raise UsageError(
         f"{opt.model_class} {model_class}: {model_type} models have no such class",
-        hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Their classes: {', '.join(names) or 'none'}.",
+        hint=suggest(model_class, names, also=f"Their classes: {', '.join(names) or 'none'}."),
     )
 
 

@@ -20,11 +20,10 @@ from winml.modelkit.models.inputs.decision import (
     known_meanings,
     patched_inputs,
 )
-from winml.modelkit.models.inputs.dynamic_axes import open_axes
+from winml.modelkit.models.inputs.dynamic_axes import open_axes, refuse_unknown_dimensions
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments, arguments_of_names
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.onnx.specs import DynamicRequest, OpenSize
-from winml.modelkit.options import nearest
 
 if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest
@@ -136,11 +135,7 @@ def divided_axes(parts: Sequence[PartAxes], request: DynamicRequest) -> list[Inp
         for part, wish in zip(parts, shares, strict=True)
     ]
     all_names = list(dict.fromkeys(name for used in names for name in used))
-    for bound in request.dimensions:
-        if bound.name not in all_names:
-            guess = nearest(bound.name, all_names)
-            hint = f"Did you mean {guess!r}?" if guess else f"Names: {', '.join(all_names)}."
-            raise UsageError(f"dynamic_dimensions: no axis is named {bound.name!r}", hint=hint)
+    refuse_unknown_dimensions([bound.name for bound in request.dimensions], all_names)
     return [
         part.open(
             part.decision,

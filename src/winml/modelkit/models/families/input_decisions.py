@@ -28,7 +28,7 @@ from winml.modelkit.models.inputs.nested_arguments import NestedArguments
 from winml.modelkit.models.inputs.shape_run import run_on_shapes
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.onnx.specs import ROWS_OF_ONE_KIND
-from winml.modelkit.options import nearest
+from winml.modelkit.options import suggest
 from winml.modelkit.registries import Registry
 
 if TYPE_CHECKING:
@@ -235,8 +235,7 @@ def refuse_unknown_parts(requested: Sequence[str], parts: Sequence[ModelPart], n
                 f"{opt.submodel} {part}: {name} is exported as one graph, without parts", hint=f"Remove {opt.submodel}."
             )
         if part not in names:
-            guess = nearest(part, names)
             raise UsageError(
                 f"{opt.submodel} {part}: {name} has no such part",
-                hint=f"{f'Did you mean {guess!r}? ' if guess else ''}It has {', '.join(names)}.",
+                hint=suggest(part, names, also=f"It has {', '.join(names)}."),
             )

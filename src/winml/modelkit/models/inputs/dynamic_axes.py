@@ -7,7 +7,7 @@ part whether the model supports these sizes; the rest is verified after the expo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +19,7 @@ from winml.modelkit.models.inputs.modalities.modality import BATCH_KEY
 from winml.modelkit.models.inputs.modalities.pipeline import SHAPE_KEYS
 from winml.modelkit.models.inputs.sizes import SizeWish, choose_trace_sizes
 from winml.modelkit.onnx import specs
-from winml.modelkit.options import nearest
+from winml.modelkit.options import suggest
 
 _TRACE_SIZE = 16
 """Chosen: size at tracing for a dimension of unknown meaning, large enough to differ from channel counts."""
@@ -126,12 +126,9 @@ def _refuse_outputs_alone(decision: InputDecision, output_axes: Sequence[specs.O
         UsageError: names the first such axis.
     """
     for axis in output_axes:
-        guess = nearest(axis.output, [spec.name for spec in decision.inputs])
-        hint = f"Did you mean {guess!r}? " if guess else ""
         inputs = ", ".join(f"{spec.name} ({len(spec.shape)} axes)" for spec in decision.inputs)
-        raise UsageError(
-            f"{axis.requested_by}: the model has no input {axis.output!r}", hint=f"{hint}Its inputs: {inputs}."
-        )
+        hint = suggest(axis.output, [spec.name for spec in decision.inputs], also=f"Its inputs: {inputs}.")
+        raise UsageError(f"{axis.requested_by}: the model has no input {axis.output!r}", hint=hint)
 
 
 def fitting_example(
@@ -155,12 +152,20 @@ def _bounds_by_name(request: specs.DynamicRequest, symbols: Sequence[str]) -> di
         UsageError: no axis has such a name.
     """
     dimensions = {name: bound for bound in request.dimensions for name in specs.names_among(bound.name, symbols)}
-    for name in dimensions:
-        if name not in symbols:
-            guess = nearest(name, symbols)
-            hint = f"Did you mean {guess!r}?" if guess else f"Names: {', '.join(symbols)}."
-            raise UsageError(f"dynamic_dimensions: no axis is named {name!r}", hint=hint)
+    refuse_unknown_dimensions(dimensions, symbols)
     return dimensions
+
+
+def refuse_unknown_dimensions(names: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse bounds of dimensions that no axis has.
+
+    Raises:
+        UsageError: names the first unknown name, and the nearest or all known names.
+    """
+    for name in names:
+        if name not in known:
+            hint = suggest(name, known, otherwise=f"Names: {', '.join(known)}.")
+            raise UsageError(f"dynamic_dimensions: no axis is named {name!r}", hint=hint)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 _PIECE_BYTES = 1 << 24
@@ -74,9 +73,7 @@ class _InThreads:
         """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """End the threads."""
         self._threads.shutdown(cancel_futures=True)
 

@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from winml.modelkit import file_names
 from winml.modelkit.errors import InputError, OutputExistsError, UsageError, WriteError, first_line, opt
@@ -330,9 +329,7 @@ class OutputFiles:
         """Return this transaction."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         """Remove uncommitted files; errors are reported as by :meth:`explained_errors`."""
         self._remove_temporary_files()
         if error is not None:

@@ -158,15 +158,11 @@ class MaskWriter:
 
     graph: ir.Graph
     interface: DecoderInterface
-    scope: str
-    """Start of the names of its nodes."""
-    counts_tokens: bool = False
-    """True if a window counts the tokens visible in ``attention_mask``; else cache positions, padding included."""
     _value_by_name: dict[str, ir.Value] = field(default_factory=dict)
     _tagged: ir.Node | None = None
 
     def __post_init__(self) -> None:
-        self._builder = NodeBuilder(f"{self.scope}/mask/")
+        self._builder = NodeBuilder("/attention/mask/")
 
     def tag_as(self, node: ir.Node | None) -> None:
         """Set the source of the tag of new nodes; only the first call counts."""
@@ -215,8 +211,7 @@ class MaskWriter:
         counted, now = self._count_visible(), self._count_visible_now()
         start, axes = self._first_new_position(), self._vector_constant("last", [1])
         suffix = ""
-        # The last visible token is inside every window of tokens.
-        if mask.window is not None and not self.counts_tokens:
+        if mask.window is not None:
             suffix = f"_{mask.window}"
             shift = self._vector_constant(f"shift{suffix}", [0, mask.window, 0, 0])
             shifted = self._node_output(f"shifted{suffix}", "Pad", [counted, shift])
@@ -241,25 +236,11 @@ class MaskWriter:
 
     def _window_bias(self, window: int) -> ir.Value:
         """Return the bias of a window: lowest before the window, 0 elsewhere."""
-        outside = self._outside_by_tokens(window) if self.counts_tokens else self._outside_by_positions(window)
         visible = self._scalar_constant("first", 0, _INTEGER)
-        return self._node_output(f"far_{window}", "Where", [outside, self._lowest_bias(), visible])
+        return self._node_output(f"far_{window}", "Where", [self._outside(window), self._lowest_bias(), visible])
 
-    def _outside_by_tokens(self, window: int) -> ir.Value:
-        """Return True before a window of visible tokens: rows × 1 × tokens × all tokens."""
-        past = self._node_output(
-            "past_tokens", "Unsqueeze", [self._count_visible(), self._vector_constant("middle", [1, 2])]
-        )
-        now = self._node_output(
-            "now_tokens", "Unsqueeze", [self._count_visible_now(), self._vector_constant("outer", [1, 3])]
-        )
-        width = self._scalar_constant(f"window_{window}", window, ir.DataType.INT64)
-        return self._node_output(
-            f"outside_{window}", "LessOrEqual", [past, self._node_output(f"reach_{window}", "Sub", [now, width])]
-        )
-
-    def _outside_by_positions(self, window: int) -> ir.Value:
-        """Return True before a window of cache positions: tokens × all tokens."""
+    def _outside(self, window: int) -> ir.Value:
+        """Return True before a window of cache positions, padding included: tokens × all tokens."""
         zero, one = (
             self._scalar_constant(name, number, ir.DataType.INT64) for name, number in (("first", 0), ("step", 1))
         )

@@ -252,10 +252,6 @@ class GroupQueryAttentionFusionPass(GraphPass):
     from ``attention_mask``, so padding on either side has the same effect. Several tokens after a cache require a
     single row; ONNX Runtime refuses more rows.
 
-    With ``counts_tokens``, a window counts the tokens visible in ``attention_mask`` instead of cache positions. Both
-    are equal if padding precedes all tokens of a row. If padding is between tokens, as in the cache of a program that
-    pads prompts on the right, each row then has the same outputs as alone.
-
     With ``rotates``, the operator itself rotates queries and keys, and ``position_ids`` is not read. It counts
     positions in the cache: scores depend on the distance of two tokens only, so outputs are equal for consecutive
     tokens, with or without padding before them. Outputs of padding are unspecified, so no node sets them to zero.
@@ -266,10 +262,10 @@ class GroupQueryAttentionFusionPass(GraphPass):
 
     tags = "creates"
 
-    def __init__(self, *, counts_tokens: bool = False, rotates: bool = False, pads_right: bool = False) -> None:
+    def __init__(self, *, rotates: bool = False, pads_right: bool = False) -> None:
         """Store the variant of the operator; see the class."""
         super().__init__()
-        self._variant = _Variant(counts_tokens, rotates, pads_right)
+        self._variant = _Variant(rotates, pads_right)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fuse every attention over a cache."""
@@ -290,7 +286,6 @@ class GroupQueryAttentionFusionPass(GraphPass):
 class _Variant:
     """Variant of the operator: see :class:`GroupQueryAttentionFusionPass`."""
 
-    counts_tokens: bool
     rotates: bool
     pads_right: bool
 
@@ -309,7 +304,7 @@ class _Fusion:
     def __post_init__(self) -> None:
         self._rotations = RotationFinder(self.interface.positions, self.interface.position_count)
         self._tables = RotationTables(self.graph)
-        self.writer = MaskWriter(self.graph, self.interface, "/attention", self.variant.counts_tokens)
+        self.writer = MaskWriter(self.graph, self.interface)
 
     def fuse(self, softmax: ir.Node) -> None:
         """Fuse the attention around a softmax, if it matches."""
