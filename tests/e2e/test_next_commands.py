@@ -86,6 +86,18 @@ def test_threshold_has_a_verdict() -> None:
     ]
 
 
+def test_file_for_a_provider_leads_to_a_command_of_this_provider() -> None:
+    """It is measured on the provider, or described if the provider is not installed."""
+    save_chain(Path("even.onnx"))
+    commands = {
+        "cpu": "winml perf even.onnx cpu.onnx --ep cpu",
+        "vitisai": "winml inspect vitisai.onnx --ep vitisai",
+    }
+    for ep, command in commands.items():
+        done = run_here("quantize", "even.onnx", "-o", f"{ep}.onnx", "-p", "w8a8", "--mode", "qdq", "--ep", ep)
+        assert command == printed_next(done)
+
+
 def test_files_lead_from_an_export_to_the_module_with_the_error(tmp_path: Path) -> None:
     """An export is optimized, an optimized or closely quantized file is measured, another one compared by module."""
     checkpoint = save_checkpoint("bert", tmp_path / "checkpoint", num_hidden_layers=1)

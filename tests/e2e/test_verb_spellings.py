@@ -44,20 +44,22 @@ def test_short_flags_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "words", "ending"),
     [
-        (("exprt", "-m", "x"), "'export'"),
-        (("qqq",), "'qqq'"),
-        (("export", "--modle", "x"), "'--model'"),
-        (("-x",), "'-x'"),
+        (("exprt", "-m", "x"), "'exprt'", "Type: winml export -m x -o model.onnx"),
+        (("qqq",), "'qqq'", "--help' shows"),
+        (("export", "--modle", "x"), "--modle", "Type: winml export --model x -o model.onnx"),
+        (("-x",), "'-x'", "--help' shows"),
     ],
 )
-def test_verb_or_option_with_a_typo_is_met_with_the_nearest(arguments: tuple[str, ...], words: str) -> None:
-    """The exit code is 2, with one sentence and the help that lists the right name."""
+def test_verb_or_option_with_a_typo_is_met_with_the_nearest(
+    arguments: tuple[str, ...], words: str, ending: str
+) -> None:
+    """The exit code is 2, with one sentence, and the line to type or the help that lists the names."""
     refused = run_here(*arguments)
     assert (2, "") == (refused.code, refused.out)
     assert words in refused.err
-    assert "--help' shows" in refused.err
+    assert ending in refused.err
 
 
 def test_quiet_and_verbose_before_the_verb_equal_those_behind_the_verb(tmp_path: Path, small_file: Path) -> None:
@@ -172,7 +174,7 @@ def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, smal
     ("typed", "meant"),
     [
         ("convert ckpt model.onnx", "export ckpt -o model.onnx"),
-        ("convert model.onnx", "winml optimize model.onnx or: winml quantize model.onnx -p fp16"),
+        ("convert model.onnx", "winml optimize model.onnx or: winml quantize model.onnx -p fp16 -o"),
         ("convert ckpt model.onnx --half --dynamic", "export ckpt --dtype fp16 --dynamic-batch --dynamic-seq-len -o"),
         ("benchmark model.onnx --runs 5", "perf model.onnx --iterations 5"),
         ("profile model.onnx", "perf model.onnx --by-module"),
@@ -203,10 +205,10 @@ def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, smal
         ("quantize --sparsity 0.5 m.onnx --bits 4", "quantize m.onnx -p int4 -o quantized.onnx (without"),
         ("quantize --prune m.onnx q.onnx --bits 4", "quantize m.onnx -p int4 -o q.onnx (without --prune)"),
         ("quantize --prune magnitude m.onnx q.onnx --bits 4", "quantize m.onnx -p int4 -o q.onnx (without --prune)"),
-        ("build ckpt --output-dir built --dtype int8", "build ckpt -o built -p int8"),
+        ("build ckpt --output-dir built --dtype int8", "build ckpt --output built -p int8"),
         ("perf m.onnx --device cuda", "perf m.onnx --ep cuda"),
         ("export onnx --model ckpt --task fill-mask --opset 17 out.onnx", "--opset 17 -o out.onnx"),
-        ("export ckpt --fp16 --optimize O2 -o m.onnx", "export ckpt --dtype fp16 -o m.onnx (without --optimize)"),
+        ("export ckpt --fp16 --optimize O2 -o m.onnx", "build ckpt -p fp16 --optimize -o m --level extended"),
         ("onnxruntime quantize --onnx_model built --avx512 -o q", "quantize -m built --mode dynamic -o q"),
         ("onnxruntime optimize --onnx_model m.onnx -O3 -o fast.onnx", "optimize -m m.onnx --level full -o fast.onnx"),
         ("quantize m.onnx --per_channel --calibration_data=x.npz -o q.onnx", "--per-channel --calibration-data x.npz"),
@@ -233,13 +235,44 @@ def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, smal
         ("generate built --prompt hi -n 32 --temp 0.5", "--max-new-tokens 32 --temperature 0.5"),
         ("generate built hi --num-beams 4 --max_length 20", "--max-new-tokens 20"),
         ("export ckpt --precision fp16 -o m.onnx", "export ckpt --dtype fp16 -o m.onnx"),
-        ("export ckpt --precision int8 -o m.onnx", "--precision is an option of winml build"),
+        ("export ckpt --precision int8 -o m.onnx", "build ckpt --precision int8 -o m"),
         ("export ckpt --height 64 --width 32 -o m.onnx", "--shape-config height=64,width=32"),
         ("build ckpt built --no-dynamic-axes", "build ckpt --fixed-sizes -o built"),
         ("tune m.onnx --timeout 10 --n-trials 5", "tune m.onnx --budget 10 -o tuned (without --n-trials)"),
         ("compile m.onnx --target cuda", "compile m.onnx --ep cuda -o compiled.onnx"),
         ("retag m.onnx changed.onnx --save tagged.onnx", "retag m.onnx changed.onnx -o tagged.onnx"),
         ("diff a.onnx b.onnx --json", "diff a.onnx b.onnx -f json"),
+        ("export ckpt g01/", "export ckpt -o g01/model.onnx"),
+        ("export ckpt", "export ckpt -o model.onnx"),
+        ("build ckpt out.onnx", "build ckpt -o out"),
+        ("export model=ckpt half=true imgsz=64", "--model ckpt --dtype fp16 --shape-config height=64,width=64 -o"),
+        ("export ckpt m.onnx --image-size 224 160", "--shape-config height=224,width=160 -o m.onnx"),
+        ("export ckpt m.onnx --input_shape=[1,3,64,32]", "--shape-config batch_size=1,height=64,width=32"),
+        ("export ckpt m.onnx --shapes input_ids:1x32", "--input-specs 'input_ids=[1,32]' -o m.onnx"),
+        ("perf m.onnx --shapes=input_ids:1x32", "perf m.onnx --shape-config input_ids:0=1,input_ids:1=32"),
+        ("perf --onnx=m.onnx -hint latency -niter 20", "perf -m m.onnx --iterations 20 (without -hint)"),
+        ("export ckpt m.onnx --batch-size dynamic", "export ckpt --dynamic-batch -o m.onnx"),
+        ("export ckpt -output m.onnx", "export ckpt --output m.onnx"),
+        ("optimize m.onnx --float16", "quantize m.onnx -p fp16 -o quantized.onnx"),
+        ("optimize m.onnx --level ORT_ENABLE_ALL", "optimize m.onnx --level full"),
+        ("quantize m.onnx q.onnx Q4_K_M", "quantize m.onnx -o q.onnx -p int4"),
+        ("quantize m.onnx q.onnx --activation-type uint16 --weight-type int8", "quantize m.onnx -p w8a16 -o q.onnx"),
+        ("quantize m.onnx q.onnx --format QDQ", "quantize m.onnx --mode qdq -o q.onnx"),
+        ("quantize m.onnx q.onnx --w4a16 --awq", "quantize m.onnx -p w4a16 --algorithm awq -o q.onnx"),
+        ("quantize m.onnx q.onnx --ignore-layers A B", "quantize m.onnx --exclude A --exclude B -o q.onnx"),
+        ("quantize m.onnx q.onnx --extra_options int4_block_size=32", "quantize m.onnx --block-size 32 -o q.onnx"),
+        ("diff a.onnx b.onnx --tolerance 1e-3", "compare a.onnx b.onnx --threshold 1e-3"),
+        ("compare --reference a.onnx --candidate b.onnx", "compare a.onnx b.onnx"),
+        ("eval built --data d.csv --text-column body", "eval built --dataset d.csv --columns text=body"),
+        ("extract m.onnx --module A --outputs logits", "extract m.onnx --module A -o parts (without --outputs)"),
+        ("generate built hi --beams 2 --greedy", "generate built hi --num-beams 2 --temperature 0"),
+        ("torch2onnx ckpt m.onnx", "export ckpt -o m.onnx"),
+        ("bulid ckpt --no-quantize=true", "build ckpt --no-quant -o built"),
+        ("cache clear", "winml cache clean"),
+        ("list tasks", "winml inspect --list-tasks"),
+        ("export help", "winml export --help"),
+        ("quantize m.onnx", "quantize m.onnx -o quantized.onnx"),
+        ("--models", "winml cache ls"),
     ],
 )
 def test_words_of_other_tools_name_the_command_to_type(typed: str, meant: str) -> None:
@@ -254,6 +287,24 @@ def test_words_of_other_tools_name_the_command_to_type(typed: str, meant: str) -
             VERBS[verb].make_context(verb, words)
 
 
+def test_printed_lines_do_what_was_meant(here: Path, small_bert: Path, small_file: Path) -> None:
+    """Each line is typed; nothing that was not typed is in a message."""
+    typed = {
+        f"export {small_bert} out/ --batch 2 -seq_len 8": "out/model.onnx",
+        f"optimize {small_file} half.onnx --float16": "half.onnx",
+        f"quantize {small_file} q.onnx --activation-type uint16 --weight_type=QInt8": "q.onnx",
+        f"perf {small_file} --shapes=input_ids:2x8 -niter 2 --json out.json": "out.json",
+    }
+    for words, file in typed.items():
+        refused = run_here(*words.split())
+        assert (2, False) == (refused.code, (here / file).exists())
+        (line,) = re.findall(r"Type: winml (.+)", refused.err)
+        done = run_here(*shlex.split(line))
+        assert (0, True) == (done.code, (here / file).exists()), (line, done.err)
+    for option in ("-hint", "-input_size"):
+        assert f"no such option {option}\n" in run_here("perf", small_file, option, "32").err
+
+
 def test_third_model_of_a_comparison_is_no_output() -> None:
     """The output of a comparison is JSON."""
     refused = run_here("compare", "a.onnx", "b.onnx", "c.onnx")
@@ -264,7 +315,7 @@ def test_third_model_of_a_comparison_is_no_output() -> None:
 def test_every_synonym_leads_to_options_that_exist() -> None:
     """Each row of the table is the spelling of a parameter of a command, and each command line is one of ours."""
     commands = {name: VERBS[name] for name in COMMANDS}
-    for names, parameter, spelling in _synonyms._OPTIONS:
+    for names, parameter, spelling in _synonyms.OPTIONS:
         takers = [command for command in commands.values() if parameter in {param.name for param in command.params}]
         assert takers, names
         flags = [word for word in spelling.split() if word.startswith("-")]
@@ -272,8 +323,10 @@ def test_every_synonym_leads_to_options_that_exist() -> None:
             {name for param in command.params for name in (*param.opts, *param.secondary_opts)} for command in takers
         ]
         assert any({*flags} <= options for options in offered), spelling
-        assert not any({*names.split()} <= options for options in offered), names
-    for words, lines in _synonyms._COMMANDS.items():
+        typed = {f"-{name}" if len(name) == 1 else f"--{name}" for name in names.split()}
+        assert not any(typed <= options for options in offered), names
+    for words, lines in _synonyms.COMMANDS.items():
         assert not {*words.split()} & {*COMMANDS}
         for line in lines.split("; "):
             assert line.split()[0] in {*COMMANDS, "--version"}
+    assert {word for verbs in _synonyms.NEIGHBORS.values() for word in verbs.split()} <= {*COMMANDS}

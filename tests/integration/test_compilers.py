@@ -26,6 +26,7 @@ from encoder_decoder import save_encoder_decoder
 from generating import save_decoder, save_tokenizer
 from graphs import parse
 from readers import folder_of, python_of
+from vision_language import save_vision_language
 from weighted_graphs import CONVOLUTION, PERCEPTRON
 from winml.modelkit.metadata_keys import COMPILE_KEY, COMPILE_TRACE_KEY, MODULES_KEY
 from winml.modelkit.tags.tagging import NodeTag, write_tag
@@ -267,12 +268,31 @@ def test_file_placed_for_an_npu_stays_one_part(quantized: Path, tmp_path: Path, 
 
 
 @pytest.mark.reader(QNN)
-@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_tuning_for_a_simulated_npu_chooses_by_size_and_times_nothing(quantized: Path, tmp_path: Path) -> None:
+    """The result says what the simulation judged; times of a simulated device mean nothing."""
+    place = ("--ep", "qnn", "--ep-options", "soc_model=60", "--only", "qdq,float", "--min-sqnr", "30")
+    code, record, err = winml(QNN, "tune", quantized.with_name("float.onnx"), "-o", tmp_path / "tuned", *place)
+    assert 0 == code, err
+    measured = {item["name"]: item for item in record["candidates"] if item["size_bytes"]}
+    assert {"qdq-w8a8", "fp16"} <= set(measured)
+    assert not any(item["latency_ms"] for item in measured.values())
+    smallest = min(item["size_bytes"] for item in measured.values() if item["status"] in ("won", "right"))
+    assert record["winner"]["size_bytes"] <= 1.01 * smallest
+    assert any("simulated" in note for note in record["notes"])
+
+
+@pytest.mark.reader(QNN)
+@pytest.mark.parametrize("name", ["llama", "t5", "llava"])
 def test_decoder_is_built_for_an_npu_and_generates_there(name: str, tmp_path: Path) -> None:
-    """The decoder is quantized, compiled whole, and run token by token with a cache of a fixed length."""
+    """The decoder is quantized, compiled whole, and run token by token with a cache of a fixed length.
+
+    The embedding of a vision-language model, with any number of tokens and images, stays on the CPU.
+    """
     folder = tmp_path / name
     if name == "t5":
         save_encoder_decoder(folder, name)
+    elif name == "llava":
+        save_vision_language(folder)
     else:
         save_decoder(folder, name, **one_layer(name))
     place = ("--ep", "qnn", "--ep-options", "soc_model=60", "-p", "w8a16", "--min-sqnr", "0")
@@ -281,6 +301,9 @@ def test_decoder_is_built_for_an_npu_and_generates_there(name: str, tmp_path: Pa
     assert 0 == code, err
     for part in record["parts"]:
         stage = next(stage for stage in part["stages"] if stage["name"] == "compile")
+        if part["name"] == "embedding":
+            assert "skipped" == stage["status"]
+            continue
         assert "run" == stage["status"]
         path = tmp_path / "built" / ("model.onnx" if len(record["parts"]) == 1 else f"{part['name']}.onnx")
         operators = [node.op_type for node in onnx.load(path).graph.node]

@@ -35,6 +35,7 @@ from winml.modelkit.onnx.specs import DynamicRequest
 from winml.modelkit.ort.decoding.parts import VisionLanguageDecoder
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.profile.perf import pytorch_run
+from winml.modelkit.samples.generated_samples import decoding_samples
 
 pytestmark = pytest.mark.usefixtures("libraries_may_warn")
 
@@ -225,6 +226,41 @@ def test_open_axes_apply_to_the_parts_with_these_axes(checkpoint: Path) -> None:
         resolve_model(request)
 
 
+def test_samples_of_the_decoder_have_an_image(checkpoint: Path, exported: ExportResult) -> None:
+    """Quantization reads embeddings of images and tokens by the other parts, not random values."""
+    samples = list(decoding_samples(exported.parts[-1].model_path, checkpoint, {}, 4, seed=0))
+    # 16 places and 23 tokens after the first token, whose run has an empty cache.
+    assert [39, 1, 1, 1] == [feeds["inputs_embeds"].shape[1] for feeds in samples]
+
+
+def test_parts_for_fixed_sizes_write_the_text_of_pytorch(checkpoint: Path, tmp_path: Path) -> None:
+    """The decoder reads single tokens; the embedding keeps its sizes, since it reads a prompt and its image at once."""
+    folder = tmp_path / "fixed"
+    exporter = HTPExporter(WinMLExportConfig(ep="qnn", verify=False))
+    parts = exporter.export_checkpoint(ModelRequest(str(checkpoint)), folder / "net.onnx").parts
+    shapes = {part.name: {spec.name: spec.shape for spec in part.inputs} for part in parts}
+    assert (1, 3, 16, 16) == shapes["vision"]["pixel_values"]
+    assert {str} == {type(shapes["embedding"][name][axis]) for name, axis in (("input_ids", 1), ("image_features", 0))}
+    assert (1, 1, 32) == shapes["decoder"]["inputs_embeds"]
+    for path in checkpoint.glob("*.json"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    picture = save_image(tmp_path / "noise.png")
+    asked = ("-p", "w5 w6", "--image", str(picture), "--max-new-tokens", "8", "--format", "json")
+    outcome = run_here("generate", str(folder), *asked)
+    assert 0 == outcome.code, outcome.err
+    assert _written_by_pytorch(checkpoint, picture) == json.loads(outcome.out)["tokens"]
+
+
+def _written_by_pytorch(checkpoint: Path, picture: Path) -> list[int]:
+    """Return the 8 tokens that PyTorch writes after an image and two words."""
+    make: Any = AutoProcessor
+    given = make.from_pretrained(checkpoint)(images=PIL.Image.open(picture), text="<image>w5 w6", return_tensors="pt")
+    reference: Any = LlavaForConditionalGeneration.from_pretrained(checkpoint)
+    written = reference.generate(**given, max_new_tokens=8, suppress_tokens=[PLACE])
+    tokens: list[int] = written[0, given["input_ids"].shape[1] :].tolist()
+    return tokens
+
+
 def test_images_with_mutual_attention_are_not_cut(tmp_path: Path) -> None:
     """A fixed number of tokens in each run is refused before tracing."""
     request = ModelRequest(
@@ -285,11 +321,7 @@ def test_command_with_an_image_equals_pytorch(checkpoint: Path, exported: Export
         "generate", folder, "-p", "w5 w6", "--image", str(picture), "--max-new-tokens", "8", "--format", "json"
     )
     assert 0 == outcome.code, outcome.err
-    make: Any = AutoProcessor
-    given = make.from_pretrained(checkpoint)(images=PIL.Image.open(picture), text="<image>w5 w6", return_tensors="pt")
-    reference: Any = LlavaForConditionalGeneration.from_pretrained(checkpoint)
-    written = reference.generate(**given, max_new_tokens=8, suppress_tokens=[PLACE])
-    assert written[0, given["input_ids"].shape[1] :].tolist() == json.loads(outcome.out)["tokens"]
+    assert _written_by_pytorch(checkpoint, picture) == json.loads(outcome.out)["tokens"]
 
     refused = {
         "no such file": ["--image", str(tmp_path / "none.png")],

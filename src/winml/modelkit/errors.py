@@ -4,6 +4,7 @@ The exit code of the command is on the class (FORMATS: 0 success, 1 failure, 2 w
 
     WinMLError                      1
     ├── UsageError                  2   the request is wrong: change the command or the call
+    │   ├── MissingOutputError      2   no output is specified, and there is no default
     │   ├── ConfigError             2   a JSON text or an option value is malformed or unknown
     │   ├── TaskError               2   the task is unknown, ambiguous, or not offered by the architecture
     │   ├── ModelPathError          2   the path that names the model is missing or unusable
@@ -80,6 +81,10 @@ class UsageError(WinMLError):
     """The request is wrong."""
 
     exit_code = 2
+
+
+class MissingOutputError(UsageError):
+    """No output file or folder is specified, and there is no default."""
 
 
 class ConfigError(UsageError):

@@ -14,6 +14,8 @@ import pytest
 
 from graphs import run_onnx
 from winml.modelkit.errors import InputError, StageError, UsageError
+from winml.modelkit.ort.format_keys import product_key
+from winml.modelkit.ort.probe_graphs import PROBES
 from winml.modelkit.ort.sessions import Session
 
 
@@ -208,3 +210,12 @@ def test_output_of_another_shape_than_declared_is_computed_in_every_run(io_bindi
         output = run.outputs()["y"]
         assert output is not None
         assert [[-1, -1]] == output.tolist()
+
+
+def test_products_of_16_bit_activations_are_not_rounded_to_8_bits() -> None:
+    """ONNX Runtime 1.32 computes these products with 8-bit activations by default."""
+    graph = PROBES[product_key(8, 16, "channel")].make().SerializeToString()
+    feeds = {"x": np.random.default_rng(0).uniform(-4, 4, (1, 8, 64)).astype(np.float32)}
+    written, optimized = (Session(graph, optimize=optimize).run(feeds)["y"] for optimize in (False, True))
+    # Steps of 16 bits; steps of 8 bits are 0.03.
+    np.testing.assert_allclose(optimized, written, atol=2e-3)

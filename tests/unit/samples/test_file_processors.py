@@ -16,7 +16,7 @@ from generating import CHAT_TEMPLATE
 from winml.modelkit.errors import InputError
 from winml.modelkit.generate.generation import template_rendering
 from winml.modelkit.samples import processors
-from winml.modelkit.samples.file_image_processor import DEFAULTS, FileImageProcessor
+from winml.modelkit.samples.file_image_processor import DEFAULTS, FileImageProcessor, is_readable
 from winml.modelkit.samples.file_tokenizer import FileTokenizer
 
 TEXT, LONG = " ".join(WORDS[:3]), " ".join([*WORDS] * 8)
@@ -113,7 +113,21 @@ def test_pixels_equal_those_of_transformers(processor: Any, size: tuple[int, int
     pixels = np.random.default_rng(0).integers(0, 255, (*size, 3), dtype=np.uint8)
     image = Image.fromarray(pixels)
     expected = processor(images=[image], return_tensors="np")["pixel_values"]
+    assert is_readable(config)
     assert np.array_equal(expected, FileImageProcessor(config)(images=[image])["pixel_values"])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"do_pad": True},
+        {"size": {"shortest_edge": 40, "longest_edge": 60}},
+        {"size": {"max_height": 40, "max_width": 60}},
+    ],
+)
+def test_padding_and_other_sizes_are_left_to_transformers(values: dict[str, Any]) -> None:
+    """Without them the pixels would differ silently."""
+    assert not is_readable({"image_processor_type": "CLIPImageProcessor", **values})
 
 
 @pytest.mark.parametrize("name", DEFAULTS)

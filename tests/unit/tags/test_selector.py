@@ -99,7 +99,7 @@ def test_select_without_a_similar_name_explains_selectors() -> None:
 
 def test_untagged_module_is_matched_in_node_names() -> None:
     """The hint names the option that tags the module; paths of no node get another hint."""
-    names = ["/encoder/layer.0/down/0/Conv", "/encoder/Add", "Reshape_3"]
+    names = dict.fromkeys(["/encoder/layer.0/down/0/Conv", "/encoder/Add", "Reshape_3"], "/M")
     for selector in ("encoder.layer.0.down.0", "encoder.layer.*.down", "**.down.0"):
         with pytest.raises(UsageError) as caught:
             select(MODULES, selector, names)
@@ -123,3 +123,12 @@ def test_escape_makes_glob_characters_literal() -> None:
     assert [odd] == select([*MODULES, odd], escape(odd.path))
     assert [odd] == select([*MODULES, odd], escape(odd.tag))
     assert [odd] == select([*MODULES, odd], escape(odd.class_name))
+
+
+def test_name_of_a_node_is_met_with_its_module() -> None:
+    """Other tools exclude nodes; the hint is the selector of the module."""
+    module = MODULES[-1]
+    with pytest.raises(UsageError) as caught:
+        select(MODULES, "/encoder/MatMul", {"/encoder/MatMul": module.tag})
+    assert module.path in caught.value.message
+    assert [module] == select(MODULES, caught.value.hint.rpartition(": ")[2].rstrip("."))

@@ -129,7 +129,7 @@ def _may_lack_device(section: CompileSection | None, provider: ChosenProvider | 
     return is_compiled and (provider is None or bool(provider.stand_in))
 
 
-def _find_proof(model: str) -> Path | None:
+def find_proof(model: str) -> Path | None:
     """Return the folder with ``proof/`` of a model: the folder itself, or that of a file; `None` without a proof."""
     return next((folder for folder in _proof_folders(model) if (folder / PROOF_RECORD_NAME).is_file()), None)
 
@@ -142,7 +142,7 @@ def proof_folder(model: str) -> Path:
     """
     if not Path(model).exists():
         raise ModelPathError(f"{model}: no such file or folder", hint="Pass a build folder or an ONNX file.")
-    if (folder := _find_proof(model)) is not None:
+    if (folder := find_proof(model)) is not None:
         return folder
     raise UsageError(
         f"{_proof_folders(model)[0]}: has no proof ({PROOF_RECORD_NAME})",
@@ -269,6 +269,7 @@ def verify_model(
     *,
     against: str | os.PathLike[str] | None = None,
     min_sqnr_db: float | None = None,
+    submodel: Sequence[str] = (),
     **changes: Any,
 ) -> ModelComparison:
     """Compare an ONNX file with the PyTorch model that it was exported from, on the same inputs.
@@ -282,6 +283,7 @@ def verify_model(
         options: As for :func:`compare_models`; of a proof, the samples and their sizes are recorded.
         against: File or folder that is compared with the proof in place of ``model``.
         min_sqnr_db: Minimum SQNR of every output, with a proof; None: the recorded limits.
+        submodel: Names of the parts of a build folder to compare; empty: all.
         **changes: As for :func:`compare_models`, ``ep``, ``device`` and ``ep_options`` of the file included.
 
     Returns:
@@ -305,12 +307,12 @@ def verify_model(
             "reference outputs are recorded",
             hint=f"Omit {unread[0]}, or omit {' and '.join(stated)}.",
         )
-    if stated or (not unread and _find_proof(name) is not None):
+    if stated or (not unread and find_proof(name) is not None):
         from winml.modelkit.ort.opened_model import RunOptions
 
         proof_folder(name)  # raises without one
         run = RunOptions(name, **{key: value for key, value in changes.items() if key != "by_module"})
-        parts = resolve_verified(name, None if against is None else os.fspath(against))
+        parts = resolve_verified(name, None if against is None else os.fspath(against), submodel)
         by_module = bool(changes.get("by_module"))
         return replay_model(name, parts, by_module=by_module, provider=run.stated_provider, min_sqnr_db=min_sqnr_db)
     if reference is None:
@@ -326,4 +328,4 @@ def verify_model(
         except UsageError as error:
             error.hint = "Pass the module, or its checkpoint, as the second argument."
             raise
-    return compare_models(reference, model, options, **changes)
+    return compare_models(reference, model, options, submodel=submodel, **changes)

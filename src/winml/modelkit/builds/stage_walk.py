@@ -208,7 +208,10 @@ class StageWalk(ABC):
             self.keep_records(self.find_or_run(stage, None))
         else:
             for part in self.parts:
-                self.keep_records(self.find_or_run(stage, part))
+                if idle := stage.idle_for(self.plan.config, part.name):
+                    part.records.append(StageRecord(name=stage.name, status="skipped", reason=idle))
+                else:
+                    self.keep_records(self.find_or_run(stage, part))
 
     def joins_parts(self, stage: Stage) -> bool:
         """Return True if a stage changes several parts together."""

@@ -165,6 +165,8 @@ class Stage:
     """Returns the reason why it does nothing although its section is not null, or ""."""
     takes_bits: bool = False
     """True if the result is approximate, so that errors of several parts add up."""
+    idle_for: Callable[[WinMLBuildConfig, str], str] = lambda _config, _part: ""
+    """Returns the reason why it does nothing for a part, or ""."""
     joins_parts: Callable[[WinMLBuildConfig], bool] = lambda _config: False
     """Returns True if it changes the graphs of all parts together; the results are one for each part."""
     handed_to: StageName | None = None
@@ -627,6 +629,18 @@ def _compile_part(
     return _make_outcomes(result, summary, notes)[0]
 
 
+def _idle_compilation_of_part(config: WinMLBuildConfig, part: str) -> str:
+    """Return the reason why a part is not compiled, or ""."""
+    from winml.modelkit.ort.execution_providers import find_execution_provider
+
+    section = config.compile
+    if part != file_names.EMBEDDING or section is None or section.ep is None:
+        return ""
+    if find_execution_provider(section.ep).takes_dynamic:
+        return ""
+    return f"a run reads any number of tokens and images, and {section.ep} requires fixed sizes: it runs on the CPU"
+
+
 STAGES: tuple[Stage, ...] = (
     Stage(
         name="export",
@@ -665,6 +679,7 @@ STAGES: tuple[Stage, ...] = (
         options=_compile_options,
         work=_run_compile,
         idle=idle_compilation,
+        idle_for=_idle_compilation_of_part,
         joins_parts=lambda config: config.compile is not None and bool(config.compile.share_weights),
     ),
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.layouts.layout import LAYOUTS
-from winml.modelkit.errors import UsageError, opt, spell
+from winml.modelkit.errors import MissingOutputError, UsageError, opt, spell
 from winml.modelkit.export.declared_options import (
     ACCEPT_ASSUMPTIONS,
     EXPORTER,
@@ -110,9 +110,10 @@ def plan_requested_build(request: BuildRequest) -> PlannedBuild:
         InputError: a file of the model is missing or invalid.
         WriteError: the folder cannot be written.
     """
-    if (request.output is None) != request.use_cache:
-        both = f"-o and {opt.use_cache} cannot be combined" if request.use_cache else "no output folder is specified"
-        raise UsageError(both, hint=f"Use -o FOLDER or {opt.use_cache}.")
+    if request.output is None and not request.use_cache:
+        raise MissingOutputError("no output folder is specified", hint=f"Use -o FOLDER or {opt.use_cache}.")
+    if request.output is not None and request.use_cache:
+        raise UsageError(f"-o and {opt.use_cache} cannot be combined", hint="Omit one of them.")
     plan = _make_plan(request)
     from winml.modelkit.builds.planned_build import planned_build
 

@@ -6,8 +6,10 @@ import errno
 import functools
 import math
 import os
+import re
 import traceback
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -15,7 +17,7 @@ import click
 from winml.modelkit.cli._completion import complete_arguments, complete_values
 from winml.modelkit.cli._help import IS_SUGGESTION, POSITIONAL, DocumentedCommand, GroupedArgument, GroupedOption
 from winml.modelkit.cli._streams import print_json, tell
-from winml.modelkit.errors import UsageError, WinMLError, error_chain, first_line, spell_options
+from winml.modelkit.errors import MissingOutputError, UsageError, WinMLError, error_chain, first_line, spell_options
 from winml.modelkit.fields import DEVICE, INPUTS, Field
 from winml.modelkit.words import printable
 
@@ -31,8 +33,18 @@ _LARGEST_INT = 2**63 - 1
 """Specified: maximum of integers in tensors and C libraries."""
 NEGATIVE_RESULT = 3
 """Specified: exit code of a valid negative result: a limit is not met, or two files differ."""
+_ARGUMENTS = f"{__name__}.arguments"
+"""Key of a context with the arguments of the command."""
+_LONG_AFTER_ONE_DASH = re.compile(r"-[A-Za-z][A-Za-z_-]{2}")
 _named_paths: list[str] = []
 """Input paths of the command, for errors that name no file."""
+
+
+def _typed_option(name: str, args: Sequence[str]) -> str:
+    """Return the word of the command line with an unknown option: ``-hint`` for the ``-i`` that click reports."""
+    is_letter = len(name) == len("-i")
+    within = (arg for arg in args if is_letter and re.match(r"-[^-]", arg) and name[1] in arg)
+    return next((arg for arg in args if arg.startswith(name)), next(within, name)).partition("=")[0]
 
 
 def named_options(context: click.Context) -> dict[str, str]:
@@ -89,19 +101,33 @@ class WinMLCommand(DocumentedCommand):
             return super().parse_args(ctx, complete_arguments(self.params, args))
         args = self._without_model_flags(args)
         try:
+            self._refuse_single_dash(ctx, args)
             remaining = self._parse(ctx, args)
         except (click.UsageError, UsageError) as error:
             if IS_SUGGESTION in ctx.meta:
                 raise
-            from winml.modelkit.cli._synonyms import misunderstood_arguments
+            from winml.modelkit.cli._suggestions import misunderstood_arguments
 
             problem = error.format_message().rstrip(".") if isinstance(error, click.UsageError) else error.message
             if isinstance(error, click.NoSuchOption):
-                typed = (arg for arg in args if arg.startswith(error.option_name))
-                problem = f"no such option {next(typed, error.option_name)}"
+                problem = f"no such option {_typed_option(error.option_name, args)}"
             raise misunderstood_arguments(ctx, args, problem) or error from None
+        ctx.meta[_ARGUMENTS] = args
         _named_paths[:] = self._existing_paths(ctx)
         return remaining
+
+    def _refuse_single_dash(self, ctx: click.Context, args: Sequence[str]) -> None:
+        """Refuse ``-output FILE``, which click reads as ``-o utput``.
+
+        Raises:
+            click.NoSuchOption: names the option as it was typed.
+        """
+        if not any(_LONG_AFTER_ONE_DASH.match(arg) for arg in args):
+            return
+        from winml.modelkit.cli._suggestions import misspelled_option
+
+        if (name := misspelled_option(self, args)) is not None:
+            raise click.NoSuchOption(name, ctx=ctx)
 
     def _parse(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments.
@@ -204,6 +230,10 @@ class WinMLCommand(DocumentedCommand):
         except WinMLError as error:
             if ctx.params.get("debug"):
                 traceback.print_exc()
+            if isinstance(error, MissingOutputError):
+                from winml.modelkit.cli._suggestions import missing_output
+
+                error = missing_output(ctx, ctx.meta[_ARGUMENTS], error)
             if error.exit_code == NEGATIVE_RESULT and ctx.params.get("format_") == "json":
                 print_json({"exit_code": error.exit_code, **error.as_record()})
             ctx.exit(report_error(error))
@@ -211,6 +241,33 @@ class WinMLCommand(DocumentedCommand):
 
 class WinMLGroup(DocumentedCommand, click.Group):
     """A verb with subcommands, with the same help."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options of the group; the error for a subcommand with dashes states the command line to type."""
+        try:
+            return super().parse_args(ctx, [*args])
+        except click.NoSuchOption:
+            self._refuse_other_words(args)
+            raise
+
+    def _refuse_other_words(self, args: Sequence[str]) -> None:
+        """Refuse a subcommand of another tool; returns if it is not known.
+
+        Raises:
+            UsageError: states the command line to type.
+        """
+        from winml.modelkit.cli._suggestions import unknown_command
+
+        if (error := unknown_command(args[0], args[1:], {}, {}, group=str(self.name))) is not None:
+            raise error from None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the subcommand; the error for the subcommand of another tool states the command line to type."""
+        if args[0] not in self.commands and not ctx.resilient_parsing:
+            self._refuse_other_words(args)
+        return super().resolve_command(ctx, args)
 
 
 def report_error(error: WinMLError) -> int:

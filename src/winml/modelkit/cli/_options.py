@@ -160,7 +160,7 @@ class _Choice(click.Choice[Any]):
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         """List the valid values and suggest the nearest."""
-        from winml.modelkit.cli._synonyms import value_synonym
+        from winml.modelkit.cli._meant_options import value_synonym
         from winml.modelkit.options import nearest  # imports pydantic
 
         names = [str(choice) for choice in self.choices]

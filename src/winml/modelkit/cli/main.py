@@ -23,7 +23,7 @@ COMMANDS = {
     "compile": "Compile an ONNX model for an execution provider. Tags are preserved.",
     "tune": "Find the fastest variant of a model on this machine within a quality limit.",
     "run": "Run a model on text, an image, audio or tensors, and print the result.",
-    "generate": "Generate text with a built model.",
+    "generate": "Generate text with a model.",
     "inspect": "Show the contents of an ONNX model, or the planned export of a checkpoint.",
     "perf": "Measure the latency and memory of a model, in total or by module.",
     "compare": "Run two models on the same inputs and find the first module whose outputs diverge.",
@@ -87,13 +87,26 @@ class _LazyGroup(click.Group):
         name = args[0]
         if name in VERBS or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        from winml.modelkit.cli._synonyms import unknown_command
-        from winml.modelkit.options import suggest
+        from winml.modelkit.cli._suggestions import unknown_command
 
-        if (error := unknown_command(name, args[1:], VERBS)) is not None:
+        if (error := unknown_command(name, args[1:], VERBS, COMMANDS)) is not None:
             raise error
-        ending = suggest(name, VERBS.names, otherwise=f"Verbs: {', '.join(self.list_commands(ctx))}.")
-        raise click.UsageError(f"No such verb {name!r}. {ending}", ctx)
+        raise click.UsageError(f"No such verb {name!r}. Verbs: {', '.join(self.list_commands(ctx))}.", ctx)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, [*args])
+        except click.NoSuchOption as error:
+            from winml.modelkit.cli._suggestions import unknown_command
+
+            # An option before its command, or a command with dashes.
+            name = error.option_name
+            word = next((word for word in args if word in VERBS), name)
+            suggestion = unknown_command(word, [other for other in args if other != word], VERBS, COMMANDS)
+            if suggestion is None:
+                raise
+            suggestion.message = f"no such option {name}"
+            raise suggestion from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

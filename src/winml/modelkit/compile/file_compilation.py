@@ -41,12 +41,12 @@ from winml.modelkit.onnx.contexts import context_file_names, proto_nodes, rename
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.onnx.files.output_files import write_error
 from winml.modelkit.onnx.files.placing import name_data
-from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.onnx.files.reading import read_metadata, read_structure
 from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.onnx.pinning import sizes_of_dimensions
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
-from winml.modelkit.options import load_metadata
+from winml.modelkit.options import load_metadata, load_metadata_record
 from winml.modelkit.ort.decoding.inputs import inputs_of_file
 from winml.modelkit.ort.devices import ChosenProvider, choose_compiler, present_providers, unreadable_reason
 from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS, short_name
@@ -217,11 +217,16 @@ def _weight_notes(result: CompileResult, chosen: ChosenProvider) -> tuple[str, .
     modules = list(dict.fromkeys(node.tag for node in weights))
     module_words = ", ".join(name or "(no tag)" for name in modules[:3])
     rest_words = f" and {len(modules) - 3} more modules" if len(modules) > 3 else ""
-    command = f"winml quantize -m FLOAT.onnx -o QUANTIZED.onnx --mode qdq --ep {short_name(chosen.provider.name)}"
+    ep = short_name(chosen.provider.name)
+    requested = load_metadata_record(result.model.metadata_props.get(QUANTIZATION_KEY, "{}")).get("requested")
+    if isinstance(requested, Mapping) and requested.get("ep") == ep:
+        remedy = f"{ep} does not run the nodes that read them: quantize without these modules ({opt.exclude})"
+    else:
+        command = f"winml quantize -m FLOAT.onnx -o QUANTIZED.onnx --mode qdq --ep {ep}"
+        remedy = f"Quantize the float file for this provider: {command}"
     note = (
         f"{count_noun(len(weights), 'quantized weight', 'are')} outside the compiled parts and dequantized on the CPU "
-        f"in every run (DequantizeLinear in {module_words}{rest_words}). Quantize the float file for "
-        f"this provider: {command}."
+        f"in every run (DequantizeLinear in {module_words}{rest_words}). {remedy}."
     )
     return (note,)
 
@@ -295,7 +300,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         """Return the work with its reference and samples."""
         source, reference, data, inputs = task.source, self.reference, self.data, inputs_of_file(task.source)
         notes: list[str] = []
-        metadata = {entry.key: entry.value for entry in read_structure(source).metadata_props}
+        metadata = read_metadata(source)
         if reference is None and self.chosen.provider.compiles:
             reference, reference_notes = _find_reference(source, metadata)
             notes += reference_notes

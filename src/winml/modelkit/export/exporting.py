@@ -29,7 +29,7 @@ from winml.modelkit.export.graph_making import ExportRun, ExportTarget, calls_of
 from winml.modelkit.export.loading import ModelCheck, closing_sizes, load_for_export
 from winml.modelkit.export.part_export import export_part
 from winml.modelkit.export.records import STEPS, ExportResult
-from winml.modelkit.file_names import proof_paths
+from winml.modelkit.file_names import EMBEDDING, proof_paths
 from winml.modelkit.models.caches.inputs import PAST_KEY
 from winml.modelkit.models.live_module import ExampleInputs, loaded_from_module, refuse_programs
 from winml.modelkit.models.parts import LoadedModel, ModelPart
@@ -287,7 +287,8 @@ class HTPExporter:
                     "TorchScript exporter supports",
                     hint=f"Omit {opt.dynamo}.",
                 )
-        is_dynamic = any(part.dimensions for part in loaded.requested_parts)
+        # The embedding reads a prompt with its images in one run, on the CPU.
+        is_dynamic = any(part.dimensions for part in loaded.requested_parts if part.name != EMBEDDING)
         try:
             refuse_dynamic(self.config.ep, is_dynamic=is_dynamic, allow_dynamic=self.config.allow_dynamic)
         except UsageError as error:

@@ -20,6 +20,7 @@ from winml.modelkit.compare.verification import reference_run
 from winml.modelkit.compare.verification.input_draws import InputDraws
 from winml.modelkit.errors import ExportError, opt
 from winml.modelkit.export.config import ExporterUse, WinMLExportConfig, configured_request, first_choice
+from winml.modelkit.file_names import EMBEDDING
 from winml.modelkit.models.caches.inputs import PAST_KEY
 from winml.modelkit.models.checkpoints.deferred_tensors import DeferredTensor, NotDeferrableError
 from winml.modelkit.models.checkpoints.merging import merge_adapters, swappable_branches
@@ -317,11 +318,13 @@ def _closing_sizes_by_default(loaded: LoadedModel) -> dict[str, int]:
 def closing_sizes(parts: Sequence[ModelPart]) -> dict[str, int] | None:
     """Return a fixed size for every dynamic dimension, by key of ``--shape-config``: one step over a filled cache.
 
+    The embedding of a vision-language model keeps its sizes: it reads a prompt with its images in one run, on the CPU.
+
     None if a dimension has no key.
     """
     bounds: dict[str, list[DynamicDimension]] = {}
     for part in parts:
-        for dimension in part.dimensions:
+        for dimension in () if part.name == EMBEDDING else part.dimensions:
             bounds.setdefault(dimension.name, []).append(dimension)
     if not bounds.keys() <= _KEYS:
         return None

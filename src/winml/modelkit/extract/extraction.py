@@ -326,8 +326,8 @@ def cut_modules(path: Path, selector: str) -> ModuleCuts:
         UsageError: the selector matches nothing, or only modules that are fused into others.
         InputError: the file is no ONNX file, or has no tags.
     """
-    addresses, node_names = _tagged_modules(path)
-    modules = select(addresses, selector, node_names)
+    addresses, tag_of = _tagged_modules(path)
+    modules = select(addresses, selector, tag_of)
     # Other tools may have written the file; metadata of nodes that they damaged is repaired before it is written again.
     model = reading_graph(path, lambda: load_foreign(path))
     # Tools write nodes in any order, which ONNX Runtime allows; cuts require the order of computation.
@@ -350,8 +350,8 @@ def cut_modules(path: Path, selector: str) -> ModuleCuts:
     return ModuleCuts(path, model, tuple(calls), tuple(refused), tuple(without_nodes))
 
 
-def _tagged_modules(path: Path) -> tuple[tuple[ModuleAddress, ...], list[str]]:
-    """Return the modules of a file and its node names.
+def _tagged_modules(path: Path) -> tuple[tuple[ModuleAddress, ...], dict[str, str]]:
+    """Return the modules of a file, and node → tag of its module.
 
     Raises:
         InputError: the nodes have no tags, or the file is compiled, cyclic or no ONNX file.
@@ -367,7 +367,7 @@ def _tagged_modules(path: Path) -> tuple[tuple[ModuleAddress, ...], list[str]]:
             f"{path}: the nodes have no tags, so their modules are unknown",
             hint="Export the model with winml export, or transfer tags from the source file with winml retag.",
         )
-    return tree.modules, [node.name for node in nodes]
+    return tree.modules, {node.name: tag for node, tag in zip(nodes, tree.tags, strict=True)}
 
 
 def record_boundaries(cuts: ModuleCuts, options: RunOptions) -> Recording:

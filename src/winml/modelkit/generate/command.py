@@ -27,7 +27,7 @@ from winml.modelkit.file_names import (
     files_folder,
 )
 from winml.modelkit.ort.execution_providers import find_execution_provider, parse_ep_options
-from winml.modelkit.verbs.named_models import model_name
+from winml.modelkit.verbs.named_models import model_name, resolve_named_model
 from winml.modelkit.verbs.running import ProviderFields
 from winml.modelkit.words import terminal_text
 
@@ -52,7 +52,7 @@ _common = partial(option, is_common=True)
 
 
 @click.command(name="generate", cls=WinMLCommand)
-@model_option("Build folder, or an ONNX file beside its tokenizer.")
+@model_option("Build folder, Hub id, checkpoint, or an ONNX file beside its tokenizer.")
 @_common("texts", str, "Same as --prompt.", INPUTS, metavar="[PROMPT]...", is_argument=True, is_repeatable=True)
 @_common("prompt", str, "Prompt; - reads it from stdin.", INPUTS, short="-p", metavar="TEXT", is_repeatable=True)
 @_common("chat", bool, "Apply the chat template of the model to the prompt.", INPUTS)
@@ -100,9 +100,9 @@ _common = partial(option, is_common=True)
 @declared_options_of(fields_of(ProviderFields))
 @result_options(quiet="Print the generated text only.")
 def command(**options: Any) -> None:
-    """Generate text with a built model.
+    """Generate text with a model.
 
-    The text is streamed to stdout, everything else to stderr.
+    A checkpoint is built in the cache first. The text is streamed to stdout, everything else to stderr.
 
     Exit codes: 0 success, 1 failure, 2 usage error, 3 PyTorch generates a different text (--reference).
 
@@ -117,7 +117,7 @@ def command(**options: Any) -> None:
       winml generate whisper-built --audio speech.wav --timestamps
       winml generate llava-built --chat -p "What is on the table?" --image photo.jpg
     """
-    model_name(options, "a build folder, or an ONNX file beside its tokenizer")
+    model_name(options, "a build folder, a Hub id, a checkpoint, or an ONNX file beside its tokenizer")
     options["prompt"] = (*options["texts"], *options["prompt"])
     files = _refuse_early(options)
     adapter = _adapter_path(files, options["adapter"])
@@ -200,9 +200,7 @@ def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
         raise UsageError("--stop '': every output contains the empty text", hint="Specify a text that ends the output.")
     if options["timestamps"] and not options["audio"]:
         raise UsageError("--timestamps requires an audio file", hint="Add --audio FILE.")
-    from winml.modelkit.builds.found_models import onnx_file, part_files
-
-    parts = part_files(options["model"])
+    parts = _find_files(options)
     if {ENCODER, DECODER} <= parts.keys():
         if options["chat"]:
             raise UsageError("--chat: encoder-decoder models have no chat template", hint="Omit --chat.")
@@ -224,12 +222,11 @@ def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
                 hint="Omit --reference; the export compared a text with PyTorch.",
             )
         return parts
-    is_pair = {PROMPT, DECODER} <= parts.keys()
-    path = parts[DECODER] if is_pair else onnx_file(options["model"])
+    path = parts.get(ONLY_PART) or (parts[DECODER] if {PROMPT, DECODER} <= parts.keys() else None)
     if path is None:
         raise UsageError(
-            f"{options['model']}: is not a built model",
-            hint=f"Build it first: winml build -m {options['model']} -o built",
+            f"{options['model']}: of its parts {', '.join(parts)}, none generates text",
+            hint=f"winml run {options['model']} --schema shows what it takes.",
         )
     if not (files_folder(path) / TOKENIZER_NAME).is_file():
         from winml.modelkit.generate.generation.writing import refuse_other_task
@@ -238,7 +235,30 @@ def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
         refuse_other_task(options["model"], described_model(path).get("task"))
     if media:
         raise UsageError(f"{media[0]}: {path} accepts text only", hint="Specify a prompt with -p.")
-    return parts if is_pair else {ONLY_PART: path}
+    return parts
+
+
+def _find_files(options: Mapping[str, Any]) -> Mapping[str, Path]:
+    """Return part → ONNX file of the model; a checkpoint is built in the cache first.
+
+    Raises:
+        WinMLError: there is no such model, or the build fails.
+    """
+    from winml.modelkit.builds.found_models import part_files
+
+    if parts := part_files(options["model"]):
+        return parts
+    found = resolve_named_model(options["model"], {"task": None})
+    if found.path is not None:
+        return {ONLY_PART: found.path}
+    from winml.modelkit.generate.run_verb import build_in_cache
+
+    assert found.request is not None  # the model is no file
+    with library_output_to_stderr(), show_wait("building"):
+        parts, notes = build_in_cache(found.request, options["ep"])
+    for note in () if options["quiet"] else notes:
+        tell(f"note: {note}")
+    return parts
 
 
 def _adapter_path(files: Mapping[str, Path], name: str | None) -> Path | None:

@@ -492,6 +492,25 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
     return RunSchema(request.name, task, inputs, tuple(tensors), tuple(outputs), example, bounds)
 
 
+def build_in_cache(checkpoint: ModelRequest, ep: str | None) -> tuple[Mapping[str, Path], list[str]]:
+    """Build a checkpoint in the cache, unless it is there.
+
+    Returns:
+        Part → file of the build, and a note if it took time.
+
+    Raises:
+        WinMLError: see :func:`winml.modelkit.builds.build_model.build_with_open_sizes`.
+    """
+    from winml.modelkit.builds.build_model import build_with_open_sizes
+
+    started = time.perf_counter()
+    built = build_with_open_sizes(checkpoint, None, ep=ep)
+    seconds = time.perf_counter() - started
+    note = f"the checkpoint was built into the cache in {seconds:.1f} s (winml cache ls)"
+    files = built.part_paths if len(built.part_paths) > 1 else {ONLY_PART: built.model_path}
+    return files, [note] if seconds > _SHORT_S else []
+
+
 def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[InferenceResult, Mapping[Path, Any]]:
     """Run the model on the inputs, and compare with PyTorch if requested; write no file.
 
@@ -507,13 +526,8 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
 
     notes: list[str] = []
     if request.checkpoint is not None:
-        from winml.modelkit.builds.build_model import build_with_open_sizes
-
-        started = time.perf_counter()
-        built = build_with_open_sizes(request.checkpoint, None, ep=request.ep)
-        if (seconds := time.perf_counter() - started) > _SHORT_S:
-            notes.append(f"the checkpoint was built into the cache in {seconds:.1f} s (winml cache ls)")
-        files = built.part_paths if len(built.part_paths) > 1 else {ONLY_PART: built.model_path}
+        files, build_notes = build_in_cache(request.checkpoint, request.ep)
+        notes += build_notes
         request = replace(request, files=files)
         subject = _make_subject(replace(request, task=None))
     else:

@@ -232,7 +232,8 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
     shapes, shape_notes = read_shapes(model, contents.nodes)
     macs = count_node_macs(contents, shapes)
     modules, unclaimed_cost = charge_modules(tree, contents, macs)
-    selection = _select_subtrees(modules, selector, [node.proto.name for node in contents.nodes])
+    tag_of = {node.proto.name: tag for node, tag in zip(contents.nodes, tree.tags, strict=True)}
+    selection = _select_subtrees(modules, selector, tag_of)
     data_files, file_notes = _find_data_files(path, contents.weights)
     size = path.stat().st_size
     return OnnxInspection(
@@ -286,12 +287,12 @@ def _sidecar_assumptions(path: Path) -> tuple[Assumption, ...] | None:
 
 
 def _select_subtrees(
-    modules: Sequence[ModuleCost], selector: str | None, node_names: Iterable[str]
+    modules: Sequence[ModuleCost], selector: str | None, tag_of: Mapping[str, str]
 ) -> tuple[ModuleCost, ...]:
     """Return the selected modules and their descendants, in the order of the tree."""
     if selector is None:
         return tuple(modules)
-    roots = {module.tag for module in select(modules, selector, node_names)}
+    roots = {module.tag for module in select(modules, selector, tag_of)}
     return tuple(module for module in modules if not roots.isdisjoint(address.lineage(module.tag)))
 
 

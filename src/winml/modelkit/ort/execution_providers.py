@@ -244,6 +244,13 @@ EXECUTION_PROVIDERS: Registry[ExecutionProvider] = _Providers(
 """Short name → provider."""
 
 
+_OTHER_NAMES: Mapping[str, str] = {
+    "directml": "dml", "hexagon": "qnn", "htp": "qnn", "ov": "openvino", "ryzenai": "vitisai", "snapdragon": "qnn",
+    "trt": "tensorrt",
+}  # fmt: skip
+"""Name of a device or library → its provider, for a hint."""
+
+
 def find_execution_provider(name: str) -> ExecutionProvider:
     """Return the provider of a short name (``qnn``) or of ONNX Runtime's (``QNNExecutionProvider``); case is ignored.
 
@@ -259,7 +266,7 @@ def find_execution_provider(name: str) -> ExecutionProvider:
     remedy = f"For any other plug-in, pass the library: {opt.ep_library} NAME=PATH."
     raise UsageError(
         f"{opt.ep} {name}: no such execution provider",
-        hint=suggest(short, EXECUTION_PROVIDERS, otherwise=listing, also=remedy),
+        hint=suggest(_OTHER_NAMES.get(short, short), EXECUTION_PROVIDERS, otherwise=listing, also=remedy),
     )
 
 

@@ -7,6 +7,7 @@ has seeded weights and inputs of fixed sizes. Conversions of the graph's own inp
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,13 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from winml.modelkit.arrays import Array
+from winml.modelkit.ort.format_keys import (
+    DYNAMIC_PRODUCT,
+    HALF_PRODUCT,
+    WeightScales,
+    block_product_key,
+    product_key,
+)
 
 EDGES = frozenset({"convert_input", "convert_output"})
 """Names of the nodes that convert the input and the output of a graph."""
@@ -141,12 +149,14 @@ def _product(
     return builder.finish()
 
 
-def _convolution(weight_bits: int, activation_bits: int, scales: str) -> onnx.ModelProto:
-    """Create a convolution of quantized activations and a quantized weight."""
+def _convolution(weight_bits: int, activation_bits: int, scales: str, operator: str) -> onnx.ModelProto:
+    """Create a convolution, plain or transposed, of quantized activations and a quantized weight."""
     builder = _Builder(shape=(1, 8, 16, 16))
     data = builder.convert("x", activation_bits, "input")
-    weight = builder.weight(builder.draw(16, 8, 3, 3), weight_bits, scales, axis=0)
-    result = builder.node("Conv", [data, weight], "product", kernel_shape=[3, 3])
+    axis = int(operator == "ConvTranspose")  # of the output channels
+    shape = (8, 16, 3, 3) if axis else (16, 8, 3, 3)
+    weight = builder.weight(builder.draw(*shape), weight_bits, scales, axis=axis)
+    result = builder.node(operator, [data, weight], "product", kernel_shape=[3, 3])
     builder.convert(result, activation_bits, "output", -16.0, 16.0)
     return builder.finish()
 
@@ -253,29 +263,19 @@ def _experts() -> onnx.ModelProto:
     return builder.finish(shape=builder.shape)
 
 
-_SCALES: Mapping[str, str] = {"tensor": "one scale", "channel": "a scale for each channel", "block": "blocks"}
+_SCALES: Mapping[WeightScales, str] = {"tensor": "one scale", "channel": "a scale for each channel", "block": "blocks"}
 """Values of a weight that share a scale → its words."""
-
-
-def product_key(weight_bits: int, activation_bits: int, scales: str, operator: str = "MatMul") -> str:
-    """Return the key of a quantized product in :data:`PROBES`.
-
-    >>> product_key(8, 16, "channel")
-    'MatMul/w8a16/channel'
-    """
-    return f"{operator}/w{weight_bits}a{activation_bits}/{scales}"
+_CHANNEL: tuple[WeightScales, ...] = ("channel",)
 
 
 def _product_probes() -> dict[str, Probe]:
     """Create the probes of products and convolutions, for each combination of bits and scales."""
     probes: dict[str, Probe] = {}
     for weights, activations in ((8, 8), (8, 16), (16, 16), (4, 8), (4, 16)):
-        for operator, kinds in (("MatMul", tuple(_SCALES)), ("Gemm", tuple(_SCALES)), ("Conv", ("channel",))):
+        for operator in ("MatMul", "Gemm", "Conv", "ConvTranspose"):
+            create, kinds = (_product, tuple(_SCALES)) if operator in ("MatMul", "Gemm") else (_convolution, _CHANNEL)
             for scales in kinds:
-
-                def make(settings: tuple[int, int, str] = (weights, activations, scales), name: str = operator) -> Any:
-                    return _convolution(*settings) if name == "Conv" else _product(*settings, name)
-
+                make = functools.partial(create, weights, activations, scales, operator)
                 words = f"{operator}, {weights}-bit weights with {_SCALES[scales]}, {activations}-bit activations"
                 probes[product_key(weights, activations, scales, operator)] = Probe(words, make)
     return probes
@@ -298,7 +298,7 @@ PROBES: Mapping[str, Probe] = {
         for weights, activations in ((8, 8), (8, 16), (16, 16), (4, 8), (4, 16))
     },
     **{
-        f"MatMulNBits/{bits}/rank {rank}": Probe(
+        block_product_key(bits, rank): Probe(
             f"MatMulNBits, {bits} bits, float activations of {rank} dimensions",
             lambda of=(bits, rank): _block_product(*of),  # type: ignore[misc]
         )
@@ -324,8 +324,8 @@ PROBES: Mapping[str, Probe] = {
         for bits in (4, 8)
     },
     "Gather/rows": Probe("Gather of 8-bit rows with one scale each (Cast, Mul)", _row_lookup),
-    "MatMul/float16": Probe("MatMul in float16", _half_product),
-    "MatMulInteger": Probe("MatMulInteger, 8-bit weights, activations quantized in each run", _dynamic_product),
+    HALF_PRODUCT: Probe("MatMul in float16", _half_product),
+    DYNAMIC_PRODUCT: Probe("MatMulInteger, 8-bit weights, activations quantized in each run", _dynamic_product),
     "Attention": Probe("Attention of ONNX (opset 23)", lambda: _attention("Attention")),
     "MultiHeadAttention": Probe(
         "MultiHeadAttention of ONNX Runtime", lambda: _attention(f"{_CONTRIB}:MultiHeadAttention")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import NoAnswerError, StageError, UsageError, WriteError
 from winml.modelkit.onnx.files.named_paths import FORMATS_FOLDER, cache_root, pause_recording
+from winml.modelkit.onnx.files.placing import file_digest
 from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.onnx.files.resumable_results import write_atomically
 from winml.modelkit.options import read_json_file
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from winml.modelkit.ort.devices import ChosenProvider
 
 _RECORDED = Path(__file__).with_name("recorded_formats.json")
+_GRAPHS = Path(__file__).with_name("probe_graphs.py")
 _SECONDS = 120
 """Time limit of one graph. Chosen: a hundred times the time on an idle machine."""
 _LEAST_SQNR_DB = 20.0
@@ -50,8 +52,8 @@ class QuantizedFormats(Record):
     """Key of a format (``probe_graphs.PROBES``) → reason why the provider does not run it; ``""`` if it does."""
 
     def refusal(self, key: str) -> str:
-        """Return the reason why the provider does not run a format; ``""`` if it does, or if nothing is known."""
-        return self.answers.get(key, "")
+        """Return the reason why the provider does not run a format; ``""`` if it does."""
+        return self.answers.get(key, "no graph asks for this format")
 
     @property
     def source_words(self) -> str:
@@ -119,8 +121,9 @@ def _formats_of_installed(ep: str) -> QuantizedFormats | None:
         chosen = choose_provider(ep, None, provider.simulation_options)
     options = "".join(f", {key} {value}" for key, value in provider.simulation_options.items() if chosen.stand_in)
     source = f"{ep} {provider_version(provider)}, ONNX Runtime {ort.__version__} ({chosen.device_words}{options})"
+    graphs = file_digest(_GRAPHS)
     identity = hashlib.sha256(
-        json.dumps([source, __version__, dict(chosen.options), provider.library]).encode()
+        json.dumps([source, __version__, graphs, dict(chosen.options), provider.library]).encode()
     ).hexdigest()
     path = cache_root() / FORMATS_FOLDER / f"{identity}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

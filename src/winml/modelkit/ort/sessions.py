@@ -51,6 +51,9 @@ CPU = ("CPUExecutionProvider",)
 _EXACT_INTEGER_SUMS = "session.x64quantprecision"
 """Specified: entry of ONNX Runtime's session configuration; takes effect where graphs are optimized when opened."""
 
+_PRODUCT_ACCURACY = "session.qdq_matmulnbits_accuracy_level"
+"""Specified: entry of ONNX Runtime's session configuration; ONNX Runtime 1.32 computes products of dequantized weights
+with activations that it rounds to 8 bits, unless the entry is 0."""
 
 _UNWRITTEN = ("Failed to write external initializers", "Protobuf serialization failed")
 """Messages of ONNX Runtime if it cannot write the optimized graph."""
@@ -570,6 +573,9 @@ def _make_settings(
     if exact_sums:
         # Signed weights are converted to unsigned when the file is opened; their sums are exact on any processor.
         entries[_EXACT_INTEGER_SUMS] = "1"
+    if optimize:
+        # As the file states: 16-bit activations, for example. Measured on MiniLM in w8a16: 30.6 dB instead of 28.6.
+        entries[_PRODUCT_ACCURACY] = "0"
     return SessionSettings("ORT_ENABLE_ALL" if optimize else "ORT_DISABLE_ALL", entries, threads, in_written_order)
 
 

@@ -70,7 +70,7 @@ def _command_after(request: verb.QuantizeRequest, source: Path, output: Path, re
     """Return the command that acts on a quantization: the search for the module with the error, or a measurement."""
     worst = result.fidelity.worst if result.fidelity is not None and result.fidelity.outputs else None
     if worst is None or worst.is_close or len(model_files(output)) > 1:
-        return timing_command(source, output)
+        return timing_command(source, output, request.options.ep)
     names = ("dataset", "split", "columns") if request.options.dataset else ()
     return diverging_command(source, output, {name: getattr(request.options, name) for name in names})
 

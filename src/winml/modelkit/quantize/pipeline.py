@@ -22,7 +22,7 @@ from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.cutting import Cutter, GraphModules
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
 from winml.modelkit.onnx.stage import StageResult
-from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS, give_products_own_weights
+from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS, constant_tensor, give_products_own_weights
 from winml.modelkit.options import load_json, parse_options
 from winml.modelkit.quantize import planning
 from winml.modelkit.quantize.attention_masks import make_masks_finite, mask_values, narrow_masks
@@ -233,6 +233,7 @@ def quantize(
         if provider.finite_masks:
             bits = {name: task.precision.range_bits for task in tasks for name in task.placement.companions}
             ranges = narrow_masks(model, ranges, bits)
+        ranges = _within_clips(model, ranges)
         tasks = [replace(task, ranges=ranges) for task in tasks]
     if options.solves_weights:
         if solver is None:
@@ -458,6 +459,22 @@ def _list_measured_values(
             bits, earlier = task.precision.range_bits, measured.get(name)
             measured[name] = MeasuredValue(name, bits if earlier is None else min(bits, earlier.bits), change)
     return tuple(measured.values())
+
+
+def _within_clips(model: ir.Model, ranges: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    """Return ranges without the margin beyond the bounds of a Clip, which no other data exceeds.
+
+    QNN takes the Clip of a convolution into its unit only if the range of integers implies it.
+    """
+    bounded = dict(ranges)
+    for node in model.graph:
+        name = node.outputs[0].name or ""
+        if node.op_type == "Clip" and name in bounded:
+            bounds = [constant_tensor(value) for value in node.inputs[1:]]
+            low, high = (float(tensor.numpy()) if tensor is not None else None for tensor in (*bounds, None, None)[:2])
+            least, most = bounded[name]
+            bounded[name] = (least if low is None else max(least, low), most if high is None else min(most, high))
+    return bounded
 
 
 def _place_values(model: ir.Model, task: planning.EngineTask) -> QdqPlacement:

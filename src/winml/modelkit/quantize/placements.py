@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from winml.modelkit.ort.format_keys import DYNAMIC_PRODUCT, HALF_PRODUCT, WeightScales, block_product_key, product_key
 from winml.modelkit.registries import Registry
 
 if TYPE_CHECKING:
@@ -136,7 +137,9 @@ class Placement:
         """True if weights of products have one scale per channel, as on the CPU."""
         return not self.is_by_unit or "MatMul" in self.channel_axes
 
-    def product_refusal(self, weight_bits: int, activation_bits: int, scales: str, operator: str = "MatMul") -> str:
+    def product_refusal(
+        self, weight_bits: int, activation_bits: int, scales: WeightScales, operator: str = "MatMul"
+    ) -> str:
         """Return the reason why the provider does not run a quantized product; ``""`` if it does.
 
         Of a provider without answers, 8-bit and 16-bit weights without blocks are assumed to run.
@@ -145,10 +148,10 @@ class Placement:
             weight_bits: Bits of the weight.
             activation_bits: Bits of the activations.
             scales: ``tensor``, ``channel`` or ``block``.
-            operator: ``MatMul``, ``Gemm`` or ``Conv``.
+            operator: ``MatMul``, ``Gemm``, ``Conv`` or ``ConvTranspose``.
         """
         if self.formats is not None:
-            return self.formats.refusal(f"{operator}/w{weight_bits}a{activation_bits}/{scales}")
+            return self.formats.refusal(product_key(weight_bits, activation_bits, scales, operator))
         return "no record says that it does" if self.is_by_unit and (weight_bits < 8 or scales == "block") else ""
 
     def is_run(self, key: str) -> bool:
@@ -165,7 +168,7 @@ class Placement:
             weight_bits: Bits of the weights of the precision.
             activation_bits: Bits of the activations.
         """
-        key = f"{operator}/w{activation_bits}a{activation_bits}/tensor"
+        key = product_key(activation_bits, activation_bits, "tensor", operator)
         return max(8, weight_bits, activation_bits if self.is_run(key) else 0)
 
     def refusal(self, precision: Precision, mode: str) -> str:
@@ -181,7 +184,8 @@ class Placement:
             return self._bits_refusal(precision.weight_bits, precision.range_bits)
         if self.takes_qdq_alone and mode != "float":
             return f"it is documented to take quantized operators as Q/DQ only ({self.source})"
-        return self._with_source("" if self.formats is None else self.formats.refusal(_format_key(precision, mode)))
+        key = _format_key(precision, mode)
+        return self._with_source(self.formats.refusal(key) if self.formats is not None and key else "")
 
     def has_answer(self, precision: Precision) -> bool:
         """Return True if a format of a precision was asked, in any of its modes."""
@@ -193,7 +197,8 @@ class Placement:
         """Return the reason why the provider runs no product of these bits in Q/DQ; ``""`` if it runs some."""
         if activation_bits not in self.activation_bits:
             return f"it supports activations with {' or '.join(map(str, self.activation_bits))} bits"
-        reasons = [self.product_refusal(weight_bits, activation_bits, each) for each in ("channel", "block", "tensor")]
+        scales: tuple[WeightScales, ...] = ("channel", "block", "tensor")
+        reasons = [self.product_refusal(weight_bits, activation_bits, each) for each in scales]
         return self._with_source(reasons[0]) if all(reasons) else ""
 
     def _with_source(self, reason: str) -> str:
@@ -215,8 +220,8 @@ class Placement:
 def _format_key(precision: Precision, mode: str) -> str:
     """Return the key of the format that a mode without Q/DQ writes; ``""`` if no graph asks for it."""
     if mode == "float":
-        return "MatMul/float16" if precision.float_type == "FLOAT16" else ""
-    return {"weight-only": f"MatMulNBits/{precision.weight_bits}/rank 3", "dynamic": "MatMulInteger"}.get(mode, "")
+        return HALF_PRODUCT if precision.float_type == "FLOAT16" else ""
+    return {"weight-only": block_product_key(precision.weight_bits, 3), "dynamic": DYNAMIC_PRODUCT}.get(mode, "")
 
 
 BLOCK_OPERATORS = ("MatMul", "Gemm")

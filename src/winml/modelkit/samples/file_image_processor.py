@@ -50,6 +50,14 @@ def processor_class(config: Mapping[str, Any]) -> str:
     return name.replace("FeatureExtractor", "ImageProcessor")
 
 
+def is_readable(config: Mapping[str, Any]) -> bool:
+    """Return True if :class:`FileImageProcessor` computes what a config states: no padding, one known kind of size."""
+    size = config.get("size")
+    edges = {edge for edge, length in size.items() if length} if isinstance(size, Mapping) else {"shortest_edge"}
+    is_known_size = edges in ({"height", "width"}, {"shortest_edge"})
+    return processor_class(config) in DEFAULTS and is_known_size and not config.get("do_pad")
+
+
 class FileImageProcessor:
     """Image processor of a config.
 
@@ -62,7 +70,7 @@ class FileImageProcessor:
     """Specified by transformers: images are padded to the largest of a batch."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Store a config, whose class is a key of :data:`DEFAULTS`."""
+        """Store a config that :func:`is_readable` accepts."""
         name = processor_class(config)
         values = {**DEFAULTS[name], **{key: value for key, value in config.items() if value is not None}}
         self._values = values

@@ -24,14 +24,14 @@ import onnxruntime as ort
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError, opt
-from winml.modelkit.file_names import DECODER, ENCODER, PROMPT
+from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, PROMPT, VISION
 from winml.modelkit.onnx.bundle import PartDescription, read_part_description
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, GraphCache
 from winml.modelkit.ort.decoding.inputs import TOKEN_IDS, inputs_of_file
-from winml.modelkit.ort.decoding.parts import EncoderDecoder
+from winml.modelkit.ort.decoding.parts import EncoderDecoder, VisionLanguageDecoder
 from winml.modelkit.ort.default_sizes import IMAGE_EDGE, SAMPLING_RATE_HZ
-from winml.modelkit.ort.graph_inputs import sizes_by_key
+from winml.modelkit.ort.graph_inputs import graph_inputs, sizes_by_key
 from winml.modelkit.ort.opened_model import RunOptions, Values, random_values
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.samples.media import Recording
@@ -312,6 +312,8 @@ def _open_texts(
             rows = len(next(iter(feeds.values())))
             started = np.tile([start, *tokens[: _PROMPT_TOKENS - 1]], (rows, 1))
             yield _Text(model, started, cache=model.start(feeds, rows))
+    if part is not None and EMBEDDING in names and part.name == DECODER:
+        yield from _texts_with_images(session, source, part, processors, sizes, seed)
     decoder = DecoderGraph(session)
     run_length = decoder.length or 1
     is_prompt = decoder.held is not None and run_length > 1
@@ -339,6 +341,24 @@ def _open_texts(
             count = max(len(tokens) - NEW_TOKENS, 1)
             text.tokens, text.steps = text.tokens[:, :count], text.tokens[:, count:]
         yield text
+
+
+def _texts_with_images(
+    session: _RecordingSession,
+    source: Path,
+    part: PartDescription,
+    processors: Path,
+    sizes: Mapping[str, int],
+    seed: int,
+) -> Iterator[_Text]:
+    """Yield texts with an image each for the decoder of a vision-language model, endlessly."""
+    vision, embedding = (Session(_find_part(source, part, name)) for name in (VISION, EMBEDDING))
+    model = VisionLanguageDecoder(vision, embedding, session)
+    for number, tokens in enumerate(token_texts(graph_inputs(embedding), processors, seed)):
+        cache = model.start(encoder_feeds(model.first_inputs, processors, sizes, seed + number))
+        features = next(iter(cache.encoded.values()))
+        places = np.full(features.size // features.shape[-1], model.embedder.places[0])
+        yield _Text(model, np.concatenate([tokens[:1], places, tokens[1:_PROMPT_TOKENS]])[None], cache=cache)
 
 
 def _blocks(texts: Iterable[Array], length: int, most: int) -> Iterator[Array]:

@@ -164,11 +164,11 @@ def _open_file_processor(kind: ProcessorKind, folder: Path, option: str) -> Any:
             values = [_read_json_object(folder, name) for name in names]
             return FileTokenizer(path, {**values[0], **values[1]})
         if kind == "image processor":
-            from winml.modelkit.samples.file_image_processor import DEFAULTS, FileImageProcessor, processor_class
+            from winml.modelkit.samples.file_image_processor import FileImageProcessor, is_readable
 
             config = _read_json_object(folder, "preprocessor_config.json")
             config = config or _read_json_object(folder, "processor_config.json").get("image_processor", {})
-            if processor_class(config) in DEFAULTS:
+            if is_readable(config):
                 return FileImageProcessor(config)
     raise UsageError(
         f"{option}: the {kind} in {folder} is read by transformers, which is not installed",

@@ -10,6 +10,7 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeVar
 
 from winml.modelkit.errors import UsageError, opt
@@ -116,14 +117,16 @@ _SELECTOR_HINT = (
 )
 
 
-def select(modules: Iterable[_AddressT], selector: str, node_names: Iterable[str] = ()) -> list[_AddressT]:
+def select(
+    modules: Iterable[_AddressT], selector: str, tag_of: Mapping[str, str] = MappingProxyType({})
+) -> list[_AddressT]:
     """Return the modules matched by a selector, in the order of ``modules``.
 
     Args:
         modules: A module tree, or any records with path, tag and class name.
         selector: Text of a :class:`Selector`.
-        node_names: Names of the nodes of the graph, such as ``/layer.0/dense/MatMul``. If they contain a selected
-            module that has no tag, the error names the option that creates the tag.
+        tag_of: Node of the graph, such as ``/layer.0/dense/MatMul`` → tag of its module. The error for the name of a
+            node states its module, and the error for a module without a tag the option that creates the tag.
 
     Raises:
         UsageError: the selector is empty or matches no module; the nearest addresses are listed.
@@ -137,13 +140,20 @@ def select(modules: Iterable[_AddressT], selector: str, node_names: Iterable[str
     selected = [module for module in modules if glob.matches(module)]
     if selected:
         return selected
+    if selector in tag_of:
+        owner = next((module for module in modules if module.tag == tag_of[selector]), None)
+        address = (owner and owner.path) or tag_of[selector]
+        raise UsageError(
+            f"no module matches {selector!r}, which is a node of the module {address}",
+            hint=f"Select the module, with all of its nodes: {escape(address)}.",
+        )
     guesses = _nearest_addresses(selector, modules)
     hints = (
         (
             f"Nodes of this module are in the graph, and it has no tag: export the model with {opt.torch_module} all, "
             "which also tags modules of torch.nn."
         )
-        if _is_in_names(glob, node_names)
+        if _is_in_names(glob, tag_of)
         else "",
         f"Nearest: {', '.join(guesses)}." if guesses else "",
         _list_classes(selector, modules),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from winml.modelkit.errors import InputError, UsageError, opt
+from winml.modelkit.errors import InputError, MissingOutputError, opt
 from winml.modelkit.onnx.files import output_files
 from winml.modelkit.onnx.files.graph_reading import MergedKeys, read_foreign
 from winml.modelkit.onnx.files.placing import data_names, external_files, place_data
@@ -138,7 +138,7 @@ def _refuse_output(before: Path, after: Path, target: Path, *, overwrite: bool) 
     output_files.ExportPaths.for_output(target, with_sidecar=False, with_report=False)
     output_files.refuse_inputs([target], [before])
     if target == after and not overwrite and after.exists():
-        raise UsageError(
+        raise MissingOutputError(
             f"no output file; {after} is only changed in place with {opt.overwrite}",
             hint=f"Set an output file with -o, or use {opt.overwrite}.",
         )

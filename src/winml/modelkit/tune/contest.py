@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import time
 from collections import Counter
@@ -55,8 +56,6 @@ _RIGHT, _PLACEMENT, _PLACED, _VARIATIONS = "right", "placement", "placed", "vari
 """Names of the races after the race of the forms."""
 FIRST_RUNG = (6,)
 """Turns of the race that selects forms for a search. Chosen: the minimum for an interval."""
-_SIMULATED_RUNG = (1,)
-"""Turns of a race on a simulated device; its times are not used."""
 _SAME_SIZE = 1.01
 """Chosen: below this ratio, file sizes count as equal, and the simpler file wins."""
 _MOST_GROUPS = 16
@@ -131,7 +130,6 @@ class Contest:
 
     def _run_steps(self) -> Choice:
         """Measure and race all candidates, step by step; return the winner, which is not built yet."""
-        first_rungs = _SIMULATED_RUNG if self.options.is_simulated else FIRST_RUNG
         with self.clock.step("plain file") as step:
             self._measure_plain()
             step.summary = size_words(self._plain_facts.size_bytes)
@@ -142,20 +140,20 @@ class Contest:
                 self.plan[0],
                 *(candidate for candidate in self.plan[1:] if not candidate.part_of and self._measure_form(candidate)),
             ]
-            self._run_race(FORMATS, forms, first_rungs)
+            self._run_race(FORMATS, forms, FIRST_RUNG)
             for candidate in forms:
                 if not self._meets_limits(candidate):
                     self._running.drop(candidate.name)
             step.summary = f"{len(forms)} measured, {sum(map(self._meets_limits, forms))} within the quality limit"
         with self.clock.step("modules in float") as step:
-            parts = [candidate for candidate in self.plan if candidate.part_of and self._measure_mixed_form(candidate)]
+            parts = [candidate for candidate in self._parts_by_quality() if self._measure_mixed_form(candidate)]
             step.summary = f"{len(parts)} mixed variants"
         with self.clock.step("race") as step:
             acceptable = [candidate for candidate in self.plan if self._meets_limits(candidate)]
             if not acceptable:
                 self._refuse_limit()
             # If size decides, times are not needed: a few turns suffice for the table.
-            rungs = first_rungs if self.options.decides_by_size else None
+            rungs = FIRST_RUNG if self.options.decides_by_size else None
             race = self._run_race(_RIGHT, acceptable, rungs, begun=FORMATS)
             best = self._find_candidate(self._choose_winner(race).winner)
             step.summary = f"{len(acceptable)} within the quality limit, {best.name} wins"
@@ -271,6 +269,15 @@ class Contest:
                 return False
         return self._measure_candidate(candidate)
 
+    def _parts_by_quality(self) -> list[Candidate]:
+        """Return the forms with some modules in float; those of the best forms first, which need the fewest modules."""
+
+        def loss(candidate: Candidate) -> float:
+            facts = self.state.facts(candidate.part_of)
+            return math.inf if facts is None or facts.sqnr_db is None else -facts.sqnr_db
+
+        return sorted((candidate for candidate in self.plan if candidate.part_of), key=loss)
+
     def _measure_mixed_form(self, candidate: Candidate) -> bool:
         """Build and measure a form with some modules in float, if the whole form is fast enough but too inexact.
 
@@ -302,11 +309,15 @@ class Contest:
     def _run_race(
         self, name: str, candidates: Sequence[Candidate], rungs: Sequence[int] | None = None, begun: str = ""
     ) -> Race:
-        """Run or resume a race of candidates without a failure; turns of the race named ``begun`` are reused."""
+        """Run or resume a race of candidates without a failure; turns of the race named ``begun`` are reused.
+
+        On a simulated device, whose times say nothing, no turn is run.
+        """
         runnable = [candidate for candidate in candidates if self.state.failure(candidate.name) is None]
         size = self._shared_values.block
         race = Race(name, runnable, self.state, size, self._is_time_up, self.progress, rungs or RUNGS, begun)
-        race.run(self._running, self._built_model)
+        if not self.options.is_simulated:
+            race.run(self._running, self._built_model)
         return race
 
     def _race_placements(self, race: Race, best: Candidate) -> tuple[Race, Candidate, str]:

@@ -107,7 +107,7 @@ class MixedVariants:
         """Return True if a form outside the quality limit is better by the target than every form within the limit."""
         pairs = [(rival, measures) for rival in self.plan if (measures := self.state.facts(rival.name)) is not None]
         acceptable = [pair for pair in pairs if not self.limits.reason_excluded(*pair)]
-        if self.limits.options.target == "size":
+        if self.limits.options.decides_by_size:
             return all(facts.size_bytes < measures.size_bytes for _, measures in acceptable)
         times = times_of_runs(self.state.turns(FORMATS), self.plan)
         names = [rival.name for rival, _ in acceptable if times.get(rival.name)]

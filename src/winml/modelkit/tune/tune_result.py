@@ -240,7 +240,7 @@ class Answer:
         candidate = next(candidate for candidate in self.candidates if candidate.name == choice.winner)
         latency, facts = self._find_latency(candidate), self.state.facts(choice.winner)
         reasons = []
-        if latency is not None and latency.ratio is not None and not self.options.is_simulated:
+        if latency is not None and latency.ratio is not None:
             reasons.append(f"{latency.ratio.value:.2f} of the time of the plain file{_ratio_ends(latency.ratio)}")
         if facts is not None and facts.sqnr_db is not None and choice.winner != PLAIN:
             quality = sqnr_words(facts.sqnr_db)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
-from winml.modelkit.errors import ConfigError, ModelPathError, UsageError, opt
+from winml.modelkit.errors import ConfigError, MissingOutputError, ModelPathError, UsageError, opt
 from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, MODEL_SUFFIX, ONLY_PART
 from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interruptions_beside, planned_data, planned_file
@@ -280,7 +280,7 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
             return self.output, ()
         output = self.default_output(model)
         if output is None:
-            raise UsageError("no output is specified", hint="Specify the file or folder to write with -o.")
+            raise MissingOutputError("no output is specified", hint="Specify the file or folder to write with -o.")
         return output, (f"Without -o, the output is {output}.",)
 
     def _plan_part(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.errors import TaskError, spell_flag
+from winml.modelkit.errors import StageError, TaskError, UsageError, spell_flag
 from winml.modelkit.fields import command_words
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, DECODER, VAE_DECODER, files_folder
 from winml.modelkit.ort.execution_providers import library_words
@@ -50,19 +50,41 @@ def _with_library(words: Sequence[str]) -> list[str]:
     return [*words, *(library_words(words[words.index(ep) + 1]) if ep in words else [])]
 
 
-def timing_command(source: Path, result: Path) -> str:
+def timing_command(source: Path, result: Path, ep: str | None = None) -> str:
     """Return the command that measures a model in alternation with its source.
 
-    A compiled file, a model of several parts and a model of bfloat16 are measured or described alone.
+    A compiled file, a model of several parts and a model of bfloat16 are measured or described alone; a model for a
+    provider that is not installed is described.
+
+    Args:
+        source: The source.
+        result: File or folder made of it.
+        ep: Execution provider that the result is for; None: any.
     """
     from winml.modelkit.ort.execution_providers import provider_options_of
 
     files = model_files(result)
+    if ep is not None:
+        words = [spell_flag("ep"), ep]
+        if not _is_installed(ep):
+            return measuring_command("inspect", [files[0]], words)
+        return measuring_command("perf", [source, result] if len(files) == 1 else [result], words)
     if _has_bfloat16(*files):  # the CPU cannot run it
         return measuring_command("inspect", [result], [])
     if provider_words := shlex.split(provider_options_of(files[0])):
         return measuring_command("perf", [result], provider_words)
     return measuring_command("perf", [source, result] if len(files) == 1 else [result], [])
+
+
+def _is_installed(ep: str) -> bool:
+    """Return True if an execution provider can be used on this machine."""
+    from winml.modelkit.ort.devices import choose_provider
+
+    try:
+        choose_provider(ep, None, {})
+    except (StageError, UsageError):
+        return False
+    return True
 
 
 def diverging_command(reference: str | Path, candidate: str | Path, data: Mapping[str, Any]) -> str:

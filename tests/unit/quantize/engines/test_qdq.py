@@ -343,3 +343,30 @@ def test_weight_that_blocks_do_not_divide_is_noted() -> None:
     assert note.startswith("1 product ")
     assert "depth of 48" in note
     assert " 16 does" in note
+
+
+def test_range_of_16_bits_ends_at_the_bounds_of_a_clip() -> None:
+    """Other data exceeds the range of the samples, but no bounds: QNN takes Conv and Clip as one unit only then."""
+    constants = "float low = {0.0}, float high = {6.0}, float[1, 3, 6, 6] a"
+    nodes = "a = Conv (x, w1) y = Clip (a, low, high)"
+    body = f"m (float[1, 2, 8, 8] x) => (float[1, 3, 6, 6] y) <{constants}> {{ {nodes} }}"
+    model = tagged_graph(body, ("/M", "/M"), {"w1": (3, 2, 3, 3)})
+    result = quantized(model, [{"x": 9 * IMAGE}], precision="w8a16", ep="qnn")
+    clip = next(node for node in result.model.graph if node.op_type == "Clip")
+    [converted] = [node for node, _ in clip.outputs[0].uses() if node.op_type == "QuantizeLinear"]
+    scale = converted.inputs[1].const_value  # type: ignore[union-attr]
+    np.testing.assert_allclose(scale.numpy(), 6 / 65535, rtol=1e-6)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("operator", "axis"), [("Conv", 0), ("ConvTranspose", 1)])
+def test_convolution_of_4_bits_has_a_scale_for_each_output_channel(operator: str, axis: int) -> None:
+    """A provider runs only formats that a graph asked for, so transposed convolutions are asked for, too."""
+    body = f"agraph (float[1,4,6,6] x) => (float[1,N,H,H] y) {{ y = {operator} (x, w) }}"
+    shape = (4, 4, 3, 3) if operator == "Conv" else (4, 6, 3, 3)
+    model = tagged_graph(body, ["/M"], {"w": shape})
+    samples = [{"x": np.random.default_rng(0).standard_normal((1, 4, 6, 6)).astype(np.float32)}]
+    result = quantized(model, samples, precision="w4a16", ep="qnn")
+    layer = next(node for node in result.model.graph if node.op_type == operator)
+    weight = layer.inputs[1].producer()  # type: ignore[union-attr]
+    assert weight is not None
+    assert (axis, (shape[axis],)) == (weight.attributes.get_int("axis"), tuple(weight.inputs[1].shape or ()))  # type: ignore[union-attr]

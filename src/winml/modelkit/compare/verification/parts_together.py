@@ -397,10 +397,11 @@ class _VisionLanguageParts(TextParts):
         if reason := reason_against(decoder):
             return reason
         tokens, mask = self._create_prompt(seed, is_padded=any(spec.first_values for spec in decoder.inputs))
-        room = decoder.most_tokens
+        cache_length = held_tokens(decoder)
+        room = decoder.most_tokens if cache_length is None else cache_length + 1
         free = room - tokens.shape[1] - SECOND_PROMPT if room is not None else NEW_TOKENS
         if free < 1:
-            return f"the model has only {room} positions"
+            return f"the decoder has room for only {room} tokens"
         places = [value for value, _ in self._place_runs]
         is_place = torch.isin(tokens, torch.tensor(places))
         images = self._create_images(seed, len(tokens))

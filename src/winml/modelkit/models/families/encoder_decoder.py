@@ -35,6 +35,7 @@ from winml.modelkit.models.caches.inputs import PAST_KEY, refuse_beyond_position
 from winml.modelkit.models.caches.layout import CacheLayout, EncoderDecoderLayout, cache_field
 from winml.modelkit.models.checkpoints.config import CheckpointConfig
 from winml.modelkit.models.families.family import FoundParts, PartAxes, divided_axes, open_keys, part_of_decision
+from winml.modelkit.models.families.image_features import has_image_code, with_whole_prompt
 from winml.modelkit.models.inputs.decision import (
     AxisMeanings,
     InputDecision,
@@ -271,12 +272,15 @@ def encoder_decoder_parts(
     """
     if task not in _TASKS:
         return FoundParts()
-    base = decide_plain_inputs(model, checkpoint, task, request)
+    whole = with_whole_prompt(request) if has_image_code(model) else request
+    base = decide_plain_inputs(model, checkpoint, task, whole)
     inner: _InnerDecoder | str | None = None
     if all(spec.name != DECODER_TOKENS for spec in base.inputs):
-        inner = _find_inner_decoder(model, base, request)
+        inner = _find_inner_decoder(model, base, whole)
         if inner is None:
             return FoundParts()
+    if whole is not request:
+        base = decide_plain_inputs(model, checkpoint, task, request)  # refuses fewer tokens than an image takes
     if not request.cache or request.input_specs is not None:
         origin = spell(request.specs_origin)
         manifest_note = f"Exported as one graph, as {origin} describes it: every run encodes and reads all tokens."

@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -20,6 +20,9 @@ from winml.modelkit.models.families.image_grids import UnsplitTensors, computed_
 from winml.modelkit.models.inputs.shape_run import run_on_shapes
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.shared_settings import attribute_replaced
+
+if TYPE_CHECKING:
+    from winml.modelkit.models.request import ModelRequest
 
 
 @dataclass(frozen=True)
@@ -310,6 +313,17 @@ class ImageCode:
 def has_image_code(model: object) -> bool:
     """Return True if a model computes image features that replace placeholder tokens."""
     return hasattr(_find_owner(model), FEATURES_METHOD) and callable(getattr(model, "get_decoder", None))
+
+
+def with_whole_prompt(request: ModelRequest) -> ModelRequest:
+    """Return a request without the number of tokens if it is one: the decoder then reads single tokens.
+
+    The embeddings of a prompt with images are computed before, in one run.
+    """
+    shape = request.shape_config
+    if shape is None or request.fixed_sizes.get("sequence_length") != 1:
+        return request
+    return replace(request, shape_config=shape.model_copy(update={"sequence_length": None}))
 
 
 def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageCode | str:

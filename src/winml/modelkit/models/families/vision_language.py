@@ -36,6 +36,7 @@ from winml.modelkit.models.families.image_features import (
     calls_of,
     find_image_code,
     has_image_code,
+    with_whole_prompt,
 )
 from winml.modelkit.models.families.image_grids import reads_grids, with_open_grids
 from winml.modelkit.models.inputs.decision import InputDecision
@@ -189,7 +190,7 @@ def _find_parts(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
 ) -> family.FoundParts:
     """Return the three parts of a model, or notes with the reason for a single graph."""
-    base = decide_plain_inputs(model, checkpoint, task, request)
+    base = decide_plain_inputs(model, checkpoint, task, with_whole_prompt(request))
     inputs = {spec.name: spec for spec in base.inputs}
     if "decoder_input_ids" in inputs:
         return family.FoundParts()
@@ -328,7 +329,9 @@ class _DividedModel:
         notes = (*self.base.notes, _WITHOUT_IMAGES)
 
         def open_decision(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
-            return self._open_sizes(decision, (_BATCH_KEY, _SEQUENCE_KEY), dynamic)
+            fixed = {key for key in self.request.fixed_sizes if key != _SEQUENCE_KEY or not self._reads_single_tokens}
+            by_default = (_BATCH_KEY, _SEQUENCE_KEY)
+            return family.open_keys(decision, dynamic, by_default, fixed, self.request.left_open)
 
         return family.PartAxes(replace(decision, notes=notes), open_decision, {})
 
@@ -408,7 +411,16 @@ class _DividedModel:
             # The minimum length of a prompt with image tokens does not apply to later steps.
             bounds[_SEQUENCE_KEY] = replace(limit, min=1)
         meanings = replace(decision.meanings, keys=keys, bounds=bounds)
-        return replace(decision, inputs=(*vectors, *decision.inputs[1:], *kinds, *positions), meanings=meanings)
+        inputs = (*vectors, *decision.inputs[1:], *kinds, *positions)
+        if self._reads_single_tokens:
+            meanings = replace(meanings, sizes={**meanings.sizes, _SEQUENCE_KEY: 1})
+            inputs = tuple(_with_one_token(spec, keys[spec.name]) for spec in inputs)
+        return replace(decision, inputs=inputs, meanings=meanings)
+
+    @property
+    def _reads_single_tokens(self) -> bool:
+        """True if the user requests a decoder of one token per run."""
+        return self.request.fixed_sizes.get(_SEQUENCE_KEY) == 1
 
     def refuse_cut_images(self) -> None:
         """Refuse a fixed number of tokens per run if all tokens of an image must be in one run.
@@ -448,3 +460,9 @@ class _DividedModel:
     ) -> InputDecision:
         """Make default sizes dynamic unless the user gave a number, and all requested axes."""
         return family.open_keys(decision, dynamic, by_default, self.request.fixed_sizes, self.request.left_open)
+
+
+def _with_one_token(spec: InputTensorSpec, keys: tuple[str | None, ...]) -> InputTensorSpec:
+    """Return an input of the decoder for one token."""
+    sizes = zip(spec.shape, keys, strict=True)
+    return spec.model_copy(update={"shape": tuple(1 if key == _SEQUENCE_KEY else size for size, key in sizes)})

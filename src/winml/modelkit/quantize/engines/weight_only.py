@@ -29,6 +29,7 @@ from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.files.writing import ReshapedTensor
 from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
 from winml.modelkit.onnx.weights import add_initializer, computed_tensor, drop_unused_initializers
+from winml.modelkit.ort.format_keys import block_product_key
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, INTEGER_ALGORITHMS, Algorithm
 from winml.modelkit.quantize.engines import block_quantizers
 from winml.modelkit.quantize.engines.integer_weights import (
@@ -386,7 +387,7 @@ class Packing:
     def _needs_batch(self, node: ir.Node) -> bool:
         """Return True if the provider runs products of three dimensions only, and the input has two."""
         data, bits = node.inputs[0], self._task.precision.weight_bits
-        two, three = (self._task.provider.is_run(f"MatMulNBits/{bits}/rank {rank}") for rank in (2, 3))
+        two, three = (self._task.provider.is_run(block_product_key(bits, rank)) for rank in (2, 3))
         return data is not None and data.shape is not None and len(data.shape) == 2 and three and not two
 
     def _add_batch(self, node: ir.Node, product: ir.Node) -> ir.Node:
