@@ -10,6 +10,7 @@ import transformers
 from packaging.version import Version
 
 from winml.modelkit.ort.graph_sessions import newest_opset
+from winml.modelkit.ort.kernel_memory import RECORDING_VERSION
 from winml.modelkit.ort.sessions import is_onnxruntime_at_least
 
 TWO_BITS = pytest.mark.skipif(not is_onnxruntime_at_least("1.24"), reason="ONNX Runtime before 1.24 has no 2 bits")
@@ -23,4 +24,7 @@ STACK_TRACE_SETTING = pytest.mark.skipif(
 PICTURES_WITHOUT_TORCHVISION = pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.23") and importlib.util.find_spec("torchvision") is None,
     reason="transformers before 5.23 prepares the pictures of Segformer with torchvision alone",
+)
+KERNEL_MEMORY = pytest.mark.skipif(
+    not is_onnxruntime_at_least(RECORDING_VERSION), reason="this ONNX Runtime does not record the memory of kernels"
 )

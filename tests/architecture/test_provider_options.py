@@ -13,6 +13,7 @@ _OTHERS = {
     "optimize": {"ep", "ep_library"},
     "quantize": {"ep", "ep_library"},
     "sweep": {"ep_library"},  # providers and their options are in its configurations
+    "refit": set(),  # makes files for the target of the build
     "sys": {"ep_library"},  # lists providers
     "cache": set(),  # these run no model, or on the CPU only
     "diff": set(),

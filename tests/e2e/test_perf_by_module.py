@@ -13,6 +13,7 @@ import pytest
 import graphs
 from e2e.in_process import run_here
 from e2e.workplace import Workplace
+from installed_versions import KERNEL_MEMORY
 from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.onnx.files.writing import write_model
 
@@ -98,6 +99,73 @@ def test_by_module_sets_two_models_side_by_side(workplace: Workplace, model: Pat
     assert "other.onnx ms" in (workplace.folder / "pair.html").read_text(encoding="utf-8")
 
 
+@KERNEL_MEMORY
+def test_by_module_with_memory_adds_up(workplace: Workplace, model: Path) -> None:
+    """The weights of the modules are those of the graph, and the uses add up to the growth of the process."""
+    files = ("-o", "memory.json", "--report", "memory.html")
+    done = workplace.winml("perf", model.name, "--by-module", "--memory", "--iterations", "3", *files)
+    assert 0 == done.code, done.err
+    by_module = json.loads((workplace.folder / "memory.json").read_text(encoding="utf-8"))["by_module"]
+    memory, (root,) = by_module["memory"], by_module["tree"]
+    assert 2112 == memory["weights_bytes"] == root["memory"]["weights_bytes"]
+    assert [2112, 0, 0] == [child["memory"]["weights_bytes"] for child in root["children"]]  # Add and Relu are fused
+    peak, process = memory["peak"], memory["process"]
+    held = sum(value["size_bytes"] for value in peak["values"])
+    assert peak["activation_bytes"] == held + peak["reserved_bytes"]
+    assert root["memory"]["peak_bytes"] == held
+    counted = memory["weights_bytes"] + memory["packed_bytes"] + memory["allocator_bytes"]
+    counted += peak["activation_bytes"] + peak["scratch_bytes"]
+    assert process["growth_bytes"] == counted + process["freed_bytes"] + memory["other_bytes"]
+    for text in (done.out, (workplace.folder / "memory.html").read_text(encoding="utf-8")):
+        assert "growth of the process" in text
+        assert "at the peak" in text
+
+
+SCRIPT = """
+import torch
+class Half(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(32, 32)
+    def forward(self, x):
+        return self.dense(x).relu()
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = Half(), Half()
+    def forward(self, x):
+        return self.second(self.first(x)) + x
+def build():
+    return Net()
+def example_inputs():
+    return {"x": torch.ones(3, 32)}
+"""
+
+
+def test_by_module_beside_pytorch_has_each_module_on_both_sides(workplace: Workplace) -> None:
+    """Times of PyTorch without those of inner modules add up to the forward, and ratios are sorted."""
+    (workplace.folder / "net.py").write_text(SCRIPT, encoding="utf-8")
+    arguments = ("perf", "-m", "net.py:build", "--by-module", "--baseline", "pytorch", "--iterations", "6")
+    done = workplace.winml(*arguments, "-o", "both.json", "--report", "both.html", "-q")
+    assert 0 == done.code, done.err
+    record = json.loads((workplace.folder / "both.json").read_text(encoding="utf-8"))
+    ours, theirs = (side["by_module"]["tree"][0] for side in (record, record["baseline"]))
+    paths = ["first", "second"]
+    assert paths == [child["module"] for child in ours["children"]] == [child["module"] for child in theirs["children"]]
+    parts = theirs["self_ms"] + sum(child["self_ms"] for child in theirs["children"])
+    assert math.isclose(record["baseline"]["by_module"]["kernel_ms"], parts, rel_tol=1e-9)
+    assert all(child["self_ms"] > 0 for child in theirs["children"])
+    ratios = record["baseline"]["ratios"]
+    assert {"", *paths} == {row["module"] for row in ratios}
+    values = [row["ratio"]["value"] for row in ratios]
+    assert values == sorted(values, reverse=True)
+    assert 6 == ratios[0]["ratio"]["pairs"]
+    assert {row["verdict"] for row in ratios} <= {"faster", "slower", "no difference found", "undecided"}
+    assert "PyTorch ms" in done.out
+    assert "PyTorch ms" in (workplace.folder / "both.html").read_text(encoding="utf-8")
+
+
 def test_page_of_two_latencies_needs_no_modules(workplace: Workplace, model: Path) -> None:
     done = workplace.winml("perf", model.name, "--baseline", model.name, "--iterations", "2", "--report", "a.html")
     assert 0 == done.code, done.err
@@ -109,7 +177,10 @@ def test_page_of_two_latencies_needs_no_modules(workplace: Workplace, model: Pat
     [
         (["--depth", "2"], "error: --depth requires --by-module"),
         (["--report", "a.html", "--module", "M"], "error: --report has no effect with --module"),
-        (["--by-module", "--baseline", "pytorch"], "error: --by-module --baseline pytorch: "),
+        (["--memory"], "error: --memory requires --by-module"),
+        (["--by-module", "--memory", "--baseline", "net.onnx"], "error: --baseline has no effect with --memory"),
+        (["--by-module", "--baseline", "pytorch", "--group", "class"], "error: --group has no effect with --by-module"),
+        (["--by-module", "--baseline", "pytorch"], "error: --baseline pytorch: net.onnx does not record the model"),
         (
             ["--by-module", "--trace", "a", "--node-data", "a"],
             "error: --node-data and --trace ",

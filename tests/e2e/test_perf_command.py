@@ -229,7 +229,7 @@ def test_pytorch_baseline_named_in_a_file_is_not_fetched(
         (("net.onnx", "--task", "fill-mask"), 2, ("--task",)),
         (("net.onnx", "--shape-config", '{"btch": 2}'), 2, ("'btch'", "batch")),
         (("net.onnx", "--shape-config", '{"batch": 0}'), 2, ("at least 1",)),
-        (("net.onnx", "--baseline", "neither"), 2, ("ONNX",)),
+        (("net.onnx", "--baseline", "./neither"), 2, ("neither",)),
         (("net.onnx", "--baseline", "missing.onnx"), 2, ("missing.onnx:",)),
         (("net.onnx", "--baseline", "relu.onnx"), 2, ("x, ids",)),
         (("relu.onnx", "--batch-size", "4"), 2, ("batch dimension", "--dynamic-batch")),

@@ -98,6 +98,27 @@ def test_smallest_sufficient_file_wins_and_is_a_build(tuned: Tuned) -> None:
     assert str(folder / "best") == tuned.record["winner"]["folder"]
 
 
+def test_candidate_above_the_peak_cannot_win(tuned: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is applied to the peaks measured before; if no candidate is within it, the error names the least."""
+    shutil.copytree(tuned.folder, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    peaks = {name: row["memory"]["peak_bytes"] for name, row in rows(tuned.record).items() if row["memory"]}
+    forms = [name for name, row in rows(tuned.record).items() if row["status"] in ("won", "right") and "+" not in name]
+    least = min(forms, key=lambda name: peaks[name])
+
+    refused = run_here(*tuned.arguments, "--max-peak", "1kB")
+    done = run_here(*tuned.arguments, "--max-peak", f"{peaks[least]}B")
+
+    assert 1 == refused.code
+    assert min(peaks, key=lambda name: peaks[name]) in refused.err
+    assert 0 == done.code, done.err
+    record = json.loads(done.out)
+    assert least == record["winner"]["name"].partition("+")[0]
+    assert peaks[least] == record["limits"]["max_peak_bytes"]
+    over = [row["status"] for name, row in rows(record).items() if name in forms and peaks[name] > peaks[least]]
+    assert ["wrong"] * len(over) == over
+
+
 def test_config_of_the_winner_reproduces_its_files(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files are equal byte by byte."""
     monkeypatch.chdir(tuned.folder)

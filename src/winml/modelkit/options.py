@@ -213,6 +213,30 @@ def drop_words(drop: Drop) -> str:
     return drop if isinstance(drop, str) else f"{drop:g}"
 
 
+SIZE_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+NUMBER_WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+
+
+def parse_size(text: str, option: str) -> int:
+    """Parse a size with a unit to bytes.
+
+    Args:
+        text: The size, such as ``900MB``.
+        option: The option, for the message.
+
+    Raises:
+        UsageError: number or unit is missing.
+    """
+    match = NUMBER_WITH_UNIT.fullmatch(text.strip())
+    if match is None or match[2] not in SIZE_UNITS or not float(match[1]):
+        hint = "A number with B, kB, MB, GB or TB, such as 900MB."
+        unit = "" if match is None else next((name for name in SIZE_UNITS if name.lower() == match[2].lower()), "")
+        if match is not None and unit not in ("", match[2]):
+            hint = f"Did you mean {match[1]}{unit}?"
+        raise UsageError(f"{option} {text!r}: expected a size", hint=hint)
+    return round(float(match[1]) * SIZE_UNITS[match[2]])
+
+
 def read_json(text_or_path: str | os.PathLike[str], option: str) -> tuple[Any, str]:
     """Read JSON given inline or as a file, or pairs of names and values, which need no quotes in any shell.
 

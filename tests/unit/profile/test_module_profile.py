@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from winml.modelkit.ort.kernel_times import KernelTime, RunProfile
 from winml.modelkit.profile.module_profile import ModuleProfile, charge_modules
+from winml.modelkit.profile.torch_modules import charge_torch_modules, compare_modules
 
 
 def _profile(*kernels: tuple[str, str, float], runs: int = 1) -> RunProfile:
@@ -127,3 +129,19 @@ def test_times_add_up_for_every_tree(kernels: list[tuple[str, int]]) -> None:
     assert pytest.approx(kernel_ms) == sum(module.self_ms for module in profile.modules()) + profile.unattributed_ms
     assert pytest.approx(kernel_ms) == sum(root.total_ms for root in profile.roots) + profile.unattributed_ms
     assert all(module.total_ms >= module.self_ms for module in profile.modules())
+
+
+def test_times_of_pytorch_are_charged_to_the_owner_of_a_fused_module() -> None:
+    """A module without kernels of its own counts for the module that it was fused into, on both sides."""
+    modules = [("/Net", "", "Net"), ("/Net/Conv", "conv", "Conv"), ("/Net/Norm", "norm", "Norm")]
+    session = charge_modules(_profile(("a", "Conv", 1000.0)), {"a": "/Net/Conv"}, modules, {"a": ["/Net/Norm"]})
+    times = _profile(("", "", 500.0), ("conv", "", 2000.0), ("norm", "", 3000.0))
+
+    torch = charge_torch_modules(times, session)
+    ratios = {row.tag: row for row in compare_modules(session, torch, 1)}
+
+    assert {"/Net": 5.5, "/Net/Conv": 5.0, "/Net/Norm": 0.0} == {row.tag: row.total_ms for row in torch.modules()}
+    assert ratios["/Net/Norm"].ratio is None
+    assert ratios["/Net/Conv"].ratio is not None
+    assert math.isclose(0.2, ratios["/Net/Conv"].ratio.value)
+    assert "undecided" == ratios["/Net/Conv"].verdict  # one pair of runs has no interval

@@ -18,6 +18,14 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+def return_freed_memory() -> None:
+    """Return freed memory to the system, which the C library otherwise keeps; only glibc can."""
+    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
+        import ctypes
+
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def peak_bytes() -> int:
     """Return the largest resident memory since the process started, in bytes."""
     if sys.platform == "win32":

@@ -22,7 +22,7 @@ from winml.modelkit.onnx.files.output_files import write_error
 
 _KERNEL_SUFFIX = "_kernel_time"
 """Specified: the suffix of a node's name in the event of its kernel."""
-_RUN_EVENT = "model_run"
+RUN_EVENT = "model_run"
 """Specified: the event that spans one call of ``InferenceSession.run``."""
 _BARE_NAME = re.compile(r'(?<="ph" : "X","name" :)"(.*?)"(?=,"args" : \{)', re.DOTALL)
 """Measured: how an event of ONNX Runtime 1.23 names a node, with no quote, backslash or line end escaped."""
@@ -75,9 +75,9 @@ def read_profile(path: Path, *, counted_runs: int | None = None) -> RunProfile:
         MeasureError: the profile contains no kernel, because the execution provider records none; or is no JSON.
         WriteError: the profile is truncated, as on a full disk.
     """
-    events = [event for event in _read_events(path) if event.get("ph") == "X"]
-    runs = sorted((event for event in events if event["name"] == _RUN_EVENT), key=_start_us)
-    kernels = [event for event in events if event.get("cat") == "Node" and event["name"].endswith(_KERNEL_SUFFIX)]
+    events = [event for event in read_events(path) if event.get("ph") == "X"]
+    runs = sorted((event for event in events if event["name"] == RUN_EVENT), key=_start_us)
+    kernels = list(filter(is_kernel, events))
     if not runs or not kernels:
         raise MeasureError(
             "the ONNX Runtime profile contains no kernels: the execution provider does not record them",
@@ -94,7 +94,7 @@ def read_profile(path: Path, *, counted_runs: int | None = None) -> RunProfile:
     return RunProfile(tuple(kernel_times), tuple(float(event["dur"]) for event in runs[skipped_runs:]))
 
 
-def _read_events(path: Path) -> list[dict[str, Any]]:
+def read_events(path: Path) -> list[dict[str, Any]]:
     """Read the events; names that make the file invalid JSON are escaped first.
 
     Raises:
@@ -115,6 +115,16 @@ def _read_events(path: Path) -> list[dict[str, Any]]:
                 hint="Node names may be the cause: newer versions of ONNX Runtime escape them.",
             ) from error
     return events
+
+
+def is_kernel(event: Mapping[str, Any]) -> bool:
+    """Return True for the event of a kernel."""
+    return event.get("cat") == "Node" and str(event["name"]).endswith(_KERNEL_SUFFIX)
+
+
+def kernel_node(event: Mapping[str, Any]) -> str:
+    """Return the name of the node of a kernel event."""
+    return str(event["name"]).removesuffix(_KERNEL_SUFFIX)
 
 
 def _start_us(event: Mapping[str, Any]) -> float:
@@ -158,7 +168,7 @@ def _parse_kernel(event: Mapping[str, Any], run: int, inner_us: float) -> Kernel
     """Parse the event of a kernel; ``inner_us`` is the time of kernels directly inside."""
     details = event.get("args", {})
     return KernelTime(
-        node=event["name"].removesuffix(_KERNEL_SUFFIX),
+        node=kernel_node(event),
         op_type=str(details.get("op_name", "")),
         run=run,
         start_us=_start_us(event),

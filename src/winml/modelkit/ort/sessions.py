@@ -72,6 +72,7 @@ class Session:
         threads: int | None = None,
         profile_prefix: str | os.PathLike[str] | None = None,
         optimized_path: str | os.PathLike[str] | None = None,
+        memory_path: str | os.PathLike[str] | None = None,
         data_folder: str | os.PathLike[str] | None = None,
         name: str = "",
         source: Path | None = None,
@@ -92,6 +93,7 @@ class Session:
             threads: Number of threads per operator; None: ONNX Runtime's default.
             profile_prefix: Record every kernel of every run in a file with this path prefix; see :meth:`end_profile`.
             optimized_path: Write the optimized graph to this file.
+            memory_path: Write the memory of each node to this table when the session is closed.
             data_folder: Folder of the data files of a model passed as bytes.
             name: Name of a model passed as bytes, for messages.
             source: File that a model passed as bytes was read from: if loading fails, its data is checked for damage.
@@ -137,7 +139,7 @@ class Session:
                 _refuse_crashing_model(sent, settings, self.name, self._weights)
                 self.check_seconds += time.perf_counter() - started
             options = settings.options()
-            _request_files(options, profile_prefix, optimized_path)
+            _request_files(options, profile_prefix, optimized_path, memory_path)
             if shares_contexts:
                 options.add_session_config_entry(SHARE_CONTEXTS, "1")
             if self._weights:
@@ -604,8 +606,11 @@ def _request_files(
     options: ort.SessionOptions,
     profile_prefix: str | os.PathLike[str] | None,
     optimized_path: str | os.PathLike[str] | None,
+    memory_path: str | os.PathLike[str] | None,
 ) -> None:
     """Set the files that a session writes, in place."""
+    if memory_path is not None:
+        options.add_session_config_entry("session.collect_node_memory_stats_to_file", os.fspath(memory_path))
     if profile_prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = os.fspath(profile_prefix)

@@ -41,17 +41,36 @@ from winml.modelkit.ort.device_trace import (
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.execution_providers import short_name
 from winml.modelkit.ort.host import resident_bytes
+from winml.modelkit.ort.kernel_memory import RunMemory, read_memory
 from winml.modelkit.ort.kernel_times import KernelTime, RunProfile, read_device_profile, read_profile
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.latency import LatencyOptions, LatencyResult, Progress, measure_latency
+from winml.modelkit.profile.memory import ExecutedGraph, charge_memory, measure_growth
+from winml.modelkit.profile.memory_records import MemoryGrowth, ModuleMemory
 from winml.modelkit.profile.module_profile import (
     ModuleProfile,
     charge_modules,
     kernel_times_ms,
 )
-from winml.modelkit.profile.module_records import MeasuredModule, ModulePerfResult, ProfiledDecoder, ProfiledModules
+from winml.modelkit.profile.module_records import (
+    ComparedProfiles,
+    MeasuredModule,
+    ModulePerfResult,
+    ProfiledDecoder,
+    ProfiledModules,
+    TorchModules,
+    TorchPhase,
+)
+from winml.modelkit.profile.perf import PerfOptions, PyTorchRun, measured_model
 from winml.modelkit.profile.records import MemoryUse, PerfResult, busy_notes, perf_result, spread_notes
 from winml.modelkit.profile.statistics import DISTURBED
+from winml.modelkit.profile.torch_modules import (
+    ModuleClock,
+    charge_torch_modules,
+    compare_modules,
+    run_alternately,
+    select_runs,
+)
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.tags import address
 from winml.modelkit.tags.carry.carrying import CarryReport, carry_tags
@@ -85,6 +104,7 @@ def profile_by_module(
     options: opened_model.RunOptions,
     latency: LatencyOptions,
     *,
+    memory: bool = False,
     progress: Progress | None = None,
 ) -> ProfiledModules | ProfiledDecoder:
     """Measure a model by module; a decoder with a KV cache with a prompt and a step, in separate sessions.
@@ -94,23 +114,111 @@ def profile_by_module(
         options: Run options. For a decoder, the size of tokens or cache is the length of the prompt; both sizes, or
             values from a file, are run once as for other models.
         latency: Number of runs of each.
+        memory: Also measure the memory of each module.
         progress: Called between runs with the number and the share of finished runs.
 
     Raises:
         UsageError: as in :func:`profile_modules`, or the prompt exceeds the positions of the model.
         StageError: as in :func:`profile_modules`.
     """
+
+    def profile_phase(run: opened_model.RunOptions, phase_progress: Progress | None) -> ProfiledModules:
+        return profile_modules(path, run, latency, memory=memory, progress=phase_progress)
+
+    return _profile_phases(path, options, profile_phase, progress)
+
+
+def _profile_phases(
+    path: Path,
+    options: opened_model.RunOptions,
+    measure: Callable[[opened_model.RunOptions, Progress | None], ProfiledModules],
+    progress: Progress | None,
+) -> ProfiledModules | ProfiledDecoder:
+    """Profile a model once; a decoder with a KV cache with a prompt, then with a step."""
     tokens = None if options.input_data is not None else decoder_tokens(inputs_of_file(path), options.sizes)
     if tokens is None:
-        return profile_modules(path, options, latency, progress=progress)
+        return measure(options, progress)
     prompt_run = replace(options, decoding=DecoderRun(tokens, 0))
-    prompt = profile_modules(path, prompt_run, latency, progress=_scale_progress(progress, 0, 2, 0))
+    prompt = measure(prompt_run, _scale_progress(progress, 0, 2, 0))
     assert prompt.result.decoding is not None
     step_run = replace(options, decoding=DecoderRun(1, prompt.result.decoding.tokens))
     runs = 2 * len(prompt.result.latency.samples_ms)
-    return ProfiledDecoder(
-        prompt, profile_modules(path, step_run, latency, progress=_scale_progress(progress, 1, 2, runs))
-    )
+    return ProfiledDecoder(prompt, measure(step_run, _scale_progress(progress, 1, 2, runs)))
+
+
+def profile_beside_pytorch(
+    path: Path,
+    options: PerfOptions,
+    *,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> ComparedProfiles:
+    """Measure a model and its PyTorch model in alternation: the whole models, then their modules.
+
+    Args:
+        path: The ONNX file.
+        options: Run options, number of runs, and the baseline: a PyTorch model.
+        progress: Called between runs with the number and the share of finished runs.
+        tell: Called with messages on the preparation of the PyTorch model.
+
+    Raises:
+        UsageError: as in :func:`profile_modules`, the model has other inputs, or it is not on this machine.
+        StageError: as in :func:`profile_modules`, or the PyTorch model cannot be loaded or run.
+    """
+    phases: list[TorchPhase] = []
+
+    def profile_phase(run: opened_model.RunOptions, phase_progress: Progress | None) -> ProfiledModules:
+        profiled, torch = _profile_torch_phase(path, replace(options, run=run), phase_progress, tell)
+        phases.append(torch)
+        return profiled
+
+    model = _profile_phases(path, options.run, profile_phase, progress)
+    named = model.phases
+    torch = TorchModules(dict(zip(named, phases, strict=True)))
+    return ComparedProfiles([*named.values()][-1].result, model, torch, {}, {})
+
+
+def _profile_torch_phase(
+    path: Path, options: PerfOptions, progress: Progress | None, tell: Callable[[str], None] | None
+) -> tuple[ProfiledModules, TorchPhase]:
+    """Measure a model and its PyTorch model in alternation at fixed sizes, then the modules of both."""
+    before, provider = read_structure(path), options.run.choose_provider()
+    if provider.provider.compiles:
+        raise UsageError(
+            f"{opt.by_module} {opt.baseline}: {provider.provider.name} "
+            "compiles the graph, so that its times are not those of this processor",
+            hint=f"Compare with PyTorch on the CPU: {opt.ep} cpu.",
+        )
+    refuse_compiled_modules(before, path)
+    refuse_cycles(before, path)
+    tree = _read_module_tree(before, path)
+    clock = ModuleClock()
+    with temporary_folder() as folder, flat_file(path) as flat:
+        files = {"profile_prefix": folder / "profile", "optimized_path": folder / "executed.onnx"}
+
+        def run_both(run: opened_model.RunOptions) -> tuple[PerfResult, Path, list[int], int]:
+            paths = {module.path for module in tree.modules}
+            with measured_model(flat, replace(options, run=run), _scale_progress(progress, 0, 2, 0), tell) as (
+                result,
+                torch_run,
+            ):
+                assert isinstance(torch_run, PyTorchRun)
+                count = len(result.latency.samples_ms)
+                with (
+                    opened_model.prepared_model(flat, run, provider, **files) as prepared,
+                    clock.timing(torch_run.model, paths),
+                ):
+                    half = _scale_progress(progress, 1, 2, count)
+                    counted, block = run_alternately((prepared.run, torch_run), count, options.latency.warmup, half)
+                return result, prepared.opened.session.end_profile(), counted, block
+
+        result, profile_path, counted, block = opened_model.run_at_fitting_sizes(flat, options.run, run_both)
+        measured = select_runs(read_profile(profile_path), counted)
+        executed = _read_executed(files["optimized_path"])
+    result = replace(result, model_bytes=path.stat().st_size)
+    profiled = _charge_to_modules(result, (before, executed), path, tree, measured, None)
+    torch = charge_torch_modules(select_runs(clock.profile(), counted), profiled.profile)
+    return profiled, TorchPhase(torch, compare_modules(profiled.profile, torch, block))
 
 
 def profile_modules(
@@ -118,6 +226,7 @@ def profile_modules(
     options: opened_model.RunOptions,
     latency: LatencyOptions,
     *,
+    memory: bool = False,
     progress: Progress | None = None,
 ) -> ProfiledModules:
     """Measure a model, then profile it with ONNX Runtime, and assign every kernel to its module.
@@ -126,6 +235,7 @@ def profile_modules(
         path: The ONNX file.
         options: Run options.
         latency: Number of runs.
+        memory: Also measure the memory of each module, on a provider that records it.
         progress: Called between runs with the number and the share of finished runs.
 
     Raises:
@@ -145,19 +255,31 @@ def profile_modules(
     with temporary_folder() as folder, flat_file(path) as flat:
         executed_path = folder / "executed.onnx"
         files = {"profile_prefix": folder / "profile", "optimized_path": executed_path}
-        result, profiled, profile_path = opened_model.run_at_fitting_sizes(
+        if memory:
+            files["memory_path"] = folder / "memory.csv"
+        result, profiled, profile_path, growth = opened_model.run_at_fitting_sizes(
             flat, options, lambda fitting: _profiled_run(flat, fitting, latency, files, progress)
         )
         measured = read_profile(profile_path, counted_runs=len(profiled.samples_ms))
-        if not executed_path.is_file():
-            raise MeasureError(
-                "ONNX Runtime did not write the graph it executed, so kernels cannot be matched to nodes",
-                hint=f"Profile on a different execution provider: {opt.ep} cpu.",
-            )
-        executed = read_structure(executed_path)
+        executed = _read_executed(executed_path)
+        run_memory = None if growth is None else (read_memory(profile_path, files["memory_path"]), growth)
     notes = (*result.notes, *busy_notes({"the model with profiling": profiled}))
     result = replace(result, model_bytes=path.stat().st_size, notes=notes)
-    return _charge_to_modules(result, (before, executed), path, tree, measured)
+    return _charge_to_modules(result, (before, executed), path, tree, measured, run_memory)
+
+
+def _read_executed(path: Path) -> onnx.ModelProto:
+    """Read the graph that a session executed.
+
+    Raises:
+        MeasureError: the session did not write it.
+    """
+    if not path.is_file():
+        raise MeasureError(
+            "ONNX Runtime did not write the graph it executed, so kernels cannot be matched to nodes",
+            hint=f"Profile on a different execution provider: {opt.ep} cpu.",
+        )
+    return read_structure(path)
 
 
 def read_weight_bytes(path: Path) -> dict[str, int]:
@@ -330,11 +452,12 @@ def _profiled_run(
     latency: LatencyOptions,
     files: Mapping[str, Path],
     progress: Progress | None,
-) -> tuple[PerfResult, LatencyResult, Path]:
-    """Run the model without profiling, then with profiling.
+) -> tuple[PerfResult, LatencyResult, Path, MemoryGrowth | None]:
+    """Run the model without profiling, then with profiling, and again for the growth of the process.
 
     Returns:
-        Measurement without profiling, latency with profiling, and path of the profile. Both sessions are closed.
+        Measurement without profiling, latency with profiling, path of the profile, and growth of the process if the
+        memory of nodes is written. All sessions are closed.
     """
     provider = options.choose_provider()
     with opened_model.prepared_model(path, options, provider) as prepared:
@@ -347,7 +470,8 @@ def _profiled_run(
     with opened_model.prepared_model(path, options, provider, **files) as prepared:
         profiled = measure_latency(prepared.run, latency, _scale_progress(progress, 1, 2, counted))
         profile = prepared.opened.session.end_profile()
-    return result, profiled, profile
+    del prepared
+    return result, profiled, profile, measure_growth(path, options) if "memory_path" in files else None
 
 
 def _read_module_tree(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
@@ -374,6 +498,7 @@ def _charge_to_modules(
     path: Path,
     tree: OnnxTree,
     measured: RunProfile,
+    run_memory: tuple[RunMemory, MemoryGrowth] | None,
 ) -> ProfiledModules:
     """Assign the kernels of the executed graph to modules.
 
@@ -383,9 +508,10 @@ def _charge_to_modules(
         path: The measured file.
         tree: Its modules.
         measured: Times of the kernels.
+        run_memory: Memory of the kernels, and growth of the process.
     """
     before, executed = structures
-    charged = _charge_kernels(before, executed, path, tree, measured)
+    charged = _charge_kernels(before, executed, path, tree, measured, run_memory)
     original, profile, report = charged.original, charged.profile, charged.report
     notes = (*result.notes, _overhead_note(result, profile), *tree.notes, *_source_notes(tree), *report.notes)
     return ProfiledModules(
@@ -395,6 +521,7 @@ def _charge_to_modules(
         carried=report,
         graph_name=original.graph.name or "",
         node_ms=_node_times(original, charged.executed, profile),
+        memory=charged.memory,
     )
 
 
@@ -405,10 +532,16 @@ class _ChargedKernels(NamedTuple):
     executed: ir.Model
     profile: ModuleProfile
     report: CarryReport
+    memory: ModuleMemory | None
 
 
 def _charge_kernels(
-    before: onnx.ModelProto, executed_proto: onnx.ModelProto, path: Path, tree: OnnxTree, measured: RunProfile
+    before: onnx.ModelProto,
+    executed_proto: onnx.ModelProto,
+    path: Path,
+    tree: OnnxTree,
+    measured: RunProfile,
+    run_memory: tuple[RunMemory, MemoryGrowth] | None = None,
 ) -> _ChargedKernels:
     """Transfer the tags of a file to its executed graph, and assign the kernels to modules.
 
@@ -418,18 +551,23 @@ def _charge_kernels(
         path: The measured file.
         tree: Its modules.
         measured: Times of the kernels.
+        run_memory: Memory of the kernels, and growth of the process; ``None``: not measured.
     """
     original, executed = graph_of(before, path), graph_of(executed_proto, path)
     _write_tree_tags(original, tree)
     report = carry_tags(original, executed)
     modules = {module.path: module.tag for module in reversed(tree.modules)}
+    tags = _tags_by_name(executed, report)
+    graph = ExecutedGraph(executed_proto, tags, tree)
+    memory = None if run_memory is None else charge_memory(graph, *run_memory)
     profile = charge_modules(
         measured,
-        _tags_by_name(executed, report),
+        tags,
         [(module.tag, module.path, module.class_name) for module in tree.modules],
         _fused_modules(executed, modules),
+        None if memory is None else memory.modules,
     )
-    return _ChargedKernels(original, executed, profile, report)
+    return _ChargedKernels(original, executed, profile, report, memory)
 
 
 class ProfiledKernels(NamedTuple):

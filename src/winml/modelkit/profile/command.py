@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         ProfiledDecoder,
         ProfiledModules,
     )
-    from winml.modelkit.report.document import Document
     from winml.modelkit.verbs.answers import AnswerPlan
 
 
@@ -206,18 +205,9 @@ def _show_by_module(
     """Write the files, and show where the time goes."""
     from winml.modelkit.profile.chrome_trace import chrome_trace_json
     from winml.modelkit.profile.module_records import ComparedProfiles
-    from winml.modelkit.profile.module_table import compared_document, profile_document
     from winml.modelkit.profile.node_data import profile_node_data
 
     profiled = measured.model if isinstance(measured, ComparedProfiles) else measured
-
-    def document(**view: Any) -> Document:
-        return (
-            compared_document(measured, **view)
-            if isinstance(measured, ComparedProfiles)
-            else profile_document(measured, **view)
-        )
-
     by_class = request.group == "class"
     (model,) = plan.subject.models.values() if len(plan.subject.models) == 1 else (None,)
     following = _next_step(model.path if model is not None else None, options, counts_nodes=True)
@@ -225,8 +215,8 @@ def _show_by_module(
         measured.as_record(depth=request.depth),
         plan.files,
         options,
-        lambda: document(depth=request.depth, top=request.top, by_class=by_class).with_rows(following.items()),
-        report=lambda page: _streams.page_text(document(), page, plan.files),
+        lambda: measured.document(depth=request.depth, top=request.top, by_class=by_class).with_rows(following.items()),
+        report=lambda page: _streams.page_text(measured.document(), page, plan.files),
         node_data=lambda _path: profile_node_data(profiled),
         trace=lambda _path: chrome_trace_json(profiled),
     )

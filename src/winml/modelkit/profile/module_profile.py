@@ -13,21 +13,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from winml.modelkit.ort.kernel_times import KernelTime, RunProfile
+from winml.modelkit.profile.memory_records import ModuleBytes, sum_memory
 from winml.modelkit.profile.statistics import middle_mean
+from winml.modelkit.records import Record, entry
 from winml.modelkit.tags import address
 
 _MS = 1000.0
 """Microseconds in a millisecond."""
 
 
-@dataclass(frozen=True)
-class ModuleTime:
+class ModuleTime(Record):
     """Time of one module."""
 
     tag: str
-    path: str
+    path: str = field(metadata=entry("module"))
     """Dotted module path; ``""`` for the root or an unknown path."""
-    class_name: str
+    class_name: str = field(metadata=entry("class"))
     self_ms: float
     """Time of the module's own kernels."""
     total_ms: float
@@ -36,7 +37,7 @@ class ModuleTime:
     """Number of the module's own kernels per run."""
     total_kernels: float
     """Number of kernels of the module and its submodules per run."""
-    operators: Mapping[str, float]
+    operators: Mapping[str, float] = field(metadata=entry("operators_ms"))
     """Operator → milliseconds of the module's own kernels, in descending order."""
     output_bytes: int | None
     """Size of the outputs of the module's own kernels in one run; ``None`` if not recorded."""
@@ -44,7 +45,9 @@ class ModuleTime:
     """Size of the weights read by the module's own kernels in one run; ``None`` if not recorded."""
     fused_with: tuple[str, ...] = ()
     """Tags of the other modules fused into its kernels."""
-    children: tuple[ModuleTime, ...] = ()
+    memory: ModuleBytes | None = field(default=None, metadata=entry(omit_none=True))
+    """Memory of the module and its submodules; ``None`` if not measured."""
+    children: tuple[ModuleTime, ...] = field(default=(), metadata=entry(skip=True))
 
     def walk(self) -> Iterator[ModuleTime]:
         """Yield this module and its submodules, parents first."""
@@ -53,11 +56,10 @@ class ModuleTime:
             yield from child.walk()
 
 
-@dataclass(frozen=True)
-class ClassTime:
+class ClassTime(Record):
     """Time of all modules of one class."""
 
-    class_name: str
+    class_name: str = field(metadata=entry("class"))
     instances: int
     self_ms: float
     total_ms: float
@@ -65,7 +67,7 @@ class ClassTime:
     kernels: float
     total_kernels: float
     """Kernels of a module inside another of the same class are counted once."""
-    operators: Mapping[str, float]
+    operators: Mapping[str, float] = field(metadata=entry("operators_ms"))
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ class _TagSum:
     output_bytes: int | None = None
     parameter_bytes: int | None = None
     fused_with: set[str] = field(default_factory=set)
+    memory: ModuleBytes | None = None
 
     def add_time(self, op_type: str, milliseconds: float) -> None:
         self.milliseconds += milliseconds
@@ -168,6 +171,7 @@ def charge_modules(
     tags: Mapping[str, str],
     modules: Sequence[tuple[str, str, str]],
     fused: Mapping[str, Iterable[str]] | None = None,
+    memory: Mapping[str, ModuleBytes] | None = None,
 ) -> ModuleProfile:
     """Assign every kernel to the module of its node.
 
@@ -176,6 +180,7 @@ def charge_modules(
         tags: Name of an executed node → tag; ``""`` for an untagged node.
         modules: (tag, module path, class) of each module, in execution order; missing parents are added.
         fused: Name of a node → tags of the other modules fused into it.
+        memory: Tag → memory of the module without its submodules; ``None`` if not measured.
 
     Returns:
         The module tree. The self times of its modules and ``unattributed_ms`` add up to ``kernel_ms``.
@@ -192,6 +197,9 @@ def charge_modules(
     for kernel in profile.kernels:
         if tag := tags.get(kernel.node, ""):
             sums[tag].add(kernel, (fused or {}).get(kernel.node, ()))
+    if memory is not None:
+        for tag in {*sums, *memory, *(tag for tag, _, _ in modules)} - {""}:
+            sums[tag].memory = memory.get(tag, ModuleBytes())
     unattributed = _sort_by_time(untagged_ms)
     return ModuleProfile(
         roots=_build_tree(sums, modules, runs),
@@ -242,6 +250,7 @@ def _module_time(
         output_bytes=None if tag_sum.output_bytes is None else tag_sum.output_bytes // runs,
         parameter_bytes=None if tag_sum.parameter_bytes is None else tag_sum.parameter_bytes // runs,
         fused_with=tuple(sorted(tag_sum.fused_with)),
+        memory=sum_memory([tag_sum.memory, *(child.memory for child in children)]),
         children=children,
     )
 

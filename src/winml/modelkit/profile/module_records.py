@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from winml.modelkit.ort.device_trace import ModulePlacement
 from winml.modelkit.profile.latency import LatencyResult
+from winml.modelkit.profile.memory_records import ModuleMemory
 from winml.modelkit.profile.module_profile import ModuleProfile, ModuleTime
 from winml.modelkit.profile.records import SCHEMA_VERSION, Measurement, PerfResult
-from winml.modelkit.profile.statistics import Summary
-from winml.modelkit.records import Record, entry, json_value, record_keys
+from winml.modelkit.profile.statistics import Ratio, Summary
+from winml.modelkit.records import Record, entry, json_value, record_keys, recorded
 from winml.modelkit.report.result import Result
 from winml.modelkit.tags.address import ModuleIdentity
 from winml.modelkit.tags.carry.carrying import CarryReport
@@ -132,6 +133,9 @@ class ProfiledModules(Result, document="profile.module_table:profile_document", 
     placement: tuple[ModulePlacement, ...] = ()
     """Nodes of each module on the device, and the reasons of its other nodes; empty if nothing is compiled."""
 
+    memory: ModuleMemory | None = None
+    """Memory by module; ``None`` if not requested."""
+
     @property
     def phases(self) -> Mapping[str, ProfiledModules]:
         """The single phase, without a name."""
@@ -154,7 +158,8 @@ class ProfiledModules(Result, document="profile.module_table:profile_document", 
         times = module_times_record(self.profile, depth=depth)
         origin = {"tree_source": self.tree_source, "nodes_by_way": dict(self.carried.by_way)}
         placement = {"placement": [entry.as_record() for entry in self.placement]} if self.placement else {}
-        return {"by_module": {**times, **origin, **placement}}
+        memory = {} if self.memory is None else {"memory": self.memory.as_record()}
+        return {"by_module": {**times, **memory, **origin, **placement}}
 
 
 @dataclass(frozen=True)
@@ -186,6 +191,54 @@ class ProfiledDecoder(Result, document="profile.module_table:profile_document"):
         return {name: profiled.as_record(depth) for name, profiled in self.phases.items()}
 
 
+class ModuleRatio(Record):
+    """Time of a module in ONNX Runtime beside PyTorch, with the modules inside."""
+
+    tag: str
+    path: str = field(metadata=entry("module"))
+    class_name: str = field(metadata=entry("class"))
+    torch_ms: float
+    model_ms: float
+    ratio: Ratio | None
+    """Ratio of the time in ONNX Runtime to that in PyTorch; ``None`` if the module has no kernels or no time."""
+
+    @property
+    @recorded()
+    def verdict(self) -> str:
+        """``faster`` or ``slower`` in ONNX Runtime, ``no difference found`` or ``undecided``; empty without a ratio."""
+        if self.ratio is None:
+            return ""
+        answer = self.ratio.answer("")
+        return "undecided" if answer.is_undecided else self.ratio.verdict
+
+
+@dataclass(frozen=True)
+class TorchPhase:
+    """Times of modules in PyTorch, measured in alternation with ONNX Runtime."""
+
+    profile: ModuleProfile
+    ratios: tuple[ModuleRatio, ...]
+    """Modules of the file, the largest ratio first."""
+
+    def times_record(self, depth: int | None) -> dict[str, object]:
+        """Return the entries ``by_module`` and ``ratios``."""
+        times = module_times_record(self.profile, depth=depth)
+        return {"by_module": times, "ratios": [ratio.as_record() for ratio in self.ratios]}
+
+
+@dataclass(frozen=True)
+class TorchModules:
+    """Times of modules in PyTorch."""
+
+    phases: Mapping[str, TorchPhase]
+    """Phase of a decoder → its times; empty name for other models."""
+
+    def times_record(self, depth: int | None = None) -> dict[str, object]:
+        """Return the record of the phase, or a record per phase of a decoder."""
+        records = {name: phase.times_record(depth) for name, phase in self.phases.items()}
+        return records[""] if "" in records else dict(records)
+
+
 @dataclass(frozen=True)
 class ComparedProfiles(Result, document="profile.module_table:compared_document", rows="by_module.tree"):
     """Latency of a model and of a baseline in alternation, and the times of their modules, profiled one after the
@@ -195,14 +248,16 @@ class ComparedProfiles(Result, document="profile.module_table:compared_document"
     result: PerfResult
     """Measurement of both without profiling."""
     model: ProfiledModules | ProfiledDecoder
-    baseline: ProfiledModules | ProfiledDecoder
+    baseline: ProfiledModules | ProfiledDecoder | TorchModules
     model_weights: Mapping[str, int]
-    """Tag of a module of the model → size of its weights in the file, with those of its submodules."""
+    """Tag of a module of the model → size of its weights in the file, with those of its submodules; ``{}`` beside
+    PyTorch.
+    """
     baseline_weights: Mapping[str, int]
     """The same of the baseline."""
 
     @property
-    def phases(self) -> Mapping[str, tuple[ProfiledModules, ProfiledModules]]:
+    def phases(self) -> Mapping[str, tuple[ProfiledModules | TorchPhase, ProfiledModules]]:
         """Phase name → times of the baseline and of the model."""
         return {name: (self.baseline.phases[name], phase) for name, phase in self.model.phases.items()}
 
@@ -242,19 +297,7 @@ def module_times_record(profile: ModuleProfile, *, depth: int | None = None) -> 
         "kernel_ms": profile.kernel_ms,
         "outside_kernels_ms": profile.outside_ms,
         "runs_ms": list(profile.run_ms),
-        "classes": [
-            {
-                "class": entry.class_name,
-                "instances": entry.instances,
-                "self_ms": entry.self_ms,
-                "total_ms": entry.total_ms,
-                "share": entry.total_ms / kernel_ms,
-                "kernels": entry.kernels,
-                "total_kernels": entry.total_kernels,
-                "operators_ms": dict(entry.operators),
-            }
-            for entry in profile.by_class()
-        ],
+        "classes": [{**entry.as_record(), "share": entry.total_ms / kernel_ms} for entry in profile.by_class()],
     }
     return record if profile.unit == "ms" else _replace_unit(record, f"_{profile.unit}")
 
@@ -278,17 +321,7 @@ def _module_record(module: ModuleTime, kernel_ms: float, depth: int | None) -> d
     levels_left = None if depth is None else depth - 1
     children = () if depth == 1 else module.children
     return {
-        "tag": module.tag,
-        "module": module.path,
-        "class": module.class_name,
-        "self_ms": module.self_ms,
-        "total_ms": module.total_ms,
+        **module.as_record(),
         "share": module.total_ms / kernel_ms,
-        "kernels": module.kernels,
-        "total_kernels": module.total_kernels,
-        "operators_ms": dict(module.operators),
-        "output_bytes": module.output_bytes,
-        "parameter_bytes": module.parameter_bytes,
-        "fused_with": list(module.fused_with),
         "children": [_module_record(child, kernel_ms, levels_left) for child in children],
     }

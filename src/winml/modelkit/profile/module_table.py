@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Generic, TypeVar
 
 from winml.modelkit.errors import opt
 from winml.modelkit.profile import table
-from winml.modelkit.profile.module_profile import ClassTime, ModuleProfile, ModuleTime
-from winml.modelkit.profile.module_records import ComparedProfiles, ModulePerfResult, ProfiledDecoder, ProfiledModules
+from winml.modelkit.profile.memory_table import memory_blocks
+from winml.modelkit.profile.module_profile import ModuleProfile, ModuleTime
+from winml.modelkit.profile.module_records import (
+    ComparedProfiles,
+    ModulePerfResult,
+    ProfiledDecoder,
+    ProfiledModules,
+    TorchModules,
+    TorchPhase,
+)
+from winml.modelkit.profile.module_rows import (
+    TimedRow,
+    TimeT,
+    class_rows,
+    fold_layers,
+    folded_rows,
+    in_phase,
+    module_rows,
+    module_table,
+)
 from winml.modelkit.profile.records import PerfResult
 from winml.modelkit.profile.statistics import summarize
 from winml.modelkit.report import document as doc
-from winml.modelkit.report.module_tree import FEWEST_FOLDED
 from winml.modelkit.report.placements import placement_table
 from winml.modelkit.tags import address
-from winml.modelkit.words import count_noun, size_words
+from winml.modelkit.words import count_noun, size_words, time_words
 
 MAX_LISTED_OPERATORS = 3
 """Maximum number of operators per module in a terminal. Chosen: they fit on one line."""
@@ -49,7 +65,7 @@ def profile_document(
             tree. ``None``: the tree.
         by_class: In a terminal, list classes instead of modules; with ``top``, those with the longest self time.
     """
-    phases = profiled.phases if isinstance(profiled, ProfiledDecoder) else {"": profiled}
+    phases = profiled.phases
     main = [*phases.values()][-1]
     where = " in a prompt with an empty cache, and in a step after it" if len(phases) > 1 else ""
     blocks: list[doc.Block] = table.perf_blocks(main.result)
@@ -68,7 +84,10 @@ def profile_document(
         by_class=by_class,
     )
     charts = [block for block in times.blocks if isinstance(block, doc.Boxes | doc.Bars)]
-    tables = [block for block in times.blocks if not isinstance(block, doc.Boxes | doc.Bars)]
+    tables: list[doc.Block] = [block for block in times.blocks if not isinstance(block, doc.Boxes | doc.Bars)]
+    for name, phase in phases.items():
+        if phase.memory is not None:
+            tables += memory_blocks(phase, phase.memory, name, depth=depth, top=top)
     if main.placement:
         tables.append(placement_table(main.placement, main.result.provider.device))
     return doc.Document(
@@ -103,11 +122,18 @@ def compared_document(
     for phase, sides in compared.phases.items():
         profiles = [side.profile for side in sides]
         charts.append(_change_bars(profiles, names, phase))
+        if isinstance(sides[0], TorchPhase):
+            tables.append(_ratio_table(sides[0], sides[1].profile, phase, depth, top))
+            continue
         tables.append(_compared_table(compared, profiles, names, phase, depth, top, is_hidden=by_class))
         tables.append(_compared_classes(profiles, names, phase, top, is_hidden=not by_class))
     return doc.Document(
         [*charts, *latencies, *tables],
-        doc.Fields([("modules", "profiled one model after the other; profiling slows down every kernel")]),
+        doc.Fields(
+            [*_overhead_fields(compared.phases)]
+            if isinstance(compared.baseline, TorchModules)
+            else [("modules", "profiled one model after the other; profiling slows down every kernel")]
+        ),
         title=f"{result.baseline.name} → {result.model}",
         subject="time by module",
         answer=table.perf_document(result).answer,
@@ -117,8 +143,70 @@ def compared_document(
     )
 
 
-def _in_phase(heading: str, phase: str) -> str:
-    return f"{heading} in a {phase}" if phase else heading
+def _overhead_fields(phases: Mapping[str, tuple[ProfiledModules | TorchPhase, ProfiledModules]]) -> Iterator[doc.Field]:
+    """Yield how both were measured, with the time that hooks and profiling add to a run."""
+    yield "modules", "measured in alternation: PyTorch with forward hooks, ONNX Runtime with profiling on"
+    for phase, (torch, model) in phases.items():
+        assert model.result.baseline is not None  # two models were measured
+        words = [
+            f"{name} {time_words(summarize(profile.run_ms).p50)} ms ({time_words(latency.summary.p50)} ms without)"
+            for name, profile, latency in (
+                ("with hooks", torch.profile, model.result.baseline.latency),
+                ("with profiling", model.profile, model.result.latency),
+            )
+        ]
+        yield in_phase("a run", phase), ", ".join(words)
+    yield "fused", "modules without a kernel of their own are charged to the module that they were fused into, in both"
+
+
+def _ratio_table(torch: TorchPhase, model: ModuleProfile, phase: str, depth: int | None, top: int | None) -> doc.Table:
+    """Build the table of the modules in ONNX Runtime beside PyTorch, the largest ratio first."""
+    ratios = {ratio.tag: ratio for ratio in torch.ratios}
+    rows: list[tuple[float, list[doc.Cell]]] = []
+    for module in folded_rows(module_rows([model], depth=depth)):
+        entries = [ratios[tag] for tag in module.tags]
+        torch_ms, model_ms = sum(entry.torch_ms for entry in entries), sum(entry.model_ms for entry in entries)
+        if not (torch_ms or model_ms):
+            continue
+        value = model_ms / torch_ms if torch_ms else None
+        ratio = entries[0].ratio if len(entries) == 1 else None
+        is_bounded = ratio is not None and ratio.low is not None and ratio.high is not None
+        cells: list[doc.Cell] = [
+            module.names[1],
+            module.row.entry.class_name,
+            torch_ms,
+            model_ms,
+            None if value is None else doc.Number(value, f"{value:.2f}"),
+            f"{ratio.low:.2f}–{ratio.high:.2f}" if ratio is not None and is_bounded else "",
+            _joint_verdict([entry.verdict for entry in entries]),
+        ]
+        rows.append((-1.0 if value is None else value, cells))
+    rows.sort(key=lambda row: -row[0])
+    return doc.Table(
+        doc.columns(
+            (in_phase("module", phase), "name"),
+            doc.Column("class", detail=doc.Detail.PAGE),
+            doc.Column("PyTorch ms", "ms", key="total of the modules inside and its own"),
+            doc.Column("ONNX Runtime ms", "ms", key="total of the modules inside and its own"),
+            ("ratio", "score"),
+            "95 % interval",
+            doc.Column("verdict", tones={"slower": "bad", "faster": "good"}),
+        ),
+        [cells for _, cells in rows][:top],
+        name=f"ratios{phase}",
+        heading=in_phase("Modules in ONNX Runtime beside PyTorch", phase),
+        is_searched=phase in ("", "step"),
+    )
+
+
+def _joint_verdict(verdicts: Sequence[str]) -> str:
+    """Join the verdicts of equal layers: ``slower``, or ``slower in 4 of 6``.
+
+    >>> _joint_verdict(["slower", "slower"]), _joint_verdict(["slower", "undecided", "slower"])
+    ('slower', 'slower in 2 of 3')
+    """
+    verdict, count = Counter(verdicts).most_common(1)[0]
+    return verdict if count == len(verdicts) else f"{verdict} in {count} of {len(verdicts)}"
 
 
 def _change_bars(profiles: Sequence[ModuleProfile], names: Sequence[str], phase: str) -> doc.Bars:
@@ -131,7 +219,7 @@ def _change_bars(profiles: Sequence[ModuleProfile], names: Sequence[str], phase:
             for name, before, after in changes
             if f"{before:.3f}" != f"{after:.3f}"
         ],
-        heading=_in_phase("Modules with the largest change of self time", phase),
+        heading=in_phase("Modules with the largest change of self time", phase),
         caption=f"{names[1]} minus {names[0]}: bars to the left are faster",
     )
 
@@ -157,9 +245,9 @@ def _compared_table(
     rows = module_rows(profiles, depth=depth)
     if top is not None:
         rows = sorted(rows, key=lambda row: -abs(_ends(row)[1] - _ends(row)[0]))[:top]
-    return _module_table(
+    return module_table(
         rows,
-        [] if top is not None else list(_fold_layers(rows)),
+        [] if top is not None else list(fold_layers(rows)),
         [
             *_compared_columns(profiles, names),
             doc.Column("weights", "bytes", key="weights in the file, with those of the modules inside"),
@@ -171,52 +259,15 @@ def _compared_table(
     )
 
 
-def _module_table(
-    rows: Sequence[TimedRow[ModuleTime]],
-    folds: Sequence[_FoldedLayers],
-    columns: Sequence[doc.Column | tuple[str, doc.Kind]],
-    cells_of: Callable[[_ModuleRow], Sequence[doc.Cell]],
-    *,
-    is_tree: bool,
-    is_hidden: bool,
-    phase: str = "",
-) -> doc.Table:
-    """Build a table of modules.
-
-    Args:
-        rows: The modules.
-        folds: Equal layers among them.
-        columns: Columns after name and class.
-        cells_of: Returns the cells of these columns.
-        is_tree: True if names are indented; else the rows are a list of paths.
-        is_hidden: True if a terminal does not show the table.
-        phase: Phase of a decoder with a table of its own.
-    """
-
-    def cells(module: _ModuleRow) -> list[doc.Cell]:
-        name = doc.Nested(*module.names, module.row.level) if is_tree else module.names[1]
-        return [name, module.row.entry.class_name, *cells_of(module)]
-
-    return doc.Table(
-        doc.columns((_in_phase("module", phase), "name"), doc.Column("class", detail=doc.Detail.PAGE), *columns),
-        [cells(_ModuleRow(row, (row.name, row.path), (row.entry.tag,))) for row in rows],
-        name=f"modules{phase}",
-        heading=_in_phase("Modules", phase),
-        folds=[doc.Fold(fold.start, fold.stop, list(map(cells, fold.layers))) for fold in folds],
-        is_searched=phase in ("", "step"),
-        detail=doc.Detail.PAGE if is_hidden else doc.Detail.ALWAYS,
-    )
-
-
 def _compared_classes(
     profiles: Sequence[ModuleProfile], names: Sequence[str], phase: str, top: int | None, *, is_hidden: bool
 ) -> doc.Table:
     """Build the table of the classes of two profiles, side by side."""
     return doc.Table(
         doc.columns("class", *_compared_columns(profiles, names)),
-        [[row.entry.class_name, *_compared_cells(row)] for row in _class_rows(profiles, top)],
+        [[row.entry.class_name, *_compared_cells(row)] for row in class_rows(profiles, top)],
         name=f"classes{phase}",
-        heading=_in_phase("Classes", phase),
+        heading=in_phase("Classes", phase),
         detail=doc.Detail.PAGE if is_hidden else doc.Detail.ALWAYS,
     )
 
@@ -231,13 +282,13 @@ def _compared_columns(profiles: Sequence[ModuleProfile], names: Sequence[str]) -
     ]
 
 
-def _ends(row: TimedRow[_TimeT]) -> tuple[float, float]:
+def _ends(row: TimedRow[TimeT]) -> tuple[float, float]:
     """Return the total time of a row in both profiles."""
     before, after = (0.0 if time is None else time.total_ms for time in row.times)
     return before, after
 
 
-def _compared_cells(row: TimedRow[_TimeT]) -> Iterator[doc.Cell]:
+def _compared_cells(row: TimedRow[TimeT]) -> Iterator[doc.Cell]:
     before, after = _ends(row)
     yield from (before, after)
     yield doc.Number(after / before, f"{after / before:.2f}") if before else None
@@ -331,8 +382,8 @@ def times_document(
         by_class: As in :func:`profile_document`.
     """
     runs = [*profiles.values()]
-    modules, classes = module_rows(runs, depth=depth, top=top), _class_rows(runs, top)
-    folds = [] if top is not None else list(_fold_layers(modules))
+    modules, classes = module_rows(runs, depth=depth, top=top), class_rows(runs, top)
+    folds = [] if top is not None else list(fold_layers(modules))
     charts = [
         replace(
             _time_boxes(profile, captions.get(name, "")),
@@ -345,7 +396,7 @@ def times_document(
     blocks: list[doc.Block] = [
         *charts,
         *(_class_bars(profile, name, captions.get(name, "")) for name, profile in profiles.items()),
-        _module_table(
+        module_table(
             modules,
             folds,
             [
@@ -388,182 +439,6 @@ def times_document(
     return doc.Document(blocks, doc.Fields(list(_sum_fields(profiles))))
 
 
-_TimeT = TypeVar("_TimeT", bound=ModuleTime | ClassTime)
-
-
-@dataclass(frozen=True)
-class TimedRow(Generic[_TimeT]):
-    """A module or a class, with its time in each phase."""
-
-    times: tuple[_TimeT | None, ...]
-    """Time per phase; ``None`` for a phase without kernels."""
-    level: int = 0
-
-    @property
-    def entry(self) -> _TimeT:
-        """The module or class in the last phase with kernels."""
-        return next(time for time in reversed(self.times) if time is not None)
-
-    @property
-    def name(self) -> str:
-        """Last segment of the module's tag, or the class."""
-        entry = self.entry
-        return address.last_segment(entry.tag) if isinstance(entry, ModuleTime) else entry.class_name
-
-    @property
-    def path(self) -> str:
-        """Dotted path or tag of the module, or the class."""
-        entry = self.entry
-        return entry.path or entry.tag if isinstance(entry, ModuleTime) else entry.class_name
-
-
-def module_rows(
-    profiles: Sequence[ModuleProfile], *, depth: int | None = None, top: int | None = None
-) -> list[TimedRow[ModuleTime]]:
-    """List a row for each module with kernels in any phase, as a tree, or the modules with the longest self time.
-
-    Args:
-        profiles: Times in each phase; the last determines the order.
-        depth: Levels of the tree. ``None``: all.
-        top: Number of modules with the longest self time, instead of the tree.
-    """
-    by_tag = [{module.tag: module for module in profile.modules()} for profile in profiles]
-
-    def rows(of_phases: Sequence[Sequence[ModuleTime]], level: int) -> Iterator[TimedRow[ModuleTime]]:
-        """Yield a tree; modules that run only in other phases follow those of the last phase."""
-        if depth is not None and level >= depth:
-            return
-        below = [module.tag for module in of_phases[-1]]
-        below += [module.tag for modules in of_phases[:-1] for module in modules if module.tag not in by_tag[-1]]
-        for tag in dict.fromkeys(below):
-            times = tuple(modules.get(tag) for modules in by_tag)
-            yield TimedRow(times, level)
-            yield from rows([() if time is None else time.children for time in times], level + 1)
-
-    if top is None:
-        return list(rows([profile.roots for profile in profiles], 0))
-    return _flat_rows(by_tag, top)
-
-
-@dataclass(frozen=True)
-class _ModuleRow:
-    """A module, or the same module of several equal layers."""
-
-    row: TimedRow[ModuleTime]
-    """Times; sums over the layers."""
-    names: tuple[str, str]
-    """Short and full name; for layers with their range."""
-    tags: tuple[str, ...]
-    """Tag of the module, or its tags in the layers."""
-    each: str = ""
-    """Smallest and largest total time of one layer; empty for a single module."""
-
-
-@dataclass(frozen=True)
-class _FoldedLayers:
-    """Equal layers in a list of rows."""
-
-    start: int
-    stop: int
-    layers: Sequence[_ModuleRow]
-
-
-def _fold_layers(
-    rows: Sequence[TimedRow[ModuleTime]], start: int = 0, stop: int | None = None
-) -> Iterator[_FoldedLayers]:
-    """Yield runs of consecutive modules with equal classes and equal inner modules, outermost first.
-
-    Args:
-        rows: Rows of a tree in preorder.
-        start: First row: a module, whose siblings are examined with their inner modules.
-        stop: Position after the last row. ``None``: all rows.
-    """
-    stop = len(rows) if stop is None else stop
-    if start == stop:
-        return
-    starts = [place for place in range(start, stop) if rows[place].level == rows[start].level]
-    ends = [*starts[1:], stop]
-    likeness = [
-        [(row.level, row.entry.class_name) for row in rows[begin:end]] for begin, end in zip(starts, ends, strict=True)
-    ]
-    first = 0
-    while first < len(starts):
-        last = first
-        while last + 1 < len(starts) and likeness[last + 1] == likeness[first]:
-            last += 1
-        if last - first + 1 >= FEWEST_FOLDED:
-            inner = range(ends[first] - starts[first])
-            layers = [_join_layers([rows[begin + offset] for begin in starts[first : last + 1]]) for offset in inner]
-            yield _FoldedLayers(starts[first], ends[last], layers)
-        else:
-            for place in range(first, last + 1):
-                yield from _fold_layers(rows, starts[place] + 1, ends[place])
-        first = last + 1
-
-
-def _join_layers(rows: Sequence[TimedRow[ModuleTime]]) -> _ModuleRow:
-    """Sum the times of the same module in several layers, phase by phase."""
-    phases = [[time for time in times if time is not None] for times in zip(*(row.times for row in rows), strict=True)]
-    totals = [time.total_ms for time in phases[-1]]
-    first, last = rows[0], rows[-1]
-    return _ModuleRow(
-        TimedRow(tuple(_sum_times(times) if times else None for times in phases), first.level),
-        (f"{_range_words(first.name, last.name)} × {len(rows)}", _range_words(first.path, last.path)),
-        tuple(row.entry.tag for row in rows),
-        f"{min(totals):.3f}–{max(totals):.3f}" if totals else "",
-    )
-
-
-def _sum_times(times: Sequence[ModuleTime]) -> ModuleTime:
-    operators: dict[str, float] = defaultdict(float)
-    for time in times:
-        for name, milliseconds in time.operators.items():
-            operators[name] += milliseconds
-    output_bytes = [time.output_bytes for time in times if time.output_bytes is not None]
-    return replace(
-        times[0],
-        self_ms=sum(time.self_ms for time in times),
-        total_ms=sum(time.total_ms for time in times),
-        kernels=sum(time.kernels for time in times),
-        total_kernels=sum(time.total_kernels for time in times),
-        operators=dict(sorted(operators.items(), key=lambda entry: -entry[1])),
-        output_bytes=sum(output_bytes) if output_bytes else None,
-    )
-
-
-def _range_words(first: str, last: str) -> str:
-    """Format the names of the first and the last of equal modules; for inner modules, as a selector.
-
-    >>> _range_words("encoder.layer.0", "encoder.layer.5"), _range_words("Dense", "Dense")
-    ('encoder.layer.0 … .5', 'Dense')
-    >>> _range_words("encoder.layer.0.attention", "encoder.layer.5.attention")
-    'encoder.layer.*.attention'
-    """
-    if first == last:
-        return first
-    starts, ends = first.split("."), last.split(".")
-    if len(starts) != len(ends) or len(starts) == 1:
-        return f"{first} … {last}"
-    if starts[:-1] == ends[:-1]:
-        return f"{first} … .{ends[-1]}"
-    return ".".join(start if start == end else "*" for start, end in zip(starts, ends, strict=True))
-
-
-def _class_rows(profiles: Sequence[ModuleProfile], top: int | None) -> list[TimedRow[ClassTime]]:
-    return _flat_rows([{entry.class_name: entry for entry in profile.by_class()} for profile in profiles], top)
-
-
-def _flat_rows(phases: Sequence[Mapping[str, _TimeT]], top: int | None) -> list[TimedRow[_TimeT]]:
-    """List a row for each name, or the rows with the longest self time in the last phase."""
-    names = dict.fromkeys(name for times in reversed(phases) for name in times)
-    rows = [TimedRow(tuple(times.get(name) for times in phases)) for name in names]
-
-    def self_ms(row: TimedRow[_TimeT]) -> list[float]:
-        return [0.0 if time is None else time.self_ms for time in reversed(row.times)]
-
-    return rows if top is None else sorted(rows, key=self_ms, reverse=True)[:top]
-
-
 def _time_columns(phases: Sequence[str], unit: str) -> list[doc.Column]:
     """Build the columns of each phase: total, share and self time; kernels for a single phase."""
     columns = [
@@ -578,7 +453,7 @@ def _time_columns(phases: Sequence[str], unit: str) -> list[doc.Column]:
     return columns if len(phases) > 1 else [*columns, doc.Column("kernels", "count", key="total kernels")]
 
 
-def _time_cells(row: TimedRow[_TimeT], profiles: Sequence[ModuleProfile]) -> Iterator[doc.Cell]:
+def _time_cells(row: TimedRow[TimeT], profiles: Sequence[ModuleProfile]) -> Iterator[doc.Cell]:
     for time, profile in zip(row.times, profiles, strict=True):
         total_ms, self_ms = (0.0, 0.0) if time is None else (time.total_ms, time.self_ms)
         yield from (total_ms, _share(total_ms, profile), self_ms)
@@ -591,7 +466,7 @@ def _share(milliseconds: float, profile: ModuleProfile) -> float:
     return milliseconds / profile.kernel_ms if profile.kernel_ms else 0.0
 
 
-def _operator_cell(row: TimedRow[_TimeT]) -> doc.Cell:
+def _operator_cell(row: TimedRow[TimeT]) -> doc.Cell:
     """Format the operators with their shares of the self time in the last phase: ``MatMul 85%, Mul 15%``."""
     time = row.times[-1]
     if time is None:

@@ -20,7 +20,7 @@ _UNNAMED_GRAPH = "<main>"
 
 def profile_node_data(profiled: ProfiledModules | ProfiledDecoder) -> str:
     """Render the node data of a profiled model as JSON text: milliseconds, for a decoder those of a step."""
-    phase = profiled if isinstance(profiled, ProfiledModules) else profiled.step
+    phase = [*profiled.phases.values()][-1]
     return _node_data_json(phase.graph_name, phase.node_ms)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.errors import UsageError, opt
@@ -17,6 +18,22 @@ from winml.modelkit.ort.host import resident_bytes
 from winml.modelkit.profile.latency import LatencyOptions, Run, measure_alternating, measure_latency
 from winml.modelkit.profile.records import BaselineResult, MemoryUse, PerfResult, perf_result
 
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class PyTorchRun:
+    """Call of a PyTorch model on fixed values."""
+
+    model: nn.Module
+    tensors: Sequence[torch.Tensor]
+
+    def __call__(self) -> object:
+        """Run once."""
+        return self.model(*self.tensors)
+
 
 @contextmanager
 def pytorch_run(
@@ -25,7 +42,7 @@ def pytorch_run(
     *,
     threads: int | None,
     tell: Callable[[str], None] | None = None,
-) -> Iterator[Callable[[], object]]:
+) -> Iterator[PyTorchRun]:
     """Yield a call of the PyTorch model on these values.
 
     Args:
@@ -64,8 +81,7 @@ def pytorch_run(
         arrays = {name: feeds[name] for name in names}
         hint = f"Set supported sizes with {opt.shape_config}."
         run_on_arrays(prepared, arrays, f"{opt.baseline} pytorch: the model", hint)
-        tensors = list(map(to_torch, arrays.values()))
-        yield lambda: loaded.model(*tensors)
+        yield PyTorchRun(loaded.model, list(map(to_torch, arrays.values())))
 
 
 @dataclass(frozen=True)
@@ -128,14 +144,28 @@ def _measure_once(
     tell: Callable[[str], None] | None,
 ) -> PerfResult:
     """Measure a model at fixed sizes, in alternation with the baseline if there is one."""
+    with measured_model(path, options, progress, tell) as (result, _):
+        return result
+
+
+@contextmanager
+def measured_model(
+    path: Path,
+    options: PerfOptions,
+    progress: Callable[[int, float], None] | None,
+    tell: Callable[[str], None] | None,
+) -> Iterator[tuple[PerfResult, Run | None]]:
+    """Measure a model at fixed sizes, and yield the result with the run of the baseline, which ends with the block."""
     provider = options.run.choose_provider()
-    with opened_model.prepared_model(path, options.run, provider) as prepared:
+    with ExitStack() as opened:
+        prepared = opened.enter_context(opened_model.prepared_model(path, options.run, provider))
         before = resident_bytes()
+        baseline_run: Run | None = None
         if options.baseline is None:
             latency, baseline = measure_latency(prepared.run, options.latency, progress), None
         else:
-            with _baseline_run(options.baseline, prepared, tell) as (baseline_run, creation_ms):
-                compared = measure_alternating(prepared.run, baseline_run, options.latency, progress)
+            baseline_run, creation_ms = opened.enter_context(_baseline_run(options.baseline, prepared, tell))
+            compared = measure_alternating(prepared.run, baseline_run, options.latency, progress)
             latency, file = compared.model, options.baseline.path
             baseline = BaselineResult(
                 options.baseline.name,
@@ -147,7 +177,7 @@ def _measure_once(
                 session_creation_ms=creation_ms,
             )
         memory = MemoryUse.after_runs(prepared.opened.session_bytes, before)
-    return perf_result(prepared, options.latency, latency, memory, baseline)
+        yield perf_result(prepared, options.latency, latency, memory, baseline), baseline_run
 
 
 @contextmanager

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _GENERATION_RUNS, _GENERATION_WARMUP = 20, 2
 """Chosen: a prompt of a thousand tokens takes seconds, and each length is measured on its own."""
 _PYTORCH = "pytorch"
-_ONLY_BY_MODULE = ("depth", "top", "group", "node_data", "trace")
+_ONLY_BY_MODULE = ("memory", "depth", "top", "group", "node_data", "trace")
 _OF_ONE_GRAPH = ("by_module", "baseline", "input_data", "report")
 
 
@@ -63,10 +63,13 @@ class PerfRequest(ModuleAnswerRequest, ProviderFields, LatencyFields, InputField
     """Measure the time of each module, in one profiled session."""
     module: str | None = declare(None, MEASUREMENT, metavar="SELECTOR", is_common=True)
     """Extract these modules and measure each one separately, on its inputs inside the model."""
+    memory: bool = declare(False, MEASUREMENT, is_common=True)
+    """With `by_module`: also measure weights, activations and scratch memory of each module, on the CPU."""
     generation: bool = declare(False, MEASUREMENT, is_common=True)
     """Generative models: measure the time to first token by prompt length, and tokens/s by cache length."""
-    baseline: str | None = declare(None, MEASUREMENT, metavar="pytorch|FILE", is_common=True)
-    """Model to compare with: both are measured in alternation."""
+    baseline: str | None = declare(None, MEASUREMENT, metavar="pytorch|MODEL", is_common=True)
+    """Model to compare with: both are measured in alternation. An ONNX file, a checkpoint, or `pytorch`: the model
+    that the file was exported from."""
     depth: int | None = declare(None, OUTPUT, minimum=1, default_words="all")
     """Levels of the module tree to show."""
     top: int | None = declare(None, OUTPUT, minimum=1, default_words="all")
@@ -98,6 +101,9 @@ def plan_perf(request: PerfRequest) -> AnswerPlan[PerfSubject]:
     _refuse_combinations(request)
     request.refuse_unknown_provider()
     latency, baseline = request.latency, _find_baseline(request)
+    if request.by_module and baseline is not None and baseline.path is None:
+        message = f"{{}} has no effect with {opt.by_module} {opt.baseline} {baseline.name}, which lists modules"
+        refuse_stated(request, ("group",), message, "Omit it.")
     exported = [model.request for model in request.models.values() if model.path is None]
     from winml.modelkit.ort.opened_model import RunOptions
 
@@ -112,7 +118,11 @@ def plan_perf(request: PerfRequest) -> AnswerPlan[PerfSubject]:
         steps=_plan_steps(request, latency),
         exports=exported[0] if exported else None,
     )
-    request.choose_provider()
+    provider = request.choose_provider()
+    if request.memory:
+        from winml.modelkit.ort.kernel_memory import refuse_unrecorded_memory
+
+        refuse_unrecorded_memory(provider)
     return plan
 
 
@@ -153,11 +163,8 @@ def _refuse_combinations(request: PerfRequest) -> None:
         option = spell("module" if request.module is not None else "generation")
         refuse_stated(request, ("report",), f"{{}} has no effect with {option}", "Omit it; -o writes the numbers.")
     if request.by_module:
-        if request.baseline == _PYTORCH:
-            raise UsageError(
-                f"{opt.by_module} {opt.baseline} {_PYTORCH}: ONNX Runtime profiles the modules of ONNX files only",
-                hint=f"Compare with PyTorch in a separate run without {opt.by_module}.",
-            )
+        if request.memory:
+            refuse_stated(request, ("baseline",), f"{{}} has no effect with {opt.memory}", "Use one of them.")
         for name in ("group", "top"):
             if request.depth is not None and (value := getattr(request, name)) is not None:
                 raise UsageError(
@@ -208,24 +215,19 @@ def _find_baseline(request: PerfRequest) -> Baseline | None:
     """Find the baseline: PyTorch or an ONNX file; ``None`` without a baseline.
 
     Raises:
-        UsageError: the baseline is neither.
+        UsageError: the name is no usable model.
     """
     name = request.baseline
     if name is None:
         return None
-    from winml.modelkit.builds.found_models import onnx_file
+    from winml.modelkit.builds.found_models import resolve_side
     from winml.modelkit.profile.perf import Baseline
 
     (model,) = request.models.values()
     if name == _PYTORCH:
         return Baseline(name, request=model.request)
-    path = onnx_file(name)
-    if path is None:
-        raise UsageError(
-            f"{opt.baseline} {name}: neither {_PYTORCH} nor an ONNX file",
-            hint=f"Use {opt.baseline} {_PYTORCH}, or a file.",
-        )
-    return Baseline(name, path)
+    side = resolve_side(name)
+    return Baseline(name, side) if isinstance(side, Path) else Baseline(name, request=side)
 
 
 def perf_request(options: Mapping[str, Any], stated: Mapping[str, Any]) -> PerfRequest:
@@ -283,14 +285,16 @@ def run_perf(
     if request.module is not None:
         return _measure_selected(subject, request.module, exported, on_step, progress)
     if request.by_module and subject.baseline is not None:
-        return _profile_beside_baseline(subject, subject.baseline, exported, progress)
+        return _profile_beside_baseline(subject, subject.baseline, exported, progress, tell)
     results: dict[str, Any] = {}
     for part, run in subject.runs.items():
         path = exported(subject.models[part])
         if request.by_module:
             from winml.modelkit.profile import by_module
 
-            results[part] = by_module.profile_by_module(path, run, subject.latency, progress=progress)
+            results[part] = by_module.profile_by_module(
+                path, run, subject.latency, memory=request.memory, progress=progress
+            )
         else:
             from winml.modelkit.profile.perf import PerfOptions, measure_model
 
@@ -300,16 +304,22 @@ def run_perf(
 
 
 def _profile_beside_baseline(
-    subject: PerfSubject, baseline: Baseline, exported: Callable[[NamedModel], Path], progress: Progress | None
+    subject: PerfSubject,
+    baseline: Baseline,
+    exported: Callable[[NamedModel], Path],
+    progress: Progress | None,
+    tell: Callable[[str], None] | None,
 ) -> dict[str, ComparedProfiles]:
-    """Measure a model and an ONNX baseline in alternation, then profile one after the other."""
-    from winml.modelkit.profile.by_module import profile_by_module, read_weight_bytes
+    """Measure a model and its baseline in alternation, and both by module: files one after the other."""
+    from winml.modelkit.profile.by_module import profile_beside_pytorch, profile_by_module, read_weight_bytes
     from winml.modelkit.profile.module_records import ComparedProfiles
     from winml.modelkit.profile.perf import PerfOptions, measure_model
 
-    assert baseline.path is not None  # refused otherwise
     ((part, run),) = subject.runs.items()
     path = exported(subject.models[part])
+    if baseline.path is None:
+        options = PerfOptions(run, subject.latency, baseline)
+        return {part: profile_beside_pytorch(path, options, progress=progress, tell=tell)}
     result = measure_model(path, PerfOptions(run, subject.latency, baseline), progress=progress)
     model_profile, baseline_profile = (
         profile_by_module(file, replace(run, shown=shown), subject.latency, progress=progress)

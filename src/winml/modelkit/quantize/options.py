@@ -14,7 +14,7 @@ import pydantic
 
 from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.fields import fields_of
-from winml.modelkit.options import Drop, Options, drop_words, read_drop
+from winml.modelkit.options import NUMBER_WITH_UNIT, SIZE_UNITS, Drop, Options, drop_words, parse_size, read_drop
 from winml.modelkit.ort.execution_providers import checked_short_name
 from winml.modelkit.quantize import precisions
 from winml.modelkit.quantize.declared_options import DATA_ALGORITHMS, INTEGER_ALGORITHMS, Algorithm, QuantizeFields
@@ -23,9 +23,6 @@ from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
     from winml.modelkit.samples.data_sets import DataSetRequest
-
-_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
 @dataclass(frozen=True)
@@ -94,10 +91,10 @@ def _read_budget(text: str) -> BitBudget:
     """
     if text == "smallest":
         return BitBudget()
-    match = _NUMBER.fullmatch(text.strip())
+    match = NUMBER_WITH_UNIT.fullmatch(text.strip())
     if match is None or match[2] not in ("bit", "bits") or not float(match[1]):
         example = f"For example {opt.budget} 4.5bits."
-        if match is not None and match[2] in _UNITS:
+        if match is not None and match[2] in SIZE_UNITS:
             example = f"A size is {opt.max_size} {text.strip()}."
         elif re.fullmatch(r"\d+(\.\d+)?", text.strip()):
             example = f"Did you mean {opt.budget} {text.strip()}bits?"
@@ -105,21 +102,6 @@ def _read_budget(text: str) -> BitBudget:
             example = f"Did you mean {opt.budget} smallest?"
         raise UsageError(f"{opt.budget} {text!r}: expected bits per parameter, or smallest", hint=example)
     return BitBudget(mean_bits=float(match[1]))
-
-
-def _read_size(text: str) -> int:
-    """Parse a file size to bytes.
-
-    Raises:
-        UsageError: number or unit is missing.
-    """
-    match = _NUMBER.fullmatch(text.strip())
-    if match is None or match[2] not in _UNITS or not float(match[1]):
-        hint = "A number with B, kB, MB, GB or TB, such as 900MB."
-        if match is not None and (unit := next((name for name in _UNITS if name.lower() == match[2].lower()), None)):
-            hint = f"Did you mean {match[1]}{unit}?"
-        raise UsageError(f"{opt.max_size} {text!r}: expected a size", hint=hint)
-    return round(float(match[1]) * _UNITS[match[2]])
 
 
 def _read_drop(text: str) -> Drop:
@@ -173,7 +155,7 @@ class QuantizeOptions(QuantizeFields, Options):
             return BitBudget(max_drop=_read_drop(self.max_drop))
         if self.budget is not None:
             return _read_budget(self.budget)
-        return None if self.max_size is None else BitBudget(max_bytes=_read_size(self.max_size))
+        return None if self.max_size is None else BitBudget(max_bytes=parse_size(self.max_size, opt.max_size))
 
     @property
     def words(self) -> str:

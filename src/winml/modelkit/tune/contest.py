@@ -20,9 +20,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from winml.modelkit.compare.fidelity import QualitySamples
-from winml.modelkit.errors import InternalError, VerificationError, WinMLError, WriteError, opt
+from winml.modelkit.errors import InternalError, MeasureError, VerificationError, WinMLError, WriteError, opt
 from winml.modelkit.file_names import BUILT_MODEL_NAME, TUNED_NAME
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.models.request import processor_folder
@@ -149,6 +150,8 @@ class Contest:
             step.summary = f"{len(parts)} mixed variants"
         with self.clock.step("race") as step:
             acceptable = [candidate for candidate in self.plan if self._meets_limits(candidate)]
+            if not acceptable:
+                self._refuse_limit()
             # If size decides, times are not needed: a few turns suffice for the table.
             rungs = FIRST_RUNG if self.options.decides_by_size else None
             race = self._run_race(_RIGHT, acceptable, rungs, begun=FORMATS)
@@ -173,6 +176,18 @@ class Contest:
         assert facts is not None  # the plain file is measured first
         return facts
 
+    def _refuse_limit(self) -> NoReturn:
+        """Raise MeasureError: no candidate is within the limit of memory, which the plain file exceeds."""
+        peaks = {
+            candidate.name: facts.peak_bytes for candidate in self.plan if (facts := self.state.facts(candidate.name))
+        }
+        least = min(peaks, key=lambda name: peaks[name])
+        raise MeasureError(
+            f"{opt.max_peak} {self.options.max_peak}: no candidate within the quality limit stays within it; the least "
+            f"of all, {least}, takes {size_words(peaks[least])}",
+            hint=f"Raise {opt.max_peak}, or lower the quality limit: measured candidates are kept.",
+        )
+
     def _find_candidate(self, name: str) -> Candidate:
         return next(candidate for candidate in self._all_candidates if candidate.name == name)
 
@@ -183,9 +198,9 @@ class Contest:
         return time.monotonic() - self._started > 60 * minutes
 
     def _meets_limits(self, candidate: Candidate) -> bool:
-        """Return True if a candidate was measured within the quality limits; the plain file always meets them."""
+        """Return True if a candidate was measured within the limits."""
         facts = self.state.facts(candidate.name)
-        return candidate.name == PLAIN or (facts is not None and not self._limits.reason_wrong(candidate, facts))
+        return facts is not None and not self._limits.reason_excluded(candidate, facts)
 
     def _measure_plain(self) -> None:
         """Build the plain file, draw the values, and measure the file; any error ends the tuning."""

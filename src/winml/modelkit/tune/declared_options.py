@@ -58,6 +58,9 @@ class TuneFields(DataSetFields):
     max_drop: dict[str, Drop] = declare_limits("max_drop", LIMITS, is_common=True)
     """Maximum drop of a task metric on `dataset` from the unoptimized model, such as accuracy=0.01 (absolute) or
     accuracy=1% (relative)."""
+    max_peak: str | None = declare(None, LIMITS, metavar="SIZE", min_length=1, default_words="unlimited")
+    """Maximum peak memory of a process that opens the file and runs it, such as 500MB. A candidate above it cannot
+    win."""
     dataset: str | None = declare(None, DATASET, metavar="PATH|NAME", min_length=1, is_common=True)
     """Dataset to evaluate candidates on: their outputs, or with `max_drop` a task metric. A file, a folder, or a
     name on the Hub."""

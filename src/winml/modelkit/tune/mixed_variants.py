@@ -47,6 +47,8 @@ class MixedVariants:
         if whole is None or self.state.failure(whole.name) is not None:
             return Failure("not needed", f"{candidate.part_of} failed")
         assert facts is not None  # parts of a skipped candidate are skipped
+        if reason := self.limits.reason_too_large(facts):
+            return Failure("not needed", f"{whole.name} has a {reason}")
         if not self.limits.reason_wrong(whole, facts):
             return Failure("not needed", f"{whole.name} is within the quality limit")
         if not self._is_better_than_acceptable(whole, facts):
@@ -104,7 +106,7 @@ class MixedVariants:
     def _is_better_than_acceptable(self, candidate: Candidate, facts: CandidateFacts) -> bool:
         """Return True if a form outside the quality limit is better by the target than every form within the limit."""
         pairs = [(rival, measures) for rival in self.plan if (measures := self.state.facts(rival.name)) is not None]
-        acceptable = [pair for pair in pairs if not self.limits.reason_wrong(*pair)]
+        acceptable = [pair for pair in pairs if not self.limits.reason_excluded(*pair)]
         if self.limits.options.decides_by_size:
             return all(facts.size_bytes < measures.size_bytes for _, measures in acceptable)
         times = times_of_runs(self.state.turns(FORMATS), self.plan)

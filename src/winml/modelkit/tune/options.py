@@ -11,7 +11,7 @@ from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.fields import refuse_stated
 from winml.modelkit.onnx.files.named_paths import refuse_missing_values
-from winml.modelkit.options import Options, drop_words
+from winml.modelkit.options import Options, drop_words, parse_size
 from winml.modelkit.ort.devices import choose_provider
 from winml.modelkit.ort.execution_providers import checked_short_name
 from winml.modelkit.tune.declared_options import TuneFields
@@ -37,6 +37,11 @@ class TuneOptions(TuneFields, Options):  # type: ignore[misc]  # Options is froz
         return self.min_sqnr_db is None and not self.max_drop
 
     _short_ep = pydantic.field_validator("ep")(checked_short_name)
+
+    @property
+    def max_peak_bytes(self) -> int | None:
+        """The maximum peak memory in bytes; ``None`` without a limit."""
+        return None if self.max_peak is None else parse_size(self.max_peak, opt.max_peak)
 
     @property
     def is_simulated(self) -> bool:
@@ -93,6 +98,7 @@ class TuneOptions(TuneFields, Options):  # type: ignore[misc]  # Options is froz
                 f"{opt.dataset} {self.dataset}: {opt.input_data} {self.input_data} already determines the samples",
                 hint=f"Use one of the two, or add {opt.max_drop} with a metric of the task.",
             )
+        _ = self.max_peak_bytes
         if self.input_data is not None and (self.sizes or self.batch_size is not None):
             option = spell("shape_config" if self.sizes else "batch_size")
             raise UsageError(

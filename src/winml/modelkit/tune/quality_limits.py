@@ -28,11 +28,12 @@ from winml.modelkit.quantize.sensitivity_options import SensitivityOptions
 from winml.modelkit.quantize.sensitivity_records import ExcludeList, FidelityTarget, QuantizationSensitivity
 from winml.modelkit.quantize.variant_evaluation import variant_evaluator
 from winml.modelkit.samples.data_sets import DataSetRequest
+from winml.modelkit.tune.candidates import PLAIN
 from winml.modelkit.tune.contestants import Contestant, Contestants
 from winml.modelkit.tune.options import TuneOptions
 from winml.modelkit.tune.records import Candidate, CandidateFacts
 from winml.modelkit.tune.worker import sample_path
-from winml.modelkit.words import MOST_DB, percent_words
+from winml.modelkit.words import MOST_DB, percent_words, size_words
 
 _MARGIN_DB = 0.1
 """Margin on the minimum SQNR in the search for modules in float. Chosen: other kernels change the SQNR of the
@@ -183,6 +184,17 @@ class QualityLimits:
             if not drop <= drop_at(limit, baseline) + SLACK:
                 return f"{metric} drops by {drop:.4f}, maximum {drop_words(limit)}"
         return ""
+
+    def reason_too_large(self, facts: CandidateFacts) -> str:
+        """Return why a candidate takes too much memory; empty if it does not."""
+        limit = self.options.max_peak_bytes
+        if limit is None or facts.peak_bytes <= limit:
+            return ""
+        return f"peak memory {size_words(facts.peak_bytes)}, maximum {size_words(limit)}"
+
+    def reason_excluded(self, candidate: Candidate, facts: CandidateFacts) -> str:
+        """Return why a candidate cannot win: quality, except of the plain file, or memory; empty if it can."""
+        return (candidate.name != PLAIN and self.reason_wrong(candidate, facts)) or self.reason_too_large(facts)
 
     def unresolved_words(self, facts: CandidateFacts) -> tuple[str, str]:
         """Return why the samples do not resolve a limit that a candidate meets, and what would; empty if they do.

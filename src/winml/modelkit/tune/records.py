@@ -188,7 +188,7 @@ class TuneResult(
     onnxruntime_version: str
     target: TuneTarget
     limits: Mapping[str, Any]
-    """Quality limits: ``min_sqnr_db``, ``max_drop`` and ``dataset``."""
+    """Limits: ``min_sqnr_db``, ``max_drop``, ``dataset`` and ``max_peak_bytes``."""
     machine: Mapping[str, Any]
     """Cores, instruction sets, providers and versions that the plan depends on."""
     measured_shapes: Mapping[str, Sequence[int]]

@@ -84,6 +84,7 @@ def _winner_table(result: TuneResult, metrics: Sequence[str]) -> doc.Table:
         add("latency, p50 ms", "latency", [None if side.latency is None else side.latency.p50_ms for side in sides])
     add("size", "bytes", [fact.size_bytes for fact in facts])
     add("memory", "bytes", [fact.memory_bytes for fact in facts])
+    add("peak memory", "bytes", [fact.peak_bytes for fact in facts])
     add("session ms", "whole", [fact.session_creation_ms for fact in facts])
     for metric in metrics:
         add(metric, "score", [fact.scores.get(metric) for fact in facts])
@@ -157,6 +158,8 @@ def _quality_limit_words(result: TuneResult) -> str:
     limits += [
         f"{name} drops by at most {drop_words(drop)} on {result.limits['dataset']}" for name, drop in drops.items()
     ]
+    if result.limits["max_peak_bytes"] is not None:
+        limits.append(f"a peak memory of at most {size_words(result.limits['max_peak_bytes'])}")
     return " and ".join(limits)
 
 

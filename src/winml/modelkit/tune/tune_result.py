@@ -64,6 +64,7 @@ class Answer:
                 "min_agreement": LEAST_AGREEMENT if options.uses_default_limit else None,
                 "max_drop": dict(options.max_drop),
                 "dataset": options.dataset,
+                "max_peak_bytes": options.max_peak_bytes,
             },
             machine=self.machine.as_record(),
             candidates=tuple(_mark_front(rows)),
@@ -127,6 +128,10 @@ class Answer:
         out_of_time = any(row.status == "not tried" for row in rows)
         more_time = f"more time ({opt.budget})"
         won = next(row for row in rows if row.candidate.name == choice.winner)
+        plain = next(row for row in rows if row.candidate.name == PLAIN)
+        if plain.status == "wrong":
+            gain = "within the limit of memory"
+            question = f"a variant is {gain}, which the plain file exceeds"
         if won.candidate.name != PLAIN:
             assert won.facts is not None  # a candidate without measurements cannot win
             reason, needs = self.limits.unresolved_words(won.facts)
@@ -174,7 +179,7 @@ class Answer:
             return failure.status, failure.reason
         if facts is None:
             return "not tried", f"time limit reached ({opt.budget})"
-        if candidate.name != PLAIN and (reason := self.limits.reason_wrong(candidate, facts)):
+        if reason := self.limits.reason_excluded(candidate, facts):
             return "wrong", reason
         if self.options.decides_by_size:
             winner = self.state.facts(choice.winner)

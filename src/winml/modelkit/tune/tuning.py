@@ -179,7 +179,7 @@ def _split_flags(
 def _measurement_identity(
     source: TunedModel, options: TuneOptions, machine: TuningMachine, plan: tuple[Candidate, ...]
 ) -> dict[str, object]:
-    """Return everything that the measurements depend on; the time limit is not included."""
+    """Return everything that the measurements depend on; the limits of time and memory are not included."""
     request = {"model": source.request.model} if is_onnx_path(source.request.model) else request_record(source.request)
     # The return value of a factory is not known in advance; its file is.
     script = {} if source.identity.is_repeatable else {"files": file_digests(source.identity.places)}
@@ -187,7 +187,7 @@ def _measurement_identity(
         "identity": {**source.identity.record, **script},
         "request": request,
         "export": source.export.model_dump(mode="json"),
-        **options.model_dump(mode="json", exclude={"budget_minutes"}),
+        **options.model_dump(mode="json", exclude={"budget_minutes", "max_peak"}),
         "machine": machine.as_record(),
         "plan": [candidate.as_record() for candidate in plan],
     }
