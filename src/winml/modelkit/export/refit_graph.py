@@ -28,7 +28,7 @@ from winml.modelkit.errors import CheckpointError, InputError, UsageError, opt
 from winml.modelkit.export.config import ExporterUse
 from winml.modelkit.metadata_keys import MODULE_KEY, REFIT_KEY
 from winml.modelkit.models.fake_parameters import WEIGHT_ENTRY, is_fake, weight_by_reference
-from winml.modelkit.models.load_options import Dtype
+from winml.modelkit.models.resolution import DTYPES
 from winml.modelkit.onnx.assumptions import Assumption
 from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec
 from winml.modelkit.tags.torch_modules import CallTrace
@@ -38,10 +38,6 @@ _VERSION = 1
 _MAX_NAMED = 4
 """Chosen: differences that an error names."""
 
-_DTYPE_NAMES: Mapping[ir.DataType | None, Dtype] = {
-    ir.DataType.FLOAT: "fp32", ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16",
-}  # fmt: skip
-"""Type of a weight → its name in ``--dtype``."""
 _OTHER_SCALE = 1.25
 """Chosen: changes a buffer, such as a variance, beyond rounding of any type, within its usual range."""
 
@@ -139,7 +135,10 @@ class RefitGraph:
         graph.inputs[:] = [value for name, value in inputs.items() if name not in self.weights]
         graph.initializers.clear()
         tensors, problems, other_types = model.state_dict(keep_vars=True), list[str](), list[str]()
-        remedies = set[Dtype | None]()
+        dtype_names: dict[ir.DataType | None, str] = {
+            tensor_adapters.from_torch_dtype(dtype): name for name, dtype in DTYPES.items()
+        }
+        remedies = set[str | None]()
         for name in self.initializers:
             value, entry = values[name], self.weights.get(name)
             if entry is not None:
@@ -152,7 +151,7 @@ class RefitGraph:
                 dtype = tensor_adapters.from_torch_dtype(tensor.dtype)
                 if value.dtype != dtype:
                     other_types.append(f"{entry} is {str(dtype).lower()}, not {str(value.dtype).lower()}")
-                    remedies.add(_DTYPE_NAMES.get(value.dtype))
+                    remedies.add(dtype_names.get(value.dtype))
                     continue
                 value.const_value = weight_by_reference(entry, tensor, stored)
                 value.meta[WEIGHT_ENTRY] = entry
@@ -365,7 +364,7 @@ def _list_module_values(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for path, module in model.named_modules():
         if isinstance(module, _DROPOUTS):
             continue
-        for name, value in {**vars(module), **module._buffers}.items():
+        for name, value in {**vars(module), **dict(module.named_buffers(recurse=False))}.items():
             key = f"{path}.{name}".lstrip(".")
             if isinstance(value, torch.Tensor) and id(value) not in entries and not is_fake(value):
                 content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
