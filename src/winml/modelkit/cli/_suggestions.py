@@ -30,7 +30,7 @@ _LEAST_NAME = 4
 _FILE, _FOLDER = "model-file", "model-folder"
 _OF_PATHS: Mapping[str, str] = {_FILE: "inspect {}; perf {}", _FOLDER: "inspect {}; build {}"}
 """Command lines for an ONNX file, and for another path, that was typed without a command."""
-_PROOF_REMARK = "winml verify compares a file with its proof, which winml export and winml build write with --proof."
+_PROOF_REMARK = "For winml verify: winml export --proof and winml build --proof write a proof of the model beside it."
 _LEAST_LETTERS = 6
 """Chosen: letters of a word that is searched in the descriptions of commands, without its last two."""
 _COMMON = 10

@@ -341,10 +341,10 @@ def _is_model(word: str) -> bool:
 
 def _read_fixed_sizes(file: str) -> dict[str, list[str]]:
     """Return the inputs of a file with their sizes if all are fixed; empty for any other file."""
-    from winml.modelkit.onnx.files.reading import read_structure, required_inputs
-
     if not Path(file).is_file():
         return {}
+    from winml.modelkit.onnx.files.reading import read_structure, required_inputs
+
     try:
         inputs = required_inputs(read_structure(Path(file)).graph)
     except WinMLError:
