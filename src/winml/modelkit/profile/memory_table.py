@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from winml.modelkit.errors import opt
 from winml.modelkit.profile.memory_records import ModuleBytes, ModuleMemory
 from winml.modelkit.profile.module_records import ProfiledModules
-from winml.modelkit.profile.module_rows import fold_layers, in_phase, module_rows, module_table
+from winml.modelkit.profile.module_rows_table import fold_layers, in_phase, module_rows, module_table
 from winml.modelkit.report import document as doc
 from winml.modelkit.words import shape_words, size_words
 

@@ -20,7 +20,7 @@ from winml.modelkit.profile.module_records import (
     TorchModules,
     TorchPhase,
 )
-from winml.modelkit.profile.module_rows import (
+from winml.modelkit.profile.module_rows_table import (
     TimedRow,
     TimeT,
     class_rows,

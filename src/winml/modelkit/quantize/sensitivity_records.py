@@ -11,7 +11,7 @@ from winml.modelkit.compare.fidelity import OutputFidelity, QualitySamples, Qual
 from winml.modelkit.evaluate.metrics import needed_samples
 from winml.modelkit.profile.statistics import Ratio
 from winml.modelkit.progress import StepTiming
-from winml.modelkit.quantize.precisions import PRECISIONS
+from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS
 from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.report.result import Result
 from winml.modelkit.verdicts import Verdict
@@ -253,6 +253,11 @@ class ExcludeList(Record):
     trials: tuple[Trial, ...]
     latency: TimedVariant | None = field(default=None, metadata=entry(before="trials"))
     """Latency of the variant, if it meets the target."""
+
+    @property
+    def float_selectors(self) -> tuple[str, ...]:
+        """Selectors of the modules that stay in float32."""
+        return tuple(selector for selector, precision in self.rules.items() if precision == FLOAT32)
 
     @property
     @recorded(entry(before="rules"))

@@ -10,7 +10,6 @@ from pathlib import Path
 from winml.modelkit.compare.words import nearness_words, samples_words
 from winml.modelkit.errors import opt
 from winml.modelkit.quantize import sensitivity_records
-from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
 from winml.modelkit.words import percent_words, size_words, sqnr_words
@@ -210,8 +209,12 @@ def _exclude_list_blocks(listed: sensitivity_records.ExcludeList) -> Iterator[do
         ("reached", _similarity_words(listed.form)),
         ("weights", size_words(listed.form.weight_bytes)),
         ("latency", _latency_words(listed.latency) if listed.latency else None),
-        *(("in float", selector) for selector, precision in listed.rules.items() if precision == FLOAT32),
-        *((f"in {name}", selector) for selector, name in listed.rules.items() if name != FLOAT32),
+        *(("in float", selector) for selector in listed.float_selectors),
+        *(
+            (f"in {name}", selector)
+            for selector, name in listed.rules.items()
+            if selector not in listed.float_selectors
+        ),
     ]
     yield doc.Fields(fields)
     yield doc.Table(
