@@ -304,6 +304,7 @@ def test_upgrade_without_a_change_differs_in_no_version_kernel_or_error(
     assert ({}, "yes", "yes") == (upgrade["versions"], upgrade["quality"]["answer"], upgrade["placement"]["answer"])
     measures = ("kernels", "nodes", "providers", "own_error")
     assert [] == [module for module in upgrade["modules"] if any(module[measure] for measure in measures)]
+    assert [] == record["notes"]
 
 
 def test_upgrade_names_versions_and_modules_that_fuse_otherwise(
@@ -332,6 +333,7 @@ def test_upgrade_with_more_error_ends_with_3_and_names_the_module(
     code, record, printed = _check_upgrade(proven, tmp_path, before, *options)
     assert (3, True) == (code, record["is_within"])
     assert "no" == record["upgrade"]["quality"]["answer"]
+    assert any("another file" in note for note in record["notes"])
     grown = [
         (module["own_error"][1], module["module"]) for module in record["upgrade"]["modules"] if module["own_error"]
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,6 +32,7 @@ from winml.modelkit.errors import (
     UsageError,
     VerificationError,
 )
+from winml.modelkit.export.refit_graph import describe_source
 
 Tensors = dict[str, torch.Tensor]
 
@@ -57,79 +59,74 @@ def model_files(folder: Path) -> Mapping[str, bytes]:
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small BERT, its fine-tuned copy and its build: folders ``base``, ``tuned`` and ``built``."""
+    """A small BERT ``base``, its fine-tuned copy ``tuned``, the build ``built`` of the one and ``new`` of the other."""
     folder = tmp_path_factory.mktemp("refit")
-    save_checkpoint("bert", folder / "base")
-    tuned(folder / "base", folder / "tuned")
+    tuned(save_checkpoint("bert", folder / "base", **one_layer("bert")), folder / "tuned")
     build_model(folder / "base", folder / "built", refittable=True)
+    build_model(folder / "tuned", folder / "new", verify=False)
     return folder
 
 
 def test_refitted_build_equals_new_build_and_pytorch(bert: Path, tmp_path: Path) -> None:
     """Every graph and every weight is that of a new build; PyTorch has the same outputs."""
     result = refit_model(bert / "built", bert / "tuned", tmp_path / "refitted")
-    build_model(bert / "tuned", tmp_path / "new", refittable=True)
-    assert model_files(tmp_path / "refitted") == model_files(tmp_path / "new")
+    built, new = model_files(bert / "built"), model_files(bert / "new")
+    assert model_files(result.folder) == {**new, "export_refit.onnx": built["export_refit.onnx"]}
+    assert new["model.onnx"] != built["model.onnx"]
     assert "equals PyTorch" in result.manifest.stages[0].summary
-    again = refit_model(tmp_path / "refitted" / "model.onnx", bert / "base", tmp_path / "again", verify=False)
-    assert model_files(again.folder) == model_files(bert / "built")
+    again = refit_model(result.folder / "model.onnx", bert / "base", tmp_path / "again", verify=False)
+    assert model_files(again.folder) == built
+    traced = build_model(bert / "base", again.folder, refittable=True, verify=False)
+    assert traced.manifest.stages[0].status == "run"
+    assert "refitted" in traced.manifest.stages[0].reason
 
 
-@pytest.mark.parametrize(
-    ("architecture", "options"),
-    [
-        ("bert", {"precision": "int8", "mode": "dynamic"}),
-        ("resnet", {"precision": "int8", "mode": "qdq"}),
-        ("llama", {"precision": "int4"}),
-        ("bert", {"exporter": "dynamo"}),
-    ],
-)
-def test_recipe_runs_again_on_other_weights(architecture: str, options: dict[str, Any], tmp_path: Path) -> None:
-    """Folded, transposed, fused and quantized weights are computed again from the checkpoint."""
-    base = save_checkpoint(architecture, tmp_path / "base", **one_layer(architecture))
+def test_folded_weights_are_computed_again(tmp_path: Path) -> None:
+    """Batch norms are folded into convolutions with the other weights."""
+    base = save_checkpoint("resnet", tmp_path / "base", hidden_sizes=[16], depths=[1])
     other = tuned(base, tmp_path / "tuned")
-    options = {**options, "verify": False}
-    build_model(base, tmp_path / "built", refittable=True, **options)
-    refit_model(tmp_path / "built", other, tmp_path / "refitted")
-    build_model(other, tmp_path / "new", refittable=True, **options)
-    assert model_files(tmp_path / "refitted") == model_files(tmp_path / "new")
+    build_model(base, tmp_path / "built", refittable=True, verify=False)
+    refitted = refit_model(tmp_path / "built", other, tmp_path / "refitted")
+    new = build_model(other, tmp_path / "new", verify=False)
+    assert refitted.model_path.read_bytes() == new.model_path.read_bytes()
 
 
 def test_codes_of_quantized_checkpoint_are_refitted(tmp_path: Path) -> None:
     """Codes and scales of a GPTQ checkpoint come from the other checkpoint; a float checkpoint does not fit."""
     base = save_gptq(tmp_path)
     other = tuned(base.folder, tmp_path / "tuned")
-    build_model(base.folder, tmp_path / "built", refittable=True)
-    refit_model(tmp_path / "built", other, tmp_path / "refitted")
-    build_model(other, tmp_path / "new", refittable=True)
-    assert model_files(tmp_path / "refitted") == model_files(tmp_path / "new")
+    built = build_model(base.folder, tmp_path / "built", refittable=True, verify=False)
+    refitted = refit_model(built.folder, other, tmp_path / "refitted")
+    assert (
+        refitted.model_path.read_bytes() == build_model(other, tmp_path / "new", verify=False).model_path.read_bytes()
+    )
     with pytest.raises(CheckpointError, match="float, not gptq"):
         refit_model(tmp_path / "built", base.reference, tmp_path / "float")
 
 
 @pytest.mark.slow
 def test_parts_are_refitted_together(tmp_path: Path) -> None:
-    """Encoder and decoder of one checkpoint get its weights."""
+    """Encoder and decoder of one checkpoint get its embedding, which is one tensor for both."""
     base = save_encoder_decoder(tmp_path / "base", "t5", num_layers=1)
     other = tuned(base, tmp_path / "tuned")
-    build_model(base, tmp_path / "built", refittable=True, verify=False)
-    refit_model(tmp_path / "built", other, tmp_path / "refitted")
-    build_model(other, tmp_path / "new", refittable=True, verify=False)
-    assert model_files(tmp_path / "refitted") == model_files(tmp_path / "new")
+    build_model(base, tmp_path / "built", refittable=True, verify=False, optimize=False)
+    refitted = refit_model(tmp_path / "built", other, tmp_path / "refitted").folder
+    embedding = load_file(other / "model.safetensors")["shared.weight"].numpy()
+    for part in ("encoder", "decoder"):
+        weights = [numpy_helper.to_array(weight) for weight in onnx.load(refitted / f"{part}.onnx").graph.initializer]
+        assert any(np.array_equal(weight, embedding) for weight in weights)
 
 
-def test_adapter_is_merged_into_refitted_weights(bert: Path, tmp_path: Path) -> None:
-    """A LoRA adapter gives the file of a build with the adapter; a refit without one leaves it out."""
-    lora = save_adapter(tmp_path / "lora", small_model("bert"), ("query", "value"), seed=3)
-    adapted = refit_model(bert / "built", bert / "base", tmp_path / "adapted", adapter=(str(lora),))
-    build_model(bert / "base", tmp_path / "new", refittable=True, adapter=(str(lora),), verify=False)
-    files, new_files = model_files(adapted.folder), model_files(tmp_path / "new")
-    # The stored trace says which weights are trained; PEFT's are not.
-    assert {name: files[name] for name in files if "refit" not in name} == {
-        name: new_files[name] for name in new_files if "refit" not in name
-    }
+def test_adapter_and_proof_are_made_anew(bert: Path, tmp_path: Path) -> None:
+    """A LoRA adapter gives the file of a build with the adapter; a refit without adapter and proof leaves them out."""
+    lora = save_adapter(tmp_path / "lora", small_model("bert", **one_layer("bert")), ("query", "value"), seed=3)
+    adapted = refit_model(bert / "built", bert / "base", tmp_path / "adapted", adapter=(str(lora),), proof=True)
+    assert adapted.manifest.proof is not None
+    new = build_model(bert / "base", tmp_path / "new", adapter=(str(lora),), verify=False)
+    assert adapted.model_path.read_bytes() == new.model_path.read_bytes()
     plain = refit_model(adapted.folder, bert / "base", tmp_path / "plain", verify=False)
-    assert any("adapters" in note for note in plain.notes)
+    assert plain.manifest.proof is None
+    assert all(any(word in note for note in plain.notes) for word in ("adapters", "proof"))
     assert model_files(plain.folder) == model_files(bert / "built")
 
 
@@ -140,23 +137,6 @@ def test_stored_graph_has_no_weights(bert: Path) -> None:
     parameters = sum(parameter.numel() for parameter in AutoModel.from_pretrained(bert / "base").parameters())
     assert {"input_ids", "embeddings.word_embeddings.weight"} <= {value.name for value in model.graph.input}
     assert sum(sizes) < parameters / 100
-
-
-def test_proof_of_refitted_build_is_made_anew(bert: Path, tmp_path: Path) -> None:
-    """A proof records the other weights if it is requested; the proof of the build is left out with a note."""
-    proven = refit_model(bert / "built", bert / "tuned", tmp_path / "proven", proof=True)
-    assert proven.manifest.proof is not None
-    dropped = refit_model(proven.folder, bert / "base", tmp_path / "dropped", verify=False)
-    assert dropped.manifest.proof is None
-    assert any("proof" in note for note in dropped.notes)
-
-
-def test_build_after_refit_traces_the_model(bert: Path, tmp_path: Path) -> None:
-    """The folder of a refit is a build folder; winml build makes its own graph there."""
-    refitted = refit_model(bert / "built", bert / "tuned", tmp_path / "refitted", verify=False)
-    built = build_model(bert / "tuned", refitted.folder, refittable=True, verify=False)
-    assert built.manifest.stages[0].status == "run"
-    assert "refitted" in built.manifest.stages[0].reason
 
 
 _QUERY = "encoder.layer.0.attention.self.query.weight"
@@ -197,17 +177,81 @@ def test_other_architecture_is_refused(
         refit_model(bert / "built", other, tmp_path / "out")
 
 
-def test_training_keys_of_config_may_differ(bert: Path, tmp_path: Path) -> None:
-    """Dropout and labels change no graph."""
-    options = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2, "initializer_range": 0.5}
-    other = save_checkpoint("bert", tmp_path / "other", seed=5, **options)
-    assert refit_model(bert / "built", other, tmp_path / "out").manifest.status == "done"
+def test_checkpoint_of_half_precision_fits_after_conversion(bert: Path, tmp_path: Path) -> None:
+    """The refusal names the conversion, and the conversion works."""
+    AutoModel.from_pretrained(bert / "tuned", dtype=torch.float16).save_pretrained(tmp_path / "half")
+    with pytest.raises(CheckpointError) as refusal:
+        refit_model(bert / "built", tmp_path / "half", tmp_path / "out")
+    assert "fp32" in refusal.value.hint
+    assert refit_model(bert / "built", tmp_path / "half", tmp_path / "out", dtype="fp32").manifest.status == "done"
+
+
+def test_config_may_differ_in_training_and_tools(bert: Path, tmp_path: Path) -> None:
+    """Dropout, labels and keys of other programs change no graph."""
+    other = changed_config(bert / "tuned", tmp_path / "other", hidden_dropout_prob=0.3, tool_version="1", id2label={})
+    assert (
+        model_files(refit_model(bert / "built", other, tmp_path / "out", verify=False).folder).keys()
+        == model_files(bert / "built").keys()
+    )
+
+
+def changed_config(checkpoint: Path, folder: Path, **changes: Any) -> Path:
+    """Copy a checkpoint with other values in its config."""
+    shutil.copytree(checkpoint, folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small GPT-2 with tied embeddings ``base``, and its build ``built`` with weights of 4 bits."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    base = save_checkpoint("gpt2", folder / "base", bos_token_id=1, eos_token_id=2, **one_layer("gpt2"))
+    build_model(base, folder / "built", refittable=True, precision="int4", verify=False)
+    return folder
+
+
+def test_decoder_is_fused_and_quantized_again(gpt2: Path, tmp_path: Path) -> None:
+    """The decoder of other weights has other tokens of generation, too: the folder has those of the checkpoint."""
+    other = changed_config(tuned(gpt2 / "base", tmp_path / "tuned"), tmp_path / "other", eos_token_id=3, pad_token_id=4)
+    refitted = refit_model(gpt2 / "built", other, tmp_path / "refitted")
+    new = build_model(other, tmp_path / "new", precision="int4", verify=False)
+    assert refitted.model_path.read_bytes() == new.model_path.read_bytes()
+    config = json.loads((refitted.folder / "config.json").read_text())
+    assert (3, 4) == (config["eos_token_id"], config["pad_token_id"])
+
+
+def test_head_apart_from_embedding_is_refused(gpt2: Path, tmp_path: Path) -> None:
+    """The graph of tied weights has one tensor for both; training may have separated them."""
+
+    def separate(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["transformer.wte.weight"] + 1
+
+    with pytest.raises(CheckpointError, match="lm_head"):
+        refit_model(gpt2 / "built", tuned(gpt2 / "base", tmp_path / "untied", separate), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "class_name", "keys"),
+    [
+        ("llama", "LlamaForCausalLM", set()),
+        ("llama", "LlamaForSequenceClassification", {"pad_token_id"}),
+        ("roberta", "RobertaModel", {"pad_token_id"}),
+        ("clip", "CLIPModel", {"text_config.eos_token_id"}),
+    ],
+)
+def test_tokens_that_forwards_read_are_compared(architecture: str, class_name: str, keys: set[str]) -> None:
+    """A forward that pools the last token, or counts positions after padding, depends on the token."""
+    model = small_model(architecture, class_name=class_name, **one_layer(architecture))
+    config = describe_source(model, class_name, None)["config"]
+    assert {key for key in config if key.endswith("_token_id")} == keys
 
 
 def test_unusable_requests_are_refused(bert: Path, tmp_path: Path) -> None:
     """A build without a graph, a used folder, an ONNX file as weights, a damaged graph: each before any work."""
     built, base, out = bert / "built", bert / "tuned", tmp_path / "out"
-    plain = build_model(bert / "base", tmp_path / "plain", verify=False).folder
+    plain = Path(shutil.copytree(bert / "new", tmp_path / "plain"))
     with pytest.raises(UsageError) as refusal:
         refit_model(plain, base, out)
     assert "refittable" in refusal.value.hint
@@ -217,6 +261,9 @@ def test_unusable_requests_are_refused(bert: Path, tmp_path: Path) -> None:
         refit_model(built, base, built, overwrite=True)
     with pytest.raises(UsageError, match="ONNX file"):
         refit_model(built, built / "model.onnx", out)
+    lora = save_adapter(tmp_path / "lora", small_model("bert", **one_layer("bert")), ("query",), seed=3)
+    with pytest.raises(UsageError, match="is an adapter"):
+        refit_model(built, lora, out)
     with pytest.raises(ModelPathError):
         refit_model(tmp_path / "missing", base, out)
     with pytest.raises(UsageError, match="has no build"):
@@ -241,45 +288,65 @@ class Scale(nn.Module):
     def __init__(self, reads):
         super().__init__()
         self.scale, self.reads = nn.Parameter(torch.rand(()) + 1), reads
+        self.register_buffer("gain", torch.rand(()) + 1)
 
     def forward(self, x):
-        return x * (self.scale.item() if self.reads else self.scale)
+        scale = self.scale.item() if self.reads == "scale" else self.scale
+        return x * scale * (self.gain.item() if self.reads == "gain" else self.gain)
 
 class Net(nn.Module):
-    def __init__(self, reads=False):
+    def __init__(self, seed=1, reads="", stride=1, factor=1.0, offset=0.0):
         super().__init__()
-        self.linear, self.scale = nn.Linear(4, 4), Scale(reads)
+        torch.manual_seed(seed)
+        self.conv, self.scale = nn.Conv1d(4, 4, 1, stride=stride), Scale(reads)
+        self.factor, self.offset = factor, torch.tensor(offset)
 
     def forward(self, x):
-        return self.scale(self.linear(x))
+        return self.scale(self.conv(x)) * self.factor + self.offset
 
-def first():
-    torch.manual_seed(1)
-    return Net()
-
-def second():
-    torch.manual_seed(2)
-    return Net()
-
-def reading():
-    return Net(reads=True)
+def first(): return Net()
+def second(): return Net(2)
+def reading_scale(): return Net(reads="scale")
+def reading_gain(): return Net(reads="gain")
+def strided(): return Net(stride=2)
+def scaled(): return Net(factor=2.0)
+def shifted(): return Net(offset=1.0)
 """
 
 
-def test_weights_of_factory_and_weight_read_as_number(tmp_path: Path) -> None:
-    """A factory may return the other weights; a module that reads a weight as a number is named by the build."""
-    (tmp_path / "net.py").write_text(_FACTORIES)
-    specs = {"x": {"shape": [2, 4], "dtype": "float32"}}
-    build_model(f"{tmp_path}/net.py:first", tmp_path / "built", refittable=True, input_specs=specs)
-    refit_model(tmp_path / "built", f"{tmp_path}/net.py:second", tmp_path / "refitted")
-    stored = onnx.load(tmp_path / "refitted" / "export.onnx").graph.initializer
-    torch.manual_seed(2)
-    expected = torch.nn.Linear(4, 4).weight.detach().numpy()
-    assert any(np.array_equal(numpy_helper.to_array(tensor), expected.T) for tensor in stored) or any(
-        np.array_equal(numpy_helper.to_array(tensor), expected) for tensor in stored
+@pytest.fixture(scope="module")
+def factories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A script of factories ``net.py``, and the build ``built`` of its first."""
+    folder = tmp_path_factory.mktemp("factories")
+    (folder / "net.py").write_text(_FACTORIES)
+    build_model(f"{folder}/net.py:first", folder / "built", refittable=True, input_specs=_SPECS, exporter="dynamo")
+    return folder
+
+
+_SPECS = {"x": {"shape": [2, 4, 4], "dtype": "float32"}}
+
+
+def test_factory_brings_other_weights(factories: Path, tmp_path: Path) -> None:
+    """A factory may return the other weights; dynamo's graph is refitted like any other."""
+    result = refit_model(factories / "built", f"{factories}/net.py:second", tmp_path / "refitted")
+    new = build_model(
+        f"{factories}/net.py:second", tmp_path / "new", input_specs=_SPECS, exporter="dynamo", verify=False
     )
-    with pytest.raises(UsageError, match="reads a weight as a number"):
-        build_model(f"{tmp_path}/net.py:reading", tmp_path / "read", refittable=True, input_specs=specs)
+    assert result.model_path.read_bytes() == new.model_path.read_bytes()
+
+
+@pytest.mark.parametrize(("name", "named"), [("strided", "stride"), ("scaled", "factor"), ("shifted", "offset")])
+def test_other_constants_of_factory_are_refused(name: str, named: str, factories: Path, tmp_path: Path) -> None:
+    """Equal weights in a module with another number, or another constant tensor, make another graph."""
+    with pytest.raises(CheckpointError, match=named):
+        refit_model(factories / "built", f"{factories}/net.py:{name}", tmp_path / "out", verify=False)
+
+
+@pytest.mark.parametrize("name", ["reading_scale", "reading_gain"])
+def test_weight_read_as_number_is_refused(name: str, factories: Path, tmp_path: Path) -> None:
+    """The build names the module that reads a parameter or buffer as a number."""
+    with pytest.raises(UsageError, match="module scale: its forward reads a weight as a number"):
+        build_model(f"{factories}/net.py:{name}", tmp_path / "read", refittable=True, input_specs=_SPECS)
 
 
 def test_command_plans_and_refits(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

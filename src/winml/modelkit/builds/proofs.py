@@ -225,7 +225,12 @@ def replay_model(
         if of_part is not None and baseline is not None:
             refuse_other_baseline(of_part, proof.part(name), provider, baseline.name)
         result = _replay_file(proof, name, path, by_module, provider, min_sqnr_db, measure)
-        return result if of_part is None else replace(result, upgrade=check_upgrade(result, of_part))
+        if of_part is None or baseline is None:
+            return result
+        if of_part.sha256 not in ("", result.sha256):
+            note = f"{baseline.name} is of another file than {path.name}: a difference may come from the file."
+            result = replace(result, notes=(*result.notes, note))
+        return replace(result, upgrade=check_upgrade(result, of_part))
 
     replays = {name: replay(name, path) for name, path in parts.items()}
     if len(replays) == 1:

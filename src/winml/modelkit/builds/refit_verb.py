@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.errors import InputError, ModelPathError, OutputExistsError, UsageError, opt
 from winml.modelkit.export.declared_options import ProofFields
 from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare, fields_of
-from winml.modelkit.file_names import BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME, refit_path
+from winml.modelkit.file_names import BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAME, refit_path
 from winml.modelkit.models.load_options import Dtype
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.verbs.named_models import model_name, stated_keywords
@@ -60,6 +60,7 @@ def plan_requested_refit(request: RefitRequest) -> PlannedBuild:
     from winml.modelkit.builds.plan import is_onnx_path
     from winml.modelkit.builds.planned_build import planned_build
     from winml.modelkit.builds.recipes import plan_refit
+    from winml.modelkit.models.checkpoints.adapters import ADAPTER_CONFIG_NAME
 
     name = model_name({"model": request.model}, "the folder of a build")
     if not request.weights:
@@ -68,6 +69,12 @@ def plan_requested_refit(request: RefitRequest) -> PlannedBuild:
         raise UsageError(
             f"{opt.weights} {request.weights}: is an ONNX file, not a checkpoint",
             hint="Pass the checkpoint that the weights are saved in.",
+        )
+    files = Path(request.weights)
+    if (files / ADAPTER_CONFIG_NAME).is_file() and not (files / CHECKPOINT_CONFIG_NAME).is_file():
+        raise UsageError(
+            f"{opt.weights} {request.weights}: is an adapter, not a checkpoint",
+            hint=f"Pass its base model with {opt.weights}, and the adapter with {opt.adapter} {request.weights}.",
         )
     if request.output is None:
         raise UsageError("no output folder is specified", hint="Use -o FOLDER.")

@@ -526,10 +526,10 @@ def _trace_other_weights(
     tagger: NodeTagger,
     used: ExporterUse,
 ) -> bytes:
-    """Capture the part with random weights, and return its graph without weights."""
-    from winml.modelkit.export.refit_graph import graph_without_weights
+    """Capture the part with random weights and other buffers, and return its graph without weights."""
+    from winml.modelkit.export.refit_graph import graph_without_weights, with_other_buffers
 
-    with with_drawn_weights(prepared, run.seed) as drawn:
+    with with_drawn_weights(prepared, run.seed) as drawn, with_other_buffers(drawn.model):
         capture, _ = _capture_graph(drawn, tensors, tagger.tree, run.config, used)
     tagger.tag_nodes(capture.scopes)
     return graph_without_weights(capture.model)[0]

@@ -6,11 +6,15 @@ model's state dict, and no constant has been computed of weights. In the file, w
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import onnx
@@ -23,7 +27,8 @@ from torch import nn
 from winml.modelkit.errors import CheckpointError, InputError, UsageError, opt
 from winml.modelkit.export.config import ExporterUse
 from winml.modelkit.metadata_keys import MODULE_KEY, REFIT_KEY
-from winml.modelkit.models.fake_parameters import WEIGHT_ENTRY, weight_by_reference
+from winml.modelkit.models.fake_parameters import WEIGHT_ENTRY, is_fake, weight_by_reference
+from winml.modelkit.models.resolution import DTYPES
 from winml.modelkit.onnx.assumptions import Assumption
 from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec
 from winml.modelkit.tags.torch_modules import CallTrace
@@ -33,14 +38,36 @@ _VERSION = 1
 _MAX_NAMED = 4
 """Chosen: differences that an error names."""
 
+_OTHER_SCALE = 1.25
+"""Chosen: changes a buffer, such as a variance, beyond rounding of any type, within its usual range."""
+
 _CONFIG_KEYS_WITHOUT_EFFECT = frozenset({
     "_commit_hash", "_name_or_path", "architectures", "attn_implementation", "dtype", "finetuning_task", "id2label",
-    "initializer_factor", "initializer_range", "label2id", "problem_type", "quantization_config", "torch_dtype",
-    "transformers_version", "use_cache",
+    "initializer_factor", "initializer_range", "label2id", "prefix", "problem_type", "quantization_config",
+    "task_specific_params", "tokenizer_class", "torch_dtype", "transformers_version", "use_cache",
 })  # fmt: skip
 """Keys of a config that change no graph: names, labels, initialization; dtype and format are compared separately."""
+_GENERATION_KEYS = frozenset({
+    "bos_token_id", "decoder_start_token_id", "eos_token_id", "forced_bos_token_id", "forced_eos_token_id",
+    "pad_token_id",
+})  # fmt: skip
+"""Keys of a config that control generation; a few forwards read them, such as those that pool the last token."""
+_BASE_CLASS = "transformers.modeling_utils"
+"""Module of the base class of models, whose functions warn about these keys and compute nothing."""
+_PADDING = "padding_idx"
+"""Name under which modules of transformers keep the ``pad_token_id``."""
 _DROPOUT = "drop"
 """Part of the config keys of dropout, such as ``resid_pdrop``, which has an effect in training only."""
+
+
+_DROPOUTS: tuple[type[nn.Module], ...] = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
 
 
 @dataclass(frozen=True)
@@ -108,6 +135,10 @@ class RefitGraph:
         graph.inputs[:] = [value for name, value in inputs.items() if name not in self.weights]
         graph.initializers.clear()
         tensors, problems, other_types = model.state_dict(keep_vars=True), list[str](), list[str]()
+        dtype_names: dict[ir.DataType | None, str] = {
+            tensor_adapters.from_torch_dtype(dtype): name for name, dtype in DTYPES.items()
+        }
+        remedies = set[str | None]()
         for name in self.initializers:
             value, entry = values[name], self.weights.get(name)
             if entry is not None:
@@ -120,6 +151,7 @@ class RefitGraph:
                 dtype = tensor_adapters.from_torch_dtype(tensor.dtype)
                 if value.dtype != dtype:
                     other_types.append(f"{entry} is {str(dtype).lower()}, not {str(value.dtype).lower()}")
+                    remedies.add(dtype_names.get(value.dtype))
                     continue
                 value.const_value = weight_by_reference(entry, tensor, stored)
                 value.meta[WEIGHT_ENTRY] = entry
@@ -127,7 +159,12 @@ class RefitGraph:
         if problems:
             raise _other_architecture(problems)
         if other_types:
-            raise _other_architecture(other_types, f"{opt.dtype} converts the weights of the checkpoint.")
+            raise _other_architecture(
+                other_types,
+                f"{opt.dtype} {next(iter(remedies))} converts the weights of the checkpoint."
+                if len(remedies) == 1 and None not in remedies
+                else "Save the checkpoint with the types of the build, or build it with winml build.",
+            )
         return graph_model
 
 
@@ -226,6 +263,21 @@ def _weights_as_inputs(
             value.shape = None
 
 
+@contextmanager
+def with_other_buffers(model: nn.Module) -> Iterator[None]:
+    """Change the values of the floating-point buffers of a model until the block ends; signs and zeros stay."""
+    entries = model.state_dict(keep_vars=True)
+    buffers = [value for name, value in model.named_buffers() if name in entries and value.is_floating_point()]
+    originals = [value.clone() for value in buffers]
+    try:
+        for value in buffers:
+            value.mul_(_OTHER_SCALE)
+        yield
+    finally:
+        for value, original in zip(buffers, originals, strict=True):
+            value.copy_(original)
+
+
 def refuse_value_dependence(content: bytes, other: bytes) -> None:
     """Refuse a graph that differs from the graph of the same model with other weights.
 
@@ -245,15 +297,90 @@ def refuse_value_dependence(content: bytes, other: bytes) -> None:
 
 
 def describe_source(model: nn.Module, class_name: str, source_format: str | None) -> dict[str, Any]:
-    """Return the properties of a model that its graph depends on, as JSON values."""
+    """Return the properties of a model that its graph depends on, as JSON values.
+
+    Of a model with a config: its values. Of another model: the numbers and texts of its modules, such as the stride of
+    a convolution.
+    """
     config: Any = getattr(model, "config", None)
-    values = config.to_dict() if hasattr(config, "to_dict") else {}
-    relevant = {
-        key: value for key, value in values.items() if key not in _CONFIG_KEYS_WITHOUT_EFFECT and _DROPOUT not in key
+    record = {
+        "class": class_name,
+        "format": source_format,
+        "config": dict(_list_config_values(config, _names_in_forwards(model))) if hasattr(config, "to_dict") else {},
+        "modules": {} if hasattr(config, "to_dict") else dict(_list_module_values(model)),
+        "shared": _list_shared_entries(model),
     }
-    record = {"class": class_name, "format": source_format, "config": relevant}
     plain: dict[str, Any] = json.loads(json.dumps(record, default=str, sort_keys=True))
     return plain
+
+
+def _list_config_values(config: Any, read: AbstractSet[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a config and of the configs within, and their values, as far as a graph may depend on them.
+
+    Args:
+        config: The config of transformers.
+        read: Names in the code of the forwards.
+        prefix: Path of the config in the config of the model.
+    """
+    for key, value in config.to_dict().items():
+        if key in _CONFIG_KEYS_WITHOUT_EFFECT or _DROPOUT in key:
+            continue
+        if key in _GENERATION_KEYS and not read & ({key, _PADDING} if key == "pad_token_id" else {key}):
+            continue
+        inner = getattr(config, key, None)
+        if hasattr(inner, "to_dict"):
+            yield from _list_config_values(inner, read, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _names_in_forwards(model: nn.Module) -> AbstractSet[str]:
+    """Return the names in the code of the forwards of a model's modules, and of the functions that they call."""
+    names, seen = set[str](), set[CodeType]()
+
+    def add(owner: type, function: Any) -> None:
+        function = inspect.unwrap(function)
+        code = getattr(function, "__code__", None)
+        if code is None or code in seen or function.__module__ == _BASE_CLASS:
+            return
+        seen.add(code)
+        names.update(code.co_names)
+        for name in code.co_names:
+            called = inspect.getattr_static(owner, name, None) or function.__globals__.get(name)
+            called = getattr(called, "fget", None) or getattr(called, "__func__", called)
+            if inspect.isfunction(called):
+                add(owner, called)
+
+    # The modules of torch have options of their own with these names.
+    for owner in {type(module) for module in model.modules()}:
+        if owner.__module__.partition(".")[0] != "torch":
+            add(owner, owner.forward)
+    return names
+
+
+def _list_module_values(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of modules that are numbers or texts, and their values; of constant tensors, digests."""
+    entries = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    for path, module in model.named_modules():
+        if isinstance(module, _DROPOUTS):
+            continue
+        for name, value in {**vars(module), **dict(module.named_buffers(recurse=False))}.items():
+            key = f"{path}.{name}".lstrip(".")
+            if isinstance(value, torch.Tensor) and id(value) not in entries and not is_fake(value):
+                content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+                yield key, f"a constant with SHA-256 {hashlib.sha256(content).hexdigest()[:12]}"
+            items = value if isinstance(value, (tuple, list)) else (value,)
+            is_plain = all(item is None or isinstance(item, (bool, int, float, str)) for item in items)
+            if is_plain and not name.startswith("_") and name != "training":
+                yield key, value
+
+
+def _list_shared_entries(model: nn.Module) -> list[list[str]]:
+    """Return the entries of the state dict that are one tensor, such as an embedding and a head that are tied."""
+    entries: dict[int, list[str]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        entries.setdefault(id(tensor), []).append(name)
+    return sorted(names for names in entries.values() if len(names) > 1)
 
 
 def refuse_other_parts(graphs: Mapping[str, RefitGraph], parts: Sequence[str]) -> None:
@@ -291,7 +418,12 @@ def refuse_other_source(before: Mapping[str, Any], current: Mapping[str, Any]) -
     if before["format"] != current["format"]:
         words = [value or "float" for value in (current["format"], before["format"])]
         raise _other_architecture([f"its weights are {words[0]}, not {words[1]}"])
-    old, new = before["config"], current["config"]
-    changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
-    if changed:
-        raise _other_architecture([f"{key} of its config is {new.get(key)!r}, not {old.get(key)!r}" for key in changed])
+    if before["shared"] != current["shared"]:
+        sides = [", ".join("=".join(names) for names in side["shared"]) or "none" for side in (current, before)]
+        raise _other_architecture([f"its tied weights are {sides[0]}, not {sides[1]}"])
+    # A key that one side lacks is of a tool, or of another version of transformers.
+    for kind, place in (("config", " of its config"), ("modules", "")):
+        old, new = before[kind], current[kind]
+        changed = [key for key in sorted({*old} & {*new}) if old[key] != new[key]]
+        if changed:
+            raise _other_architecture([f"{key}{place} is {new[key]!r}, not {old[key]!r}" for key in changed])

@@ -80,7 +80,7 @@ Progress = Callable[[str], None]
 _MOST_PARAMETERS = 10**14
 """Chosen: a hundred times the largest models known."""
 
-_DTYPES: Mapping[Dtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES: Mapping[Dtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 _BUILD_ERRORS = (*REFUSALS, MemoryError, OSError)
 """Exceptions of a model class for an invalid config."""
@@ -255,7 +255,7 @@ def _refuse_swapping_in_parts(adapters: Sequence[Adapter], parts: Sequence[Model
 
 def requested_dtype(request: ModelRequest) -> torch.dtype | None:
     """Return the requested type of floating point weights; `None` without a request."""
-    return None if request.dtype is None else _DTYPES[request.dtype]
+    return None if request.dtype is None else DTYPES[request.dtype]
 
 
 def resolve_checkpoint(request: ModelRequest, *, model_type: str | None = None) -> CheckpointConfig | None:
