@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -208,9 +208,7 @@ class OnnxSide:
         names = [name for name in dict.fromkeys(tapped) if name not in self.output_names]
         self._session = None  # two sessions would hold the weights twice
         is_as_written = self._as_written or bool(names)
-        place: dict[str, Any] = {}
-        if self._provider is not None:  # a stated CPU provider computes as an application's
-            place = {**self._provider.session_options(self.path), "rounds_halves": False}
+        place = {} if self._provider is None else self._provider.session_options(self.path)
         self._session = open_session(self.path, as_written=is_as_written, outputs=names, **place)
         self._states = QuantizedStates.of(self.path, self._session)
         self._tapped = frozenset(names)
