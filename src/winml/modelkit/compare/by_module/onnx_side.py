@@ -28,6 +28,7 @@ from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.onnx.validity import refuse_cycles
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
+from winml.modelkit.onnx.widening import computes_in
 from winml.modelkit.ort.decoding.inputs import state_feeds
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.graph_inputs import graph_inputs
@@ -106,6 +107,11 @@ class OnnxSide:
             self._read_modules()
         # A separate provider computes with the bits of its device.
         self.is_rounded = self.is_rounded or (provider is not None and provider.names != CPU)
+
+    @functools.cached_property
+    def rounds_halves(self) -> bool:
+        """True if float16 values are rounded that the CPU provider computes in float32."""
+        return self._provider is None and computes_in(graph_of(self.structure, self.path), ir.DataType.FLOAT16)
 
     @functools.cached_property
     def module_classes(self) -> Mapping[str, str]:
