@@ -97,6 +97,7 @@ class GraphSessions:
         prepack: bool = True,
         optimize: bool = True,
         in_written_order: bool = False,
+        as_device: bool = True,
     ) -> Session:
         """Open a session of a model; the model is not changed.
 
@@ -107,6 +108,7 @@ class GraphSessions:
             prepack: As of :class:`~winml.modelkit.ort.sessions.Session`.
             optimize: As of :class:`~winml.modelkit.ort.sessions.Session`.
             in_written_order: As of :class:`~winml.modelkit.ort.sessions.Session`.
+            as_device: As of :class:`~winml.modelkit.ort.sessions.Session`.
 
         Raises:
             StageError: ONNX Runtime cannot load the graph, or a data file was truncated.
@@ -148,6 +150,7 @@ class GraphSessions:
             prepack=prepack,
             optimize=optimize,
             in_written_order=in_written_order,
+            as_device=as_device,
             weights={key: to_ort_value(array) for key, array in arrays.items()},
             # With folding, the outputs of the reading nodes would be held in memory.
             folds_constants=not readers,
