@@ -124,8 +124,10 @@ def test_float16_overflow_is_located_in_its_module(exported: Path, tmp_path: Pat
     module = planted(exported / "plain.onnx", large["plain"], enlarged)
     quantize_onnx(large["plain"], large["half"], precision="fp16", verify=False)
 
-    first = compared(large["plain"], large["half"]).first_divergence
+    result = compared(large["plain"], large["half"])
 
+    assert any("half.onnx are rounded as on a device" in note for note in result.notes)
+    first = result.first_divergence
     assert first is not None
     assert first.identity.module == module
     assert first.fidelity is not None

@@ -10,13 +10,15 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 
 from graphs import run_onnx
 from winml.modelkit.errors import InputError, StageError, UsageError
+from winml.modelkit.ort.devices import choose_provider
 from winml.modelkit.ort.format_keys import product_key
 from winml.modelkit.ort.probe_graphs import PROBES
-from winml.modelkit.ort.sessions import Session
+from winml.modelkit.ort.sessions import Session, is_onnxruntime_at_least
 
 
 def _one_node_model(op_type: str, dtype: Any, shape: list[int], domain: str = "") -> bytes:
@@ -219,3 +221,14 @@ def test_products_of_16_bit_activations_are_not_rounded_to_8_bits() -> None:
     written, optimized = (Session(graph, optimize=optimize).run(feeds)["y"] for optimize in (False, True))
     # Steps of 16 bits; steps of 8 bits are 0.03.
     np.testing.assert_allclose(optimized, written, atol=2e-3)
+
+
+def test_chosen_provider_computes_as_in_an_application(tmp_path: Path) -> None:
+    """Times of such a session are those of an application, whose options winml does not set."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(PROBES[product_key(8, 16, "channel")].make().SerializeToString())
+    feeds = {"x": np.random.default_rng(0).uniform(-4, 4, (1, 8, 64)).astype(np.float32)}
+    [expected] = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(["y"], feeds)
+    np.testing.assert_array_equal(expected, choose_provider("cpu", None, {}).open(path).run(feeds)["y"])
+    if is_onnxruntime_at_least("1.32"):  # measured with this version
+        assert not np.array_equal(expected, Session(path).run(feeds)["y"])

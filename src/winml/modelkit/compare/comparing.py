@@ -124,7 +124,7 @@ def compare_models(
         few = _few_shared_notes(left, right)
         stack.enter_context(_append_reasons(few))
         samples, notes = _create_samples(left, right, options, folder)
-        values, notes = samples.values, (*notes, *few)
+        values, notes = samples.values, (*notes, *few, *_rounding_notes(left, right))
         pair = SidePair(left, right, [draw.feeds for draw in values], options.names)
         if options.step is not None:
             pair = at_step(pair, options.step)
@@ -345,6 +345,16 @@ def _compare_whole(
     )
     _refuse_random_outputs(pair, result.worst.fidelity, options.tolerance)
     return result
+
+
+def _rounding_notes(reference: Side, candidate: Side) -> tuple[str, ...]:
+    """Note files whose float16 values are rounded, unlike in an application on the CPU."""
+    files = [side for side in (reference, candidate) if isinstance(side, OnnxSide)]
+    if not (rounded := [side for side in files if side.rounds_halves]):
+        return ()
+    names = " and ".join(dict.fromkeys(side.shown for side in rounded))
+    remedy = f" ({opt.ep} cpu: computed as by ONNX Runtime's CPU provider)" if candidate in rounded else ""
+    return (f"float16 values of {names} are rounded as on a device{remedy}",)
 
 
 def _missing_notes(pair: SidePair, missing: tuple[Sequence[str], Sequence[str]]) -> tuple[str, ...]:

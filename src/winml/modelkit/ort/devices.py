@@ -63,7 +63,7 @@ class ChosenProvider:
         return tuple(dict.fromkeys((self.provider.name, *CPU)))
 
     def open(self, path: str | os.PathLike[str], **options: Any) -> Session:
-        """Open a file on this provider; the options are those of :class:`~winml.modelkit.ort.sessions.Session`.
+        """Open a file as an application does; the options are those of :class:`~winml.modelkit.ort.sessions.Session`.
 
         Raises:
             UsageError: as :meth:`session_options`.
@@ -72,7 +72,7 @@ class ChosenProvider:
         return Session(path, **self.session_options(path), **options)
 
     def session_options(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        """Return the options of a session of a file on this provider.
+        """Return the options of a session in which a file computes as in an application on this provider.
 
         Raises:
             UsageError: the file shares its weights with other parts, which a simulator does not support.
@@ -84,7 +84,12 @@ class ChosenProvider:
                 f"{self.device} only, not in its simulator",
                 hint=f"Run it on the device, or build it without {opt.share_weights}.",
             )
-        return {"providers": self.names, "provider_options": self.options, "shares_contexts": shares}
+        return {
+            "providers": self.names,
+            "provider_options": self.options,
+            "shares_contexts": shares,
+            "as_device": False,
+        }
 
 
 def _shares_weights(path: Path) -> bool:

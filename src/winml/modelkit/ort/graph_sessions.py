@@ -97,6 +97,7 @@ class GraphSessions:
         prepack: bool = True,
         optimize: bool = True,
         in_written_order: bool = False,
+        as_device: bool = True,
     ) -> Session:
         """Open a session of a model; the model is not changed.
 
@@ -107,6 +108,7 @@ class GraphSessions:
             prepack: As of :class:`~winml.modelkit.ort.sessions.Session`.
             optimize: As of :class:`~winml.modelkit.ort.sessions.Session`.
             in_written_order: As of :class:`~winml.modelkit.ort.sessions.Session`.
+            as_device: As of :class:`~winml.modelkit.ort.sessions.Session`.
 
         Raises:
             StageError: ONNX Runtime cannot load the graph, or a data file was truncated.
@@ -148,6 +150,7 @@ class GraphSessions:
             prepack=prepack,
             optimize=optimize,
             in_written_order=in_written_order,
+            as_device=as_device,
             weights={key: to_ort_value(array) for key, array in arrays.items()},
             # With folding, the outputs of the reading nodes would be held in memory.
             folds_constants=not readers,
@@ -224,14 +227,13 @@ def open_session(
     providers: Sequence[str] = CPU,
     provider_options: Mapping[str, str] = {},
     shares_contexts: bool = False,
-    rounds_halves: bool = True,
+    as_device: bool = True,
 ) -> Session:
     """Open a file, to run node by node as written, or optimized as ONNX Runtime does by default.
 
     Node by node, the weights are mapped in place, so that memory holds one copy while the session is created, and only
     integer products are optimized, if they saturate on this processor. A bfloat16 file is computed in float32 on the
-    CPU, which has no bfloat16 kernels. In a float16 file, values round and overflow as on a device with float16
-    kernels.
+    CPU, which has no bfloat16 kernels.
 
     Args:
         path: An ONNX file, its data beside it. It is not changed.
@@ -240,14 +242,15 @@ def open_session(
         providers: Execution providers, the preferred one first.
         provider_options: Options of the preferred one.
         shares_contexts: Share compiled contexts with other sessions of this process.
-        rounds_halves: Round the float16 values that the CPU provider computes in float32.
+        as_device: Compute on the CPU as a device with float16 kernels and 16-bit activations: float16 values round and
+            overflow, and activations of products are not rounded to 8 bits. False: as in an application on the CPU.
 
     Raises:
         ModelPathError: the file cannot be read.
         InputError: it, or a data file it names, is damaged or missing.
         StageError: ONNX Runtime cannot load the graph.
     """
-    if tuple(providers) == CPU and (widened := widened_graph(path, rounds_halves=rounds_halves)) is not None:
+    if tuple(providers) == CPU and (widened := widened_graph(path, rounds_halves=as_device)) is not None:
         values = {value.name: value for node in widened.graph for value in node.outputs}
         widened.graph.outputs.extend(values[name] for name in outputs)
         return session_of_graph(widened, path, optimize=not as_written)
@@ -256,6 +259,7 @@ def open_session(
         "providers": providers,
         "provider_options": provider_options,
         "shares_contexts": shares_contexts,
+        "as_device": as_device,
     }
     if not as_written:
         is_newer = read_structure(path).ir_version > newest_ir_version()

@@ -7,14 +7,15 @@ that their difference is the memory that ONNX Runtime takes for itself.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
 
-from winml.modelkit.onnx.contents import Contents, read_contents
+from winml.modelkit.onnx.contents import Contents, read_contents, subgraphs
+from winml.modelkit.onnx.contexts import proto_nodes
 from winml.modelkit.onnx.module_costs import weight_owners
 from winml.modelkit.onnx.module_tree import OnnxTree
 from winml.modelkit.ort import opened_model
@@ -164,38 +165,81 @@ class _Buffer:
 
 
 def _trace_buffers(executed: ExecutedGraph, kernels: Sequence[KernelMemory]) -> list[_Buffer]:
-    """List the memory of all values of the main graph.
+    """List the memory of all values of the graph and of the subgraphs that ran.
 
     A kernel that allocates nothing returns a view of an input, or writes into the memory of an input of the same size
     that no later kernel reads, or into that of an earlier value. The last is not recorded, and counts as memory of its
-    own.
+    own. The outputs of a subgraph are the outputs of its node.
 
     Args:
         executed: The executed graph.
         kernels: Kernels of a run, in order.
     """
-    nodes = {node.name: node for node in executed.model.graph.node}
-    last_read = {value.name: len(kernels) for value in executed.model.graph.output}
-    for position, kernel in enumerate(kernels):
-        for name in nodes[kernel.node].input if kernel.node in nodes else ():
-            last_read[name] = max(last_read.get(name, 0), position)
+    named = list(proto_nodes(executed.model))
+    counts = Counter(node.name for node in named)
+    nodes = {node.name: node for node in named if counts[node.name] == 1}
+    last_read = _find_last_reads(nodes, [value.name for value in executed.model.graph.output], kernels)
     buffers: list[_Buffer] = []
     memory: dict[str, _Buffer] = {}
     for position, kernel in enumerate(kernels):
-        outputs = [name for name in nodes[kernel.node].output if name] if kernel.node in nodes else []
+        if (node := nodes.get(kernel.node)) is None:
+            continue
+        outputs = [(index, name) for index, name in enumerate(node.output) if name]
         # Optional outputs without a value are not in the profile.
-        for name, size, (dtype, shape) in zip(outputs, kernel.output_bytes, kernel.output_shapes, strict=False):
-            sources = [
-                memory[source]
-                for source in nodes[kernel.node].input
-                if source in memory and (kernel.op_type in _VIEWS or memory[source].last_use <= position)
-            ]
-            shared = next((source for source in sources if source.size_bytes == size), None)
-            if kernel.allocated_bytes or shared is None:
+        for (index, name), size, (dtype, shape) in zip(
+            outputs, kernel.output_bytes, kernel.output_shapes, strict=False
+        ):
+            inner = _inner_outputs(node, index)
+            shared = next(
+                (
+                    memory[source]
+                    for source in inner or node.input
+                    if source in memory
+                    and memory[source].size_bytes == size
+                    and (inner or kernel.op_type in _VIEWS or memory[source].last_use <= position)
+                ),
+                None,
+            )
+            if shared is None or (kernel.allocated_bytes and not inner):
                 shared = _Buffer(position, size)
                 buffers.append(shared)
             memory[name] = shared
-            shared.last_use = max(shared.last_use, last_read.get(name, position))
+            shared.last_use = max(shared.last_use, last_read.get((name, position), position))
             tag = executed.tags.get(kernel.node, "")
             shared.values.append((position, HeldValue(name, kernel.op_type, tag, dtype, shape, size)))
     return buffers
+
+
+def _find_last_reads(
+    nodes: Mapping[str, onnx.NodeProto], outputs: Sequence[str], kernels: Sequence[KernelMemory]
+) -> dict[tuple[str, int], int]:
+    """(value, position of the kernel that computed it) → position of the last kernel that reads it.
+
+    The body of a loop computes a value several times. A value that the model returns is read after the last kernel.
+    """
+    computed: dict[str, int] = {}
+    last: dict[tuple[str, int], int] = {}
+    for position, kernel in enumerate(kernels):
+        if (node := nodes.get(kernel.node)) is None:
+            continue
+        last.update({(name, computed[name]): position for name in _read_values(node) if name in computed})
+        computed.update(dict.fromkeys(node.output, position))
+    return last | {(name, computed[name]): len(kernels) for name in outputs if name in computed}
+
+
+def _read_values(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the values that stay in memory until a node ends: its inputs, and what its subgraphs read and return."""
+    yield from node.input
+    for graph in subgraphs(node):
+        yield from (value.name for value in graph.output)
+        inside = {name for inner in graph.node for name in inner.output}
+        yield from (name for inner in graph.node for name in _read_values(inner) if name not in inside)
+
+
+def _inner_outputs(node: onnx.NodeProto, index: int) -> list[str]:
+    """Values of the subgraphs that become an output of a node; the body of a ``Loop`` returns its condition first."""
+    return [
+        graph.output[position].name
+        for graph in subgraphs(node)
+        if 0 <= (position := len(graph.output) - len(node.output) + index) < len(graph.output)
+    ]

@@ -48,7 +48,7 @@ class MemoryPeak(Record):
     @property
     @recorded()
     def reserved_bytes(self) -> int:
-        """Memory that ONNX Runtime keeps for later values of the same size, and values of subgraphs."""
+        """Memory that ONNX Runtime keeps for later values of the same size."""
         return max(self.activation_bytes - sum(value.size_bytes for value in self.values), 0)
 
 

@@ -196,7 +196,7 @@ class QuantizedVariants:
             needs_whole = self._starts is None or (is_judged and self.evaluator is not None)
             start = None if needs_whole or self._starts is None else self._starts.last_before(result.model)
             tail = None if start is None else SharedStarts.cut_remaining(result.model, start)
-            session = self._session(tail or result.model, rounds_halves=True)
+            session = self._session(tail or result.model, as_device=True)
             opened = time.perf_counter()
             outputs = list(itertools.islice(self._run_samples(session, None if tail is None else start), count))
             scores = dict(self.evaluator.scores(session)) if is_judged and self.evaluator is not None else {}
@@ -230,7 +230,10 @@ class QuantizedVariants:
             StageError: the variant does not run.
         """
         feeds = self._samples.values[0].feeds
-        session, reference = self._session(self._quantize_copy(options).model), self._graph.session(self._threads)
+        session, reference = (
+            self._session(self._quantize_copy(options).model, as_device=False),
+            self._graph.session(self._threads),
+        )
         compared = measure_alternating(session.prepare(feeds), reference.prepare(feeds), timing)
         return TimedVariant(compared.model.summary.p50, compared.baseline.summary.p50, compared.ratio)
 
@@ -242,13 +245,15 @@ class QuantizedVariants:
             self._add_cost(quantization_s=time.perf_counter() - started)
         return result
 
-    def _session(self, model: ir.Model, *, rounds_halves: bool = False) -> Session:
-        """Open a session of a variant; its float16 values can be rounded as on a device, unlike on the CPU."""
-        if rounds_halves:
+    def _session(self, model: ir.Model, *, as_device: bool) -> Session:
+        """Open a session of a variant that computes as on a device, or as in an application on the CPU."""
+        if as_device:
             from winml.modelkit.ort.half_rounding import round_half_values  # needed only by a measurement
 
             round_half_values(model)
-        return self._graph.sessions.open(model, threads=self._threads, name="the quantized variant")
+        return self._graph.sessions.open(
+            model, threads=self._threads, name="the quantized variant", as_device=as_device
+        )
 
     def _add_cost(self, **added: float) -> None:
         """Add amounts to fields of the cost, from any thread."""

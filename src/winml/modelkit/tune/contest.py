@@ -144,7 +144,7 @@ class Contest:
             for candidate in forms:
                 if not self._meets_limits(candidate):
                     self._running.drop(candidate.name)
-            step.summary = f"{len(forms)} measured, {sum(map(self._meets_limits, forms))} within the quality limit"
+            step.summary = f"{len(forms)} measured, {sum(map(self._meets_limits, forms))} within the limits"
         with self.clock.step("modules in float") as step:
             parts = [candidate for candidate in self._parts_by_quality() if self._measure_mixed_form(candidate)]
             step.summary = f"{len(parts)} mixed variants"
@@ -156,7 +156,7 @@ class Contest:
             rungs = FIRST_RUNG if self.options.decides_by_size else None
             race = self._run_race(_RIGHT, acceptable, rungs, begun=FORMATS)
             best = self._find_candidate(self._choose_winner(race).winner)
-            step.summary = f"{len(acceptable)} within the quality limit, {best.name} wins"
+            step.summary = f"{len(acceptable)} within the limits, {best.name} wins"
         with self.clock.step("placement") as step:
             race, best, step.summary = self._race_placements(race, best)
         with self.clock.step("variations") as step:

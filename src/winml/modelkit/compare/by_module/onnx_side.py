@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -28,6 +28,7 @@ from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.onnx.validity import refuse_cycles
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
+from winml.modelkit.onnx.widening import computes_in
 from winml.modelkit.ort.decoding.inputs import state_feeds
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.graph_inputs import graph_inputs
@@ -106,6 +107,11 @@ class OnnxSide:
             self._read_modules()
         # A separate provider computes with the bits of its device.
         self.is_rounded = self.is_rounded or (provider is not None and provider.names != CPU)
+
+    @functools.cached_property
+    def rounds_halves(self) -> bool:
+        """True if float16 values are rounded that the CPU provider computes in float32."""
+        return self._provider is None and computes_in(graph_of(self.structure, self.path), ir.DataType.FLOAT16)
 
     @functools.cached_property
     def module_classes(self) -> Mapping[str, str]:
@@ -208,9 +214,7 @@ class OnnxSide:
         names = [name for name in dict.fromkeys(tapped) if name not in self.output_names]
         self._session = None  # two sessions would hold the weights twice
         is_as_written = self._as_written or bool(names)
-        place: dict[str, Any] = {}
-        if self._provider is not None:  # a stated CPU provider computes as an application's
-            place = {**self._provider.session_options(self.path), "rounds_halves": False}
+        place = {} if self._provider is None else self._provider.session_options(self.path)
         self._session = open_session(self.path, as_written=is_as_written, outputs=names, **place)
         self._states = QuantizedStates.of(self.path, self._session)
         self._tapped = frozenset(names)

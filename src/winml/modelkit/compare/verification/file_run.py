@@ -236,6 +236,10 @@ class FilePieces:
         self._path = path
         self._model = load_by_reference(path)
         widen_floats(self._model, ir.DataType.BFLOAT16)
+        if computes_in(self._model, ir.DataType.FLOAT16):
+            from winml.modelkit.ort.half_rounding import round_half_values  # needed only by float16 files
+
+            round_half_values(self._model)
         self._cuts = _cuts(self._model, piece_bytes)
 
     @property
