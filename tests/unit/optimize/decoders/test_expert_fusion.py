@@ -180,6 +180,34 @@ def test_exported_experts_are_fused_and_quantized(exporter: Any, tmp_path: Any) 
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
 
 
+def test_experts_of_other_programs_keep_their_biases(tmp_path: Any) -> None:
+    """QMoE has the biases of MoE."""
+    sizes = {"w_router": "64, 4", "w_up": "4, 64, 64", "b_up": "4, 64", "w_down": "4, 64, 32", "b_down": "4, 64"}
+    model = parse(
+        f"""m (float[n, 64] x, {", ".join(f"float[{size}] {name}" for name, size in sizes.items())}) => (float[n, 64] y)
+        {{ p = MatMul (x, w_router)
+          y = com.microsoft.MoE <k = 2, normalize_routing_weights = 1, activation_type = "swiglu", swiglu_fusion = 1>
+            (x, p, w_up, b_up, w_down, b_down) }}"""
+    )
+    model.opset_imports["com.microsoft"] = 1
+    generator = np.random.default_rng(0)
+    for value in [value for value in model.graph.inputs if value.name != "x"]:
+        assert value.shape is not None
+        scale = 0.01 if value.name in ("w_up", "w_down") else 1
+        array = (scale * generator.standard_normal(value.shape.numpy())).astype(np.float32)
+        model.graph.inputs.remove(value)
+        value.const_value = ir.tensor(array, name=value.name)
+        model.graph.register_initializer(value)
+    plain, quantized = tmp_path / "plain.onnx", tmp_path / "quantized.onnx"
+    ir.save(model, plain)
+    quantize_onnx(plain, quantized, precision="int8", mode="weight-only", verify=False)
+    assert "QMoE" in operators(ir.load(quantized))
+    feeds = {"x": generator.standard_normal((5, 64)).astype(np.float32)}
+    before, after = (run_onnx(path, feeds, optimize=False)["y"] for path in (plain, quantized))
+    # Biases are larger than products, of which 8 bits change 1e-2.
+    np.testing.assert_allclose(after, before, rtol=0, atol=0.05 * np.abs(before).max())
+
+
 def _decoder_feeds(path: Any) -> dict[str, Any]:
     """Return a prompt of seven tokens."""
     feeds: dict[str, Any] = {}
