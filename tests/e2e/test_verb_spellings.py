@@ -46,9 +46,9 @@ def test_short_flags_are_read() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words", "ending"),
     [
-        (("exprt", "-m", "x"), "'exprt'", "Type: winml export -m x -o model.onnx"),
+        (("exprt", "-m", "x"), "'exprt'", "Type:\n  winml export -m x -o model.onnx\n"),
         (("qqq",), "'qqq'", "--help' shows"),
-        (("export", "--modle", "x"), "--modle", "Type: winml export --model x -o model.onnx"),
+        (("export", "--modle", "x"), "--modle", "Type:\n  winml export --model x -o model.onnx\n"),
         (("-x",), "'-x'", "--help' shows"),
     ],
 )
@@ -174,7 +174,7 @@ def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, smal
     ("typed", "meant"),
     [
         ("convert ckpt model.onnx", "export ckpt -o model.onnx"),
-        ("convert model.onnx", "winml optimize model.onnx or: winml quantize model.onnx -p fp16 -o"),
+        ("convert model.onnx", "winml optimize model.onnx winml quantize model.onnx -p fp16 -o"),
         ("convert ckpt model.onnx --half --dynamic", "export ckpt --dtype fp16 --dynamic-batch --dynamic-seq-len -o"),
         ("benchmark model.onnx --runs 5", "perf model.onnx --iterations 5"),
         ("profile model.onnx", "perf model.onnx --by-module"),
@@ -201,10 +201,16 @@ def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, smal
         ("tune ckpt --time 2m", "tune ckpt --budget 2 -o tuned"),
         ("tune ckpt -o tuned --budget 90s", "tune ckpt -o tuned --budget 1.5"),
         ("quantize m.onnx --bits 4 --group-size 32", "quantize m.onnx -p int4 --block-size 32"),
-        ("quantize m.onnx --bits 4 --sparsity 0.5", "-p int4 -o quantized.onnx (without --sparsity)"),
-        ("quantize --sparsity 0.5 m.onnx --bits 4", "quantize m.onnx -p int4 -o quantized.onnx (without"),
-        ("quantize --prune m.onnx q.onnx --bits 4", "quantize m.onnx -p int4 -o q.onnx (without --prune)"),
-        ("quantize --prune magnitude m.onnx q.onnx --bits 4", "quantize m.onnx -p int4 -o q.onnx (without --prune)"),
+        ("quantize m.onnx --bits 4 --sparsity 0.5", "Type, without --sparsity: winml quantize m.onnx -p int4 -o"),
+        (
+            "quantize --sparsity 0.5 m.onnx --bits 4",
+            "without --sparsity: winml quantize m.onnx -p int4 -o quantized.onnx",
+        ),
+        ("quantize --prune m.onnx q.onnx --bits 4", "without --prune: winml quantize m.onnx -p int4 -o q.onnx"),
+        (
+            "quantize --prune magnitude m.onnx q.onnx --bits 4",
+            "without --prune: winml quantize m.onnx -p int4 -o q.onnx",
+        ),
         ("build ckpt --output-dir built --dtype int8", "build ckpt --output built -p int8"),
         ("perf m.onnx --device cuda", "perf m.onnx --ep cuda"),
         ("export onnx --model ckpt --task fill-mask --opset 17 out.onnx", "--opset 17 -o out.onnx"),
@@ -214,7 +220,7 @@ def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, smal
         ("quantize m.onnx --per_channel --calibration_data=x.npz -o q.onnx", "--per-channel --calibration-data x.npz"),
         ("quantize m.onnx q.onnx --weight-type int4 --groupsize 64", "-p int4 --block-size 64 -o q.onnx"),
         ("quantize m.onnx --num_calib_samples 32 --static -o q.onnx", "--samples 32 --mode qdq -o q.onnx"),
-        ("auto-opt -m ckpt --precision int4 --device cpu", "--precision int4 -o built (without --device)"),
+        ("auto-opt -m ckpt --precision int4 --device cpu", "without --device: winml build -m ckpt --precision int4 -o"),
         ("capture-onnx-graph -m ckpt -o m.onnx", "export -m ckpt -o m.onnx"),
         ("session-params-tuning -m m.onnx", "tune -m m.onnx -o tuned"),
         ("analyze --model m.onnx --ep qnn", "inspect --model m.onnx --ep qnn"),
@@ -238,7 +244,7 @@ def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, smal
         ("export ckpt --precision int8 -o m.onnx", "build ckpt --precision int8 -o m"),
         ("export ckpt --height 64 --width 32 -o m.onnx", "--shape-config height=64,width=32"),
         ("build ckpt built --no-dynamic-axes", "build ckpt --fixed-sizes -o built"),
-        ("tune m.onnx --timeout 10 --n-trials 5", "tune m.onnx --budget 10 -o tuned (without --n-trials)"),
+        ("tune m.onnx --timeout 10 --n-trials 5", "without --n-trials: winml tune m.onnx --budget 10 -o tuned"),
         ("compile m.onnx --target cuda", "compile m.onnx --ep cuda -o compiled.onnx"),
         ("retag m.onnx changed.onnx --save tagged.onnx", "retag m.onnx changed.onnx -o tagged.onnx"),
         ("diff a.onnx b.onnx --json", "diff a.onnx b.onnx -f json"),
@@ -250,7 +256,7 @@ def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, smal
         ("export ckpt m.onnx --input_shape=[1,3,64,32]", "--shape-config batch_size=1,height=64,width=32"),
         ("export ckpt m.onnx --shapes input_ids:1x32", "--input-specs 'input_ids=[1,32]' -o m.onnx"),
         ("perf m.onnx --shapes=input_ids:1x32", "perf m.onnx --shape-config input_ids:0=1,input_ids:1=32"),
-        ("perf --onnx=m.onnx -hint latency -niter 20", "perf -m m.onnx --iterations 20 (without -hint)"),
+        ("perf --onnx=m.onnx -hint latency -niter 20", "without -hint: winml perf -m m.onnx --iterations 20"),
         ("export ckpt m.onnx --batch-size dynamic", "export ckpt --dynamic-batch -o m.onnx"),
         ("export ckpt -output m.onnx", "export ckpt --output m.onnx"),
         ("optimize m.onnx --float16", "quantize m.onnx -p fp16 -o quantized.onnx"),
@@ -264,7 +270,7 @@ def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, smal
         ("diff a.onnx b.onnx --tolerance 1e-3", "compare a.onnx b.onnx --threshold 1e-3"),
         ("compare --reference a.onnx --candidate b.onnx", "compare a.onnx b.onnx"),
         ("eval built --data d.csv --text-column body", "eval built --dataset d.csv --columns text=body"),
-        ("extract m.onnx --module A --outputs logits", "extract m.onnx --module A -o parts (without --outputs)"),
+        ("extract m.onnx --module A --outputs logits", "without --outputs: winml extract m.onnx --module A -o parts"),
         ("generate built hi --beams 2 --greedy", "generate built hi --num-beams 2 --temperature 0"),
         ("torch2onnx ckpt m.onnx", "export ckpt -o m.onnx"),
         ("bulid ckpt --no-quantize=true", "build ckpt --no-quant -o built"),
@@ -273,15 +279,30 @@ def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, smal
         ("export help", "winml export --help"),
         ("quantize m.onnx", "quantize m.onnx -o quantized.onnx"),
         ("--models", "winml cache ls"),
+        ("benchmark m.onnx --batch 1,8 --seq-len 64", "perf m.onnx --shape-config batch_size=8,sequence_length=64"),
+        ("check model.onnx", "winml inspect model.onnx"),
+        ("tune m.onnx --max-accuracy-drop 0.01 --trials 3", "tune m.onnx --max-drop accuracy=0.01 --dataset DATA -o"),
+        ("tune m.onnx --max-drop 0.01", "tune m.onnx --max-drop accuracy=0.01 --dataset DATA -o tuned"),
+        ("compare a.onnx b.onnx --input 'a text'", "winml compare has --input-data FILE and --dataset DATA."),
+        ("run m.onnx --seed 0", "without --seed: winml run m.onnx"),
+        ("run m.onnx --random-inputs --save-outputs out.npz", "winml run m.onnx --save out.npz"),
+        (
+            "compare a.onnx b.onnx --atol 1e-5 --rtol 1e-1",
+            "without --atol: winml compare a.onnx b.onnx --threshold 1e-1",
+        ),
+        ("perf m.onnx -r 50 -x 2", "winml perf m.onnx --iterations 50 --threads 2"),
+        ("trtexec --onnx=m.onnx --warmUp=200", "without --warmUp: winml perf -m m.onnx --warmUp is in milliseconds"),
+        ("export onnx --model ckpt --optimize O2 --opset 17 out/", "winml optimize out/model.onnx --level extended"),
+        ("optimize m.onnx --model_type bert --float16", "winml quantize optimized.onnx -p fp16 -o quantized.onnx"),
     ],
 )
 def test_words_of_other_tools_name_the_command_to_type(typed: str, meant: str) -> None:
     """All of a wrong command line is corrected at once; nothing is run. Every suggested line is parsed."""
-    refused = run_here(*typed.split())
+    refused = run_here(*shlex.split(typed))
     assert (2, "") == (refused.code, refused.out)
     assert meant in " ".join(refused.err.split())
-    lines = re.findall(r"(?:Type:|  or:) winml (.+?)(?=  or:| \(without|\n)", refused.err)
-    assert bool(lines) == ("Type:" in refused.err)
+    lines = re.findall(r"^  winml (.+)$", refused.err, re.MULTILINE)
+    assert bool(lines) == ("\nType" in refused.err)
     for verb, *words in map(shlex.split, lines):
         if verb in VERBS and "--help" not in words:
             VERBS[verb].make_context(verb, words)
@@ -294,13 +315,17 @@ def test_printed_lines_do_what_was_meant(here: Path, small_bert: Path, small_fil
         f"optimize {small_file} half.onnx --float16": "half.onnx",
         f"quantize {small_file} q.onnx --activation-type uint16 --weight_type=QInt8": "q.onnx",
         f"perf {small_file} --shapes=input_ids:2x8 -niter 2 --json out.json": "out.json",
+        f"perf {small_file} --batch 1,8 --seq-len 8 -r 2 -x 1 --json sizes.json": "sizes.json",
+        f"optimize {small_file} --model_type bert --float16 --num_heads 4": "quantized.onnx",
+        "perf out/model.onnx --shapes=input_ids:4x8 --runs 2": "model.onnx",
     }
     for words, file in typed.items():
         refused = run_here(*words.split())
         assert (2, False) == (refused.code, (here / file).exists())
-        (line,) = re.findall(r"Type: winml (.+)", refused.err)
-        done = run_here(*shlex.split(line))
-        assert (0, True) == (done.code, (here / file).exists()), (line, done.err)
+        for line in re.findall(r"^  winml (.+)$", refused.err, re.MULTILINE):
+            done = run_here(*shlex.split(line))
+            assert 0 == done.code, (line, done.err)
+        assert (here / file).exists(), refused.err
     for option in ("-hint", "-input_size"):
         assert f"no such option {option}\n" in run_here("perf", small_file, option, "32").err
 

@@ -149,9 +149,9 @@ def proof_folder(model: str) -> Path:
     if (folder := find_proof(model)) is not None:
         return folder
     raise UsageError(
-        f"{_proof_folders(model)[0]}: has no proof ({PROOF_RECORD_NAME})",
-        hint=f"winml build and winml export write one with {opt.proof}. To compare with PyTorch itself: winml compare "
-        "CHECKPOINT FILE.onnx",
+        f"{model}: has no proof ({_proof_folders(model)[0] / PROOF_RECORD_NAME})",
+        hint=f"Write one when the model is exported or built: winml export CHECKPOINT -o FILE.onnx {opt.proof}. "
+        "To compare with PyTorch itself: winml compare CHECKPOINT FILE.onnx",
     )
 
 

@@ -31,6 +31,11 @@ def _size_keys(name: str) -> list[str]:
     return named or [key for key in (own, f"num_{own}") if key in SHAPE_KEYS][:1]
 
 
+def is_size(name: str) -> bool:
+    """Return True for the plain name of an option with a size or with shapes."""
+    return bool(_size_keys(name)) or name in synonyms.SHAPES.split()
+
+
 class CollectedOptions:
     """Sizes, shapes and bits of a command line: the last of several options would apply alone."""
 
@@ -98,6 +103,13 @@ class CollectedOptions:
         kind = self._precision.type if self._precision is not None else None
         known = [name for name in names if not isinstance(kind, click.Choice) or name in kind.choices]
         return ["-p", known[0]] if known else []
+
+    def differ_from(self, inputs: Mapping[str, Sequence[str]]) -> bool:
+        """Return True if a collected size is another than that of the inputs, by name → sizes."""
+        places = {key: axis for keys in _KEYS.values() for axis, key in enumerate(keys)}
+        by_axis = [{size for shape in inputs.values() for size in shape[axis : axis + 1]} for axis in range(max(_KEYS))]
+        is_same = all(key in places and size in by_axis[places[key]] for key, size in self._sizes.items())
+        return not is_same or any([*inputs.get(name, ())] != shape for name, shape in self._shapes.items())
 
     def sizes(self, *, is_of_file: bool) -> list[str]:
         """Return the options of the collected sizes and shapes; those of an ONNX file are set by axis."""

@@ -15,7 +15,14 @@ from typing import Any
 import click
 
 from winml.modelkit.cli._completion import complete_arguments, complete_values
-from winml.modelkit.cli._help import IS_SUGGESTION, POSITIONAL, DocumentedCommand, GroupedArgument, GroupedOption
+from winml.modelkit.cli._help import (
+    IS_SUGGESTION,
+    POSITIONAL,
+    DocumentedCommand,
+    GroupedArgument,
+    GroupedOption,
+    SuggestionError,
+)
 from winml.modelkit.cli._streams import print_json, tell
 from winml.modelkit.errors import MissingOutputError, UsageError, WinMLError, error_chain, first_line, spell_options
 from winml.modelkit.fields import DEVICE, INPUTS, Field
@@ -276,8 +283,8 @@ def report_error(error: WinMLError) -> int:
     tell(f"error{where}: {error.message}")
     # If memory is lacking, advice about files does not help, whatever failed.
     hint = _MEMORY_HINT if is_out_of_memory(error.__cause__) else error.hint
-    if hint:
-        tell(hint)
+    for line in hint.split("\n") if isinstance(error, SuggestionError) else filter(None, [hint]):
+        tell(line)
     return error.exit_code
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from winml.modelkit.errors import UsageError
 from winml.modelkit.fields import GENERAL, Field, in_groups
 
 _HELP_ALL = "--help-all"
@@ -34,6 +35,10 @@ IS_SUGGESTION = f"{__name__}.is_suggestion"
 """Key of a context that parses a suggested command line: its errors lead to no other suggestion."""
 POSITIONAL = "positional_model"
 """Parameter with the first positional argument of a command, if an option may state its value instead."""
+
+
+class SuggestionError(UsageError):
+    """A usage error whose hint has several lines: command lines to copy, and remarks."""
 
 
 class GroupedOption(click.Option):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -87,9 +87,9 @@ class MeantOptions:
         by_name: Name of a parameter → option.
     """
 
-    def __init__(self, command: click.Command) -> None:
-        """Collect the options of a command."""
-        options = [param for param in command.params if isinstance(param, click.Option)]
+    def __init__(self, command: click.Command, refused: Collection[str] = ()) -> None:
+        """Collect the options of a command, without parameters that the named model refuses."""
+        options = [param for param in command.params if isinstance(param, click.Option) and param.name not in refused]
         self.by_flag = {flag: param for param in options for flag in (*param.opts, *param.secondary_opts)}
         self.by_name = {str(param.name): param for param in options}
         self._context = command.context_class(command, info_name=command.name, **command.context_settings)

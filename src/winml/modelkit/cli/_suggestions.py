@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from winml.modelkit.cli import _synonyms as synonyms
+from winml.modelkit.cli._help import SuggestionError
 from winml.modelkit.cli._meant_options import MeantOptions, plain_name
 from winml.modelkit.cli._translation import Translation
 from winml.modelkit.errors import UsageError
@@ -27,8 +30,11 @@ _LEAST_NAME = 4
 _FILE, _FOLDER = "model-file", "model-folder"
 _OF_PATHS: Mapping[str, str] = {_FILE: "inspect {}; perf {}", _FOLDER: "inspect {}; build {}"}
 """Command lines for an ONNX file, and for another path, that was typed without a command."""
+_PROOF_REMARK = "For winml verify: winml export --proof and winml build --proof write a proof of the model beside it."
 _LEAST_LETTERS = 6
 """Chosen: letters of a word that is searched in the descriptions of commands, without its last two."""
+_COMMON = 10
+"""Chosen: commands from which an option, such as ``--seed``, does not say which command was meant."""
 _MOST_TAKERS = 3
 """Chosen: commands that a sentence names for an option, or that a word of a description means."""
 
@@ -54,7 +60,7 @@ def unknown_command(
     name = "-".join(filter(None, [group, plain_name(name)]))
     if name in ("help", "help-all"):
         verb = next((word for word in arguments if word in commands), "")
-        return _suggestion(problem, [command_line(["winml", *filter(None, [verb]), "--help"])])
+        return _Suggested([command_line(["winml", *filter(None, [verb]), "--help"])]).as_error(problem)
     if name in synonyms.SERVING.split():
         hint = (
             "winml has no server. It writes the folder that a server reads: winml build MODEL -o built; "
@@ -80,8 +86,12 @@ def unknown_command(
     if templates.startswith("export") and any(map(_is_model, arguments[:1])):
         templates = synonyms.OF_ONNX  # an export starts from PyTorch
     lines = [line for line in templates.split("; ") if not line.startswith("verify ") or _has_proof(arguments)]
-    filled = [_fill_template(line, arguments, commands) for line in lines]
-    return _suggestion(problem, [line for line, _ in filled], [name for _, names in filled for name in names])
+    remarks = [_PROOF_REMARK] if len(lines) < len(templates.split("; ")) else []
+    filled = [_fill_template(line, arguments, commands, is_alone=len(lines) == 1) for line in lines]
+    if len(filled) == 1:
+        return filled[0].as_error(problem)
+    omitted = [name for suggested in filled for name in suggested.omitted]
+    return _Suggested([suggested.lines[0] for suggested in filled], omitted, remarks).as_error(problem)
 
 
 def _find_command(name: str, table: Mapping[str, str], descriptions: Mapping[str, str]) -> str | None:
@@ -111,16 +121,77 @@ def _has_proof(words: Iterable[str]) -> bool:
 
 
 def _fill_template(
-    template: str, arguments: Sequence[str], commands: Mapping[str, click.Command]
-) -> tuple[str, Sequence[str]]:
-    """Return the command line of a template with the arguments translated, and the omitted options."""
+    template: str, arguments: Sequence[str], commands: Mapping[str, click.Command], *, is_alone: bool
+) -> _Suggested:
+    """Return the command line of a template with the arguments translated; alone, other commands complete it."""
     verb, *words = template.split()
     if verb not in commands or "{}" not in words:
-        return f"winml {template}", [word for word in arguments if word.startswith("-")]
+        return _Suggested([f"winml {template}"], [word for word in arguments if word.startswith("-")])
     start = words.index("{}")
-    translation = Translation(commands[verb], arguments, before=words[:start], after=words[start + 1 :])
-    line = translation.line if translation.is_parsed else ["--help"]
-    return command_line(["winml", verb, *line]), translation.omitted
+    own = Translation(commands[verb], arguments, before=words[:start], after=words[start + 1 :])
+    suggested = _complete_translation(own, ["winml", verb], arguments, commands if is_alone and words == ["{}"] else {})
+    return suggested or _Suggested([command_line(["winml", verb, "--help"])])
+
+
+def _complete_translation(
+    own: Translation, path: Sequence[str], arguments: Sequence[str], commands: Mapping[str, click.Command]
+) -> _Suggested | None:
+    """Return command lines for translated arguments; ``None`` if no command takes them.
+
+    What the command does not take is given to another command of the same arguments, or to one that continues with its
+    output.
+
+    Args:
+        own: The translation of the arguments for the command that was typed.
+        path: Words of that command.
+        arguments: The arguments.
+        commands: Name → command of winml.
+    """
+    best, verb = (own if own.is_parsed else None), path[-1]
+    counts = _count_takers(commands)
+    if not own.is_parsed or any(counts[name] < _COMMON for name in own.omitted):
+        for neighbor in synonyms.NEIGHBORS.get(verb, "").split():
+            command = commands.get(neighbor)
+            other = None if command is None else Translation(command, arguments)
+            if other is None or not other.is_parsed or any(map(own.options.knows, other.omitted)):
+                continue
+            if best is None or len(other.omitted) < len(best.omitted):
+                best, path = other, [*path[:-1], neighbor]
+    if best is None:
+        return None
+    suggested = _Suggested([command_line([*path, *best.line])], best.omitted, [*best.remarks.values()])
+    following, flag = synonyms.FOLLOWING.get(verb, ("", ""))
+    if best is own and own.omitted and following in commands:
+        line = own.line if own.output else [*own.line, "-o", f"{verb}d{MODEL_SUFFIX}"]
+        then = Translation(commands[following], [own.output or line[-1], *own.omitted_words])
+        if then.is_parsed and flag in then.line:
+            lines = [command_line([*path, *line]), command_line([*path[:-1], following, *then.line])]
+            words = [word for word in own.omitted if word not in own.omitted_words]
+            return _Suggested(lines, [*words, *then.omitted], [*own.remarks.values()], is_sequence=True)
+    if best.refused_words and "export" not in commands:
+        suggested.omitted = [*best.omitted, *(word for word in best.refused_words if word.startswith("-"))]
+    elif best.refused_words:
+        checkpoint = _read_checkpoint(best.file)
+        export = Translation(commands["export"], [checkpoint, *best.refused_words])
+        shapes = ", ".join(f"{name} {'x'.join(shape)}" for name, shape in best.fixed_sizes.items())
+        suggested.remarks = [
+            *suggested.remarks, f"{best.file} has fixed sizes ({shapes}). Export the model with other sizes:",
+        ]  # fmt: skip
+        suggested.last = command_line(["winml", "export", *export.line])
+    return suggested
+
+
+def _read_checkpoint(file: str) -> str:
+    """Return the model that a file was exported from, as the file records it."""
+    from winml.modelkit.onnx.bundle import model_record
+    from winml.modelkit.onnx.files.reading import read_metadata
+
+    return str(model_record(read_metadata(Path(file))).get("name_or_path", "CHECKPOINT"))
+
+
+def _count_takers(commands: Mapping[str, click.Command]) -> Counter[str]:
+    """Return how many commands have each option."""
+    return Counter(flag for command in commands.values() for flag in MeantOptions(command).by_flag)
 
 
 def misspelled_option(command: click.Command, arguments: Sequence[str]) -> str | None:
@@ -139,43 +210,51 @@ def misunderstood_arguments(context: click.Context, arguments: Sequence[str], pr
         problem: What is wrong with them.
     """
     if arguments[:1] in (["help"], ["?"]) and not Path(arguments[0]).exists():
-        return _suggestion(problem, [command_line([*context.command_path.split(), "--help"])])
+        return _Suggested([command_line([*context.command_path.split(), "--help"])]).as_error(problem)
     own = Translation(context.command, arguments)
     names = list(dict.fromkeys(own.unknown))
     if len(names) > 1:
         problem = f"no such options {', '.join(names)}"
     elif names and "Missing" in problem:
         problem = f"no such option {names[0]}"
-    path = context.command_path.split()
-    best = own if own.is_parsed else None
-    if own.omitted or not own.is_parsed:
-        for verb in synonyms.NEIGHBORS.get(str(context.command.name), "").split():
-            command = _verbs(context).get(verb)
-            other = None if command is None else Translation(command, arguments)
-            if other is None or not other.is_parsed or any(map(own.options.knows, other.omitted)):
-                continue
-            if best is None or len(other.omitted) < len(best.omitted):
-                best, path = other, [*path[:-1], verb]
-    if best is None:
-        takers = _describe_takers(context, names)
+    suggested = _complete_translation(own, context.command_path.split(), arguments, _verbs(context))
+    if suggested is None:
+        takers = _describe_takers(own, context, names)
         return UsageError(problem, hint=" ".join(takers)) if takers else None
-    error = _suggestion(problem, [command_line([*path, *best.line])], best.omitted)
-    error.hint = " ".join([error.hint, *_describe_takers(context, best.omitted)])
-    return error
+    suggested.remarks = [*_describe_takers(own, context, suggested.omitted), *suggested.remarks]
+    return suggested.as_error(problem)
 
 
 def missing_output(context: click.Context, arguments: Sequence[str], error: UsageError) -> UsageError:
     """Return an error about a missing output with a line that names one."""
     completed = Translation(context.command, arguments)
-    if completed.is_parsed and completed.line != [*arguments]:
-        line = command_line([*context.command_path.split(), *completed.line])
-        error.hint = f"{error.hint} {_suggestion('', [line]).hint}"
-    return error
+    if not completed.is_parsed or completed.line == [*arguments]:
+        return error
+    line = command_line([*context.command_path.split(), *completed.line])
+    return _Suggested([line]).as_error(error.message, error.hint)
 
 
-def _suggestion(problem: str, lines: Sequence[str], omitted: Sequence[str] = ()) -> UsageError:
-    without = f" (without {', '.join(dict.fromkeys(omitted))})" if omitted else ""
-    return UsageError(problem, hint=f"Type: {'  or: '.join(lines)}{without}")
+@dataclass
+class _Suggested:
+    """Command lines to type."""
+
+    lines: Sequence[str]
+    """Alternatives, or the lines of a sequence."""
+    omitted: Sequence[str] = ()
+    """Typed options without a counterpart."""
+    remarks: Sequence[str] = ()
+    is_sequence: bool = False
+    last: str = ""
+    """Command line that the last remark is about."""
+
+    def as_error(self, problem: str, hint: str = "") -> SuggestionError:
+        """Return the error; each command line stands alone on its line, to be copied."""
+        several = " these, one after the other" if self.is_sequence else " one of these"
+        without = f", without {', '.join(dict.fromkeys(self.omitted))}" if self.omitted else ""
+        lines = [f"  {line}" for line in (*self.lines, self.last) if line]
+        lines[len(self.lines) : len(self.lines)] = dict.fromkeys(self.remarks)
+        first = f"Type{several if len(self.lines) > 1 else ''}{without}:"
+        return SuggestionError(problem, hint="\n".join([*filter(None, [hint]), first, *lines]))
 
 
 def _verbs(context: click.Context) -> Mapping[str, click.Command]:
@@ -188,9 +267,21 @@ def _verbs(context: click.Context) -> Mapping[str, click.Command]:
     return {verb: command for verb, command in commands.items() if command is not None}
 
 
-def _describe_takers(context: click.Context, names: Iterable[str]) -> list[str]:
-    """Return a sentence for each option that other commands have."""
+def _describe_takers(own: Translation, context: click.Context, names: Iterable[str]) -> list[str]:
+    """Return a sentence for each option that the command has for another value, or that few other commands have."""
+    sentences = []
     options = {f"winml {verb}": MeantOptions(command).by_flag for verb, command in _verbs(context).items()}
     options.pop(context.command_path, None)
-    takers = {name: [path for path, known in options.items() if name in known] for name in names}
-    return [f"{name} is an option of {', '.join(paths[:_MOST_TAKERS])}." for name, paths in takers.items() if paths]
+    for name in names:
+        paths = [path for path, known in options.items() if name in known]
+        meant = [*own.options.find(name)] if len(name) > len("-b") else []
+        if meant and meant[0][0].name == "input_data" and "dataset" in own.options.by_name:
+            meant += own.options.find("--dataset")
+        flags = [spelling.replace("{}", str(param.metavar)) for param, spelling in meant]
+        if name in own.remarks or any(flag.split()[0] in own.line for flag in flags):
+            continue
+        if flags:
+            sentences.append(f"{context.command_path} has {' and '.join(dict.fromkeys(flags))}.")
+        elif 0 < len(paths) < _COMMON:
+            sentences.append(f"{name} is an option of {', '.join(paths[:_MOST_TAKERS])}.")
+    return sentences

@@ -24,7 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "predict infer inference classify embed execute pipe": "run {}",
     "chat": "generate {} --chat -p Hello",
     "complete text llm ask": "generate {}",
-    "validate test check accuracy-check": "verify {}; compare REFERENCE {}; eval {} --dataset DATA",
+    "validate test check accuracy-check": "verify {}; inspect {}; compare REFERENCE {}; eval {} --dataset DATA",
     "evaluate score accuracy": "eval {}",
     "cmp": "compare {}",
     "split cut slice subgraph surgeon": "extract {}",
@@ -56,6 +56,8 @@ NEIGHBORS: Mapping[str, str] = {
     "run": "generate perf", "generate": "run", "diff": "compare", "compile": "quantize", "verify": "compare",
 }  # fmt: skip
 """Command → commands of the same arguments that take what it does not take."""
+FOLLOWING: Mapping[str, tuple[str, str]] = {"export": ("optimize", "--level"), "optimize": ("quantize", "-p")}
+"""Command → command that continues with its file, and the option whose words a user adds to the first command."""
 
 OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("json", "format_", "-f json"),
@@ -72,7 +74,7 @@ OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("calibration-method calibrate-method calib-method", "method", "--method {}"),
     ("sym", "symmetric", "--symmetric"),
     ("asym", "symmetric", "--asymmetric"),
-    ("o4 ofast fuse fusion simplify", "level", "--level full"),
+    ("o4 ofast fuse fusion simplify model-type", "level", "--level full"),
     ("recipe", "config", "-c {}"),
     ("O optimize opt-level optimization-level graph-optimization-level optimize-level", "level", "--level {}"),
     ("opset-version target-opset", "opset_version", "--opset {}"),
@@ -101,16 +103,17 @@ OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("provider-option", "ep_options", "--ep-options {}"),
     ("embed-context embed-mode", "embed", "--embed"),
     ("runs num-runs n-runs avg-runs repeat repetitions rounds steps count", "iterations", "--iterations {}"),
-    ("iter niter loop n i", "iterations", "--iterations {}"),
+    ("iter niter loop n i r", "iterations", "--iterations {}"),
     ("warm-up warmup-runs num-warmup warmups", "warmup", "--warmup {}"),
     ("time seconds secs t", "duration", "--duration {}"),
     ("time time-limit time-budget timeout minutes max-time", "budget_minutes", "--budget {}"),
     ("metric objective goal optimize-for", "target", "--target {}"),
-    ("num-threads n-threads nthreads intra-op-num-threads intra-op", "threads", "--threads {}"),
+    ("num-threads n-threads nthreads intra-op-num-threads intra-op x", "threads", "--threads {}"),
     ("calib calibration calibrate calib-data calib-dataset calibration-dataset data", "calibration_data",
      "--calibration-data {}"),
     ("data data-set dataset-name eval eval-data test csv", "dataset", "--dataset {}"),
-    ("load-inputs inputs input-file npz data", "input_data", "--input-data {}"),
+    ("load-inputs inputs input-file npz data input text texts", "input_data", "--input-data {}"),
+    ("max-drop max-accuracy-drop accuracy-drop max-accuracy-loss", "max_drop", "--max-drop accuracy={}"),
     ("layer-wise module-wise", "by_module", "--by-module"),
     ("ignore skip exclude keep keep-float blacklist nodes-to-exclude layers-to-skip layers-to-exclude", "exclude",
      "--exclude {}"),
@@ -149,6 +152,13 @@ OPTIONS: tuple[tuple[str, str, str], ...] = (
 
 The first row whose parameter the command has, and whose value it takes, applies.
 """
+OMITTED: Mapping[str, tuple[str, str]] = {
+    "atol": ("rtol", "--threshold is a relative error, as --rtol is."),
+    "trials": ("", "--budget MINUTES limits a search."),
+    "n-trials": ("", "--budget MINUTES limits a search."),
+    "warmUp": ("", "--warmUp is in milliseconds; --warmup is a number of runs."),
+}
+"""Options without a counterpart, as typed or plain → option beside which that is so (empty: always), and a remark."""
 NOUNS = ("-name", "-path", "-file", "-dir", "-folder", "-layers", "-modules", "-module", "-nodes")
 """Endings of names that say no more: ``--image-path`` is ``image``, ``--ignore-layers`` is ``ignore``."""
 VAGUE_WORDS = frozenset({
@@ -182,8 +192,11 @@ ACTIVATION_BITS = (
 OPTIONS_AS_VALUE = "extra-options"
 """Options whose value is an option: ``--extra_options int4_block_size=32``."""
 
-IMPLIED_PRECISION = "-p int4"
-"""Precision that an algorithm alone implies in other tools: ``--awq``."""
+REQUIRED: Mapping[str, tuple[str, str]] = {
+    "--algorithm": ("-p --precision --mode", "-p int4"),
+    "--max-drop": ("--dataset", "--dataset DATA"),
+}
+"""Option → options of which it requires one, and what is added without them: ``--awq`` alone is ``int4``."""
 VALUES: Mapping[str, str] = {
     "4": "int4", "4bit": "int4", "nf4": "int4", "8": "int8", "8bit": "int8", "quint8": "uint8", "qint8": "int8",
     "half": "fp16", "float16": "fp16", "16": "fp16", "bfloat16": "bf16", "float32": "fp32", "f16": "fp16",

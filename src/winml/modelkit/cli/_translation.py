@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import shlex
@@ -11,11 +12,12 @@ from pathlib import Path
 import click
 
 from winml.modelkit.cli import _synonyms as synonyms
-from winml.modelkit.cli._collected_options import CollectedOptions
+from winml.modelkit.cli._collected_options import CollectedOptions, is_size
 from winml.modelkit.cli._help import IS_SUGGESTION, POSITIONAL, GroupedArgument
 from winml.modelkit.cli._meant_options import NUMBER, MeantOptions, is_flag, is_named_shape, parts_of, plain_name
-from winml.modelkit.errors import UsageError
-from winml.modelkit.fields import INPUTS
+from winml.modelkit.errors import UsageError, WinMLError
+from winml.modelkit.export.declared_options import DynamicFields
+from winml.modelkit.fields import INPUTS, fields_of
 from winml.modelkit.file_names import MODEL_SUFFIX
 
 _HELP = frozenset({"-h", "--help", "--help-all"})
@@ -27,12 +29,14 @@ _OUTPUTS: Mapping[str, str] = {
     "retag": "tagged", "sweep": "swept", "tune": "tuned",
 }  # fmt: skip
 """Command that requires an output → its name; a file has the suffix of a model."""
+_OF_CHECKPOINTS = frozenset({"build", "export"})
+"""Commands whose model is a checkpoint; a file that they name is an output."""
+_REFUSED_BY_FILES = frozenset({"dynamic_axes", "random_weights", *(field.name for field in fields_of(DynamicFields))})
+"""Options that every command refuses for an ONNX file: an export alone makes sizes dynamic."""
 _OF_FILES = frozenset({"compile", "export", "optimize", "quantize", "retag"})
 """Commands that make a file of a file."""
 _WITHOUT_OUTPUT = frozenset({"--check", "--list", "--sensitivity", "--use-cache", *_HELP})
 """Options of these commands that write no output."""
-_ALGORITHM, _WITH_ALGORITHM = "--algorithm", frozenset({"-p", "--precision", "--mode"})
-"""An option of quantization, and those of which it requires one."""
 _DATA_OPTIONS: Mapping[str, tuple[str, ...]] = {
     ".npz": ("input_data", "calibration_data"),
     **dict.fromkeys((".csv", ".jsonl", ".parquet", ".txt"), ("calibration_data", "dataset")),
@@ -49,7 +53,10 @@ class Translation:
     Attributes:
         line: The arguments of winml, with what was missing: a name for the output, placeholders for required options.
         unknown: Options that the command does not have.
-        omitted: Words without a counterpart, which the line does not contain.
+        omitted: Options without a counterpart, which the line does not contain.
+        omitted_words: These options as typed, with their values.
+        remarks: Omitted option → what is there instead.
+        refused_words: Options with sizes as typed, which the line does not contain because the file has fixed sizes.
         is_parsed: True if the command takes the line.
     """
 
@@ -64,9 +71,14 @@ class Translation:
             before: Arguments of winml that stand before them.
             after: Arguments of winml that stand behind them.
         """
-        self._command, self.options = command, MeantOptions(command)
-        self._verb = str(command.name)
+        self._command, self._verb = command, str(command.name)
+        own = {param.name: param.opts for param in command.params if isinstance(param, click.Option)}
+        self._output_flags = own.get("output", [])
+        self.file = self._find_file([*before, *arguments, *after])
+        self.options = MeantOptions(command, _REFUSED_BY_FILES if self.file else ())
         self.line, self.unknown, self.omitted = list(before), list[str](), list[str]()
+        self.omitted_words, self.refused_words, self.remarks = list[str](), list[str](), dict[str, str]()
+        self._names = {plain_name(word.partition("=")[0]) for word in arguments if word.startswith("-")}
         self._rest, self._surplus = list(arguments), list[str]()
         if self._rest[1:] and self._rest[0] in synonyms.SUBCOMMANDS.get(self._verb, "").split():
             self._rest.pop(0)
@@ -77,8 +89,6 @@ class Translation:
         self._free = len(arguments) if -1 in counts else max(sum(counts) - len(before), 0)
         named = itertools.starmap(self._names_model, itertools.pairwise([*arguments, ""]))
         self._free -= POSITIONAL in self._positionals and any(named)
-        output = self.options.by_name.get("output")
-        self._output_flags = output.opts if output is not None else []
         self._collected = CollectedOptions(self.options.by_name)
         self._place_of_precision = -1
         self._repeated: str | None = None
@@ -87,8 +97,11 @@ class Translation:
             self._add_word(self._rest.pop(0))
         place = self._place_of_precision
         self.line[place:place] = self._collected.precision()
-        words = (word for flag, word in itertools.pairwise(["", *self.line]) if flag not in self._output_flags)
-        self.line += self._collected.sizes(is_of_file=any(map(_is_model, words)))
+        sizes = self._collected.sizes(is_of_file=bool(self.file))
+        if not sizes or not self.fixed_sizes:
+            self.line += sizes
+        elif not self._collected.differ_from(self.fixed_sizes):
+            self.refused_words.clear()
         for word in self._surplus:
             self.line += self._place(word)
         if after or self.line or POSITIONAL not in self._positionals:
@@ -97,6 +110,28 @@ class Translation:
             self.line.append("MODEL")
         self._complete()
         self.is_parsed = self._parses()
+
+    @property
+    def output(self) -> str:
+        """The output that the line names; empty: none."""
+        pairs = itertools.pairwise(self.line)
+        return next((word for flag, word in pairs if flag in self._output_flags), "")
+
+    @functools.cached_property
+    def fixed_sizes(self) -> dict[str, list[str]]:
+        """Inputs of the named file → sizes, if all are fixed; empty for any other model."""
+        return _read_fixed_sizes(self.file)
+
+    def _find_file(self, words: Sequence[str]) -> str:
+        """Return the ONNX file that the words name; empty if the model is no file."""
+        if self._verb in _OF_CHECKPOINTS:
+            return ""
+        named = (
+            word.partition("=")[2] if word.startswith("-") else word
+            for flag, word in itertools.pairwise(["", *words])
+            if flag not in self._output_flags
+        )
+        return next(filter(_is_model, named), "")
 
     def _names_model(self, word: str, following: str) -> bool:
         name, equals, value = word.partition("=")
@@ -148,16 +183,21 @@ class Translation:
         if plain in {*self._positionals, *synonyms.POSITIONALS.get(self._verb, "").split()}:  # --candidate b.onnx
             self._rest[:0] = [joined] if joined else []
             return
-        if name not in options.by_flag:
+        if all(name not in (*param.opts, *param.secondary_opts) for param in self._command.params):
             self.unknown.append(name)
         values = [joined] if joined is not None else [*itertools.takewhile(self._is_no_option, self._rest)]
-        used = next((used for used in self._attempts(name, joined, values) if used is not None), None)
+        beside, remark = synonyms.OMITTED.get(name.lstrip("-")) or synonyms.OMITTED.get(plain, ("", ""))
+        is_omitted = bool(remark) and name not in options.by_flag and (not beside or beside in self._names)
+        self.remarks.update({name: remark} if is_omitted else {})
+        attempts = iter(()) if is_omitted else self._attempts(name, joined, values)
+        used = next((used for used in attempts if used is not None), None)
         if used is None and name in options.by_flag:  # its value is wrong, and no other is known
             self.line += [name, *values[:1]]
             used = len(values[:1])
         elif used is None:
             self.omitted.append(name)
             used = int(self._is_value(values))
+            self.omitted_words += [name, *values[:used]]
             self._repeated = "" if used else None
         del self._rest[: used if joined is None else 0]
 
@@ -172,11 +212,11 @@ class Translation:
         if not is_own and collected.collect_bits(plain, value):
             self._place_of_precision = len(self.line) if self._place_of_precision < 0 else self._place_of_precision
             yield 1
-        if is_named_shape(value):
-            yield collected.collect(plain, values) or None
+        if is_named_shape(value) or (values and is_size(plain) and self.fixed_sizes):
+            yield self._collect_sizes(name, values)
         yield self._add_first(options.find(name), name, values)
         if values:
-            yield collected.collect(plain, values) or None
+            yield self._collect_sizes(name, values)
         if joined is None or joined.lower() in _SWITCH_VALUES - _FALSE:
             yield 0 if self._extend(options.of_value(plain)) else None  # --int8, half=true
         yield 1 if value and self._extend(self._option_of(value)) else None  # --compress int8, -d data.csv
@@ -185,6 +225,12 @@ class Translation:
             yield self._add_first(options.find_by_part(name), name, values)
         yield 0 if any(self._extend(options.of_value(word)) for word in parts_of(name)) else None  # --use-gpu
         yield 1 if value in synonyms.SUBCOMMANDS["export"].split() else None  # --format onnx
+
+    def _collect_sizes(self, name: str, values: Sequence[str]) -> int | None:
+        """Collect sizes or shapes; return how many values were used, ``None`` if the option has none."""
+        used = self._collected.collect(plain_name(name), values)
+        self.refused_words += [name, *values[:used]] if used and self.fixed_sizes else []
+        return used or None
 
     def _extend(self, words: Sequence[str]) -> bool:
         """Add the words of an option unless the line has it; return True if they were added."""
@@ -259,8 +305,10 @@ class Translation:
 
     def _complete(self) -> None:
         """Add placeholders for missing required options, and a name for a missing output; correct a given name."""
-        if _ALGORITHM in self.line and not _WITH_ALGORITHM & {*self.line}:
-            self.line += synonyms.IMPLIED_PRECISION.split()
+        for flag, (others, implied) in synonyms.REQUIRED.items():
+            is_known = implied.split()[0] in self.options.by_flag
+            if is_known and flag in self.line and not {*others.split()} & {*self.line}:
+                self.line += implied.split()
         is_of_file = self._verb in _OF_FILES and (self._verb == "export" or any(map(_is_model, self.line)))
         for flag, param in [*self._open_options()]:
             if param.name == "output" and self._verb in _OUTPUTS and not _WITHOUT_OUTPUT & {*self.line}:
@@ -289,6 +337,20 @@ class Translation:
 
 def _is_model(word: str) -> bool:
     return word.lower().endswith(MODEL_SUFFIX)
+
+
+def _read_fixed_sizes(file: str) -> dict[str, list[str]]:
+    """Return the inputs of a file with their sizes if all are fixed; empty for any other file."""
+    if not Path(file).is_file():
+        return {}
+    from winml.modelkit.onnx.files.reading import read_structure, required_inputs
+
+    try:
+        inputs = required_inputs(read_structure(Path(file)).graph)
+    except WinMLError:
+        return {}
+    shapes = {value.name: [f"{dim.dim_value}" for dim in value.type.tensor_type.shape.dim] for value in inputs}
+    return {} if any("0" in shape for shape in shapes.values()) else shapes  # 0: a name, or nothing
 
 
 def _is_path(word: str) -> bool:
