@@ -7,11 +7,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from checkpoints import save_checkpoint
+from checkpoints import save_checkpoint, save_image_processor
 from e2e.in_process import run_here
 from e2e.workplace import Outcome
 from module_chains import save_chain
+from winml.modelkit.verbs.next_commands import running_command
 
 
 @pytest.fixture(autouse=True)
@@ -123,3 +125,16 @@ def test_measurement_of_a_plain_export_leads_to_its_fusions(tmp_path: Path) -> N
     assert "at --level full" in by_module.out
     run_printed(command, "--no-verify")
     assert "\nnext " not in run_here("perf", "model_full.onnx", "--iterations", "2").out
+
+
+def test_command_that_runs_a_model_has_the_given_provider(tmp_path: Path) -> None:
+    """The provider follows the folder, before the inputs of the task; the command runs."""
+    checkpoint = save_checkpoint("resnet", tmp_path / "checkpoint")
+    save_image_processor(checkpoint, 32)
+    done = run_here("export", checkpoint, "-o", "exported/model.onnx", "--no-verify", "-q")
+    assert 0 == done.code, done.err
+    command = running_command(Path("exported"), {"model": Path("exported/model.onnx")}, ["--ep", "cpu"])
+    words = shlex.split(command)
+    assert ["winml", "run", "exported", "--ep", "cpu", "--image"] == words[:6]
+    Image.new("RGB", (32, 32)).save(words[6])
+    run_printed(command)

@@ -24,6 +24,7 @@ from winml.modelkit.quantize.precisions import BLOCK_OPSET, MODES
         ({"precision": "fp16", "method": "entropy"}, "--method"),
         ({"precision": "int4", "algorithm": "k_quant", "symmetric": True}, "--algorithm k_quant"),
         ({"precision": "int8", "mode": "weight-only", "algorithm": "hqq"}, "4-bit"),
+        ({"precision": "int4", "weight_operators": "standard", "algorithm": "hqq"}, "fractional"),
         ({"precision": "w8a8", "algorithm": "awq"}, "--algorithm awq"),
         ({"precision": "w8a8", "algorithm": "gptq", "per_channel": False}, "one scale"),
         ({"precision": "w16a16", "algorithm": "gptq"}, "16 bits"),

@@ -229,7 +229,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
                 else ()
             ),
         )
-        file = {**vars(done.file), "notes": notes}
+        file = {**vars(done.file), "notes": tuple(dict.fromkeys(notes))}
         return QuantizedFile(
             **file,
             precision=self.resolved.base.name if outcome.search is None else outcome.search.form,

@@ -395,6 +395,12 @@ class QuantizeOptions(QuantizeFields, Options):
                 hint=f"Use {opt.precision} w8a8 or w8a16 with a scale for each channel, or omit it.",
             )
         has_four_bits = any(precision.weight_bits == 4 for precision, mode in requested if mode == "weight-only")
+        if "hqq" in self._requested_algorithms and self.weight_operators == "standard":
+            raise UsageError(
+                f"{opt.algorithm} hqq with {opt.weight_operators} standard: DequantizeLinear has no fractional zero "
+                "points",
+                hint=f"Use {opt.algorithm} k_quant, or {opt.weight_operators} onnxruntime.",
+            )
         if "hqq" in self._requested_algorithms and not has_four_bits:
             raise UsageError(
                 f"{opt.algorithm} hqq: ONNX Runtime supports it for 4-bit weights only",

@@ -75,9 +75,11 @@ def _read_request(options: Mapping[str, Any]) -> TuneRequest:
 def _print_result(result: TuneResult, options: Mapping[str, Any]) -> None:
     from winml.modelkit.builds.found_models import read_model_folder
     from winml.modelkit.file_names import TUNE_PAGE_NAME, TUNE_RESULT_NAME
+    from winml.modelkit.tune.tune_result import provider_words
     from winml.modelkit.verbs.next_commands import running_command
 
-    following = running_command(options["output"], read_model_folder(Path(result.winner.folder)).parts)
+    parts = read_model_folder(Path(result.winner.folder)).parts
+    following = running_command(options["output"], parts, provider_words(result.won.candidate))
     files = [options["output"] / name for name in (TUNE_RESULT_NAME, TUNE_PAGE_NAME)]
     record = {**result.as_record(), "next": following}
     show_result(record, options, lambda: result.document().with_files(files).with_next(following))

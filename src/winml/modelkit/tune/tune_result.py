@@ -11,6 +11,7 @@ from winml.modelkit.builds.manifest_records import BuildResult
 from winml.modelkit.compare.quality_minimum import LEAST_AGREEMENT
 from winml.modelkit.errors import opt, spell_flag
 from winml.modelkit.file_names import BUILD_CONFIG_NAME
+from winml.modelkit.ort.execution_providers import library_words
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.race import Choice, ratio_between
 from winml.modelkit.profile.statistics import IDLE_MACHINE, NOISE, Ratio, median_interval, summarize
@@ -206,9 +207,6 @@ class Answer:
         candidate = next(candidate for candidate in self.candidates if candidate.name == choice.winner)
         latency, facts = self._find_latency(candidate), self.state.facts(candidate.name)
         config = str(built.folder / BUILD_CONFIG_NAME)
-        provider_words = [] if candidate.ep is None else [spell_flag("ep"), candidate.ep]
-        option = spell_flag("ep_options")
-        provider_words += [text for name, value in candidate.ep_options.items() for text in (option, f"{name}={value}")]
         threads = [] if candidate.threads is None else [spell_flag("threads"), str(candidate.threads)]
         sizes = [] if candidate.fixed_sizes else list(self._size_words())
         return records.Winner(
@@ -219,7 +217,7 @@ class Answer:
             build_command=command_line(["winml", "build", "-c", config, "-o", "DIR"]),
             perf_command=None
             if candidate.callers > 1
-            else command_line(["winml", "perf", str(built.folder), *provider_words, *threads, *sizes]),
+            else command_line(["winml", "perf", str(built.folder), *provider_words(candidate), *threads, *sizes]),
             is_within_noise=choice.is_within_noise,
             ratio_to_plain=None if latency is None else latency.ratio,
             sqnr_db=None if facts is None else facts.sqnr_db,
@@ -343,3 +341,13 @@ def _mark_front(rows: Sequence[records.TunedCandidate]) -> Iterator[records.Tune
     front = {row.candidate.name for row, is_best in zip(comparable, records.on_front(points), strict=True) if is_best}
     for row in rows:
         yield replace(row, is_on_front=row.candidate.name in front)
+
+
+def provider_words(candidate: records.Candidate) -> list[str]:
+    """Return the words of a command that run a candidate's file with its execution provider; ``[]`` for the CPU."""
+    if candidate.ep is None:
+        return []
+    options = (
+        text for name, value in candidate.ep_options.items() for text in (spell_flag("ep_options"), f"{name}={value}")
+    )
+    return [spell_flag("ep"), candidate.ep, *library_words(candidate.ep), *options]

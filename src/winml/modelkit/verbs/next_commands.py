@@ -101,12 +101,13 @@ def diverging_command(reference: str | Path, candidate: str | Path, data: Mappin
     return measuring_command("compare", [reference, candidate], words)
 
 
-def running_command(folder: Path, parts: Mapping[str, Path]) -> str:
+def running_command(folder: Path, parts: Mapping[str, Path], words: Sequence[str] = ()) -> str:
     """Return a command that runs the model in a folder on an input of its task, or else shows its inputs.
 
     Args:
         folder: The folder of a build or an export.
         parts: Part → ONNX file.
+        words: Options of the execution provider; a compiled file has its own.
     """
     if VAE_DECODER in parts:
         call = f"load_pipeline({json.dumps(str(folder))})"
@@ -114,18 +115,24 @@ def running_command(folder: Path, parts: Mapping[str, Path]) -> str:
         return command_line(["python", "-c", code])
     if _has_bfloat16(_main_part(parts)):  # the CPU, which the other commands use, cannot run it
         return measuring_command("inspect", [folder], [])
-    return task_command(folder, parts)[1] or measuring_command("run", [folder], [spell_flag("schema")])
+    return task_command(folder, parts, words)[1] or measuring_command("run", [folder], [spell_flag("schema")])
 
 
-def task_command(folder: Path, parts: Mapping[str, Path]) -> tuple[str, str | None]:
+def task_command(folder: Path, parts: Mapping[str, Path], words: Sequence[str] = ()) -> tuple[str, str | None]:
     """Return the task of a model, and a command that runs it on inputs of the task.
 
     The task of a script's model is ``""``; the command is ``None`` if only tensors can be passed.
+
+    Args:
+        folder: The folder of a build or an export.
+        parts: Part → ONNX file.
+        words: Options of the execution provider; a compiled file has its own.
     """
     from winml.modelkit.generate.run_verb import example_command
     from winml.modelkit.generate.task_inputs import run_task
     from winml.modelkit.onnx.bundle import described_model
     from winml.modelkit.onnx.files.reading import read_structure
+    from winml.modelkit.ort.execution_providers import provider_options_of
 
     path = _main_part(parts)
     try:
@@ -133,7 +140,8 @@ def task_command(folder: Path, parts: Mapping[str, Path]) -> tuple[str, str | No
         task, definition = run_task(described_model(path).get("task") or "", inputs)
     except TaskError:
         return "", None
-    return task, example_command(command_line([str(folder)]), task, definition, parts)
+    own_words = () if provider_options_of(next(iter(parts.values()))) else words
+    return task, example_command(command_line([str(folder), *own_words]), task, definition, parts)
 
 
 def _main_part(parts: Mapping[str, Path]) -> Path:

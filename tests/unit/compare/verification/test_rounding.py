@@ -16,6 +16,7 @@ from winml.modelkit.compare.verification.reference_run import PreparedPart, prep
 from winml.modelkit.compare.verification.rounding import (
     MOST_SET_ASIDE,
     accept_half_precision,
+    accept_rounding,
     compare_stable_draws,
 )
 from winml.modelkit.compare.verification.sizes import Draw
@@ -232,6 +233,18 @@ def test_random_model_is_reported_as_random() -> None:
 
     with pytest.raises(VerificationError, match=r"output 'output' of PyTorch"):
         compared(Dice(), [CLEAR, CLEAR], change)
+
+
+@pytest.mark.parametrize(("first", "factor", "is_equal"), [(TIE, -1.0, True), (TIE, 20.0, False), (CLEAR, -1.0, False)])
+def test_other_choice_is_accepted_only_if_rounding_decides(first: float, factor: float, is_equal: bool) -> None:
+    """The accepted difference is that of a choice; a larger one, or one that rounding does not make, is not."""
+    with prepared(Chooser()) as ready:
+        sample = inputs(first, 1)
+        draw = Draw(sample, run_reference(ready, sample), {})
+        changed = {**draw.reference, "output_0": draw.reference["output_0"] * factor}
+        comparisons = compare_outputs([draw.reference], [changed]).comparisons
+        judged = {entry.name: entry for entry in accept_rounding(ready, draw, comparisons, Rounding(("float32",)))}
+    assert {"output_0": is_equal, "output_1": True} == {name: entry.is_equal for name, entry in judged.items()}
 
 
 def test_model_is_restored() -> None:

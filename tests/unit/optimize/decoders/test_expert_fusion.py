@@ -23,6 +23,8 @@ from winml.modelkit.tags.tagging import measure_coverage
 FUSED = OptimizeOptions(mixture_of_experts_fusion=True)
 NORMALIZED = "t = ReduceSum <keepdims = 1> (v, i1) n = Div (v, t)"
 SELECTED = "s = Softmax <axis = -1> (p) v, i = TopK (s, k)"
+PREFERRED = """s = Softmax <axis = -1> (p) preferred = Add (s, preference) v0, i = TopK (preferred, k)
+    v = GatherElements <axis = 1> (s, i)"""
 HALVES = "gate, up = Split <axis = 2> (h, sizes)"
 ALTERNATING = "gate = Slice (h, i0, end, i2, i2) up = Slice (h, i1, end, i2, i2)"
 GATED = "z = Sigmoid (gate) a = Mul (gate, z) b = Mul (a, up)"
@@ -34,7 +36,7 @@ def _model(
     shares: str = NORMALIZED,
     split: str = HALVES,
     activation: str = GATED,
-    bias: str = "",
+    bias: float = 0.0,
     outputs: str = "",
     weight: str = "up_rows",
 ) -> ir.Model:
@@ -50,8 +52,9 @@ def _model(
         => (float[n, 16] y{outputs})
         <{known} int64[1] k = {{2}}, int64[1] i0 = {{0}},
          int64[1] i1 = {{1}}, int64[1] i2 = {{2}}, int64[2] i13 = {{1, 3}}, int64[1] i3 = {{3}},
-         int64[2] sizes = {{32, 32}}, int64[1] end = {{9999}}, float[n, 4] p, float[n, 2] v, int64[n, 2] i,
-         float[n, 16] r, float[n, 16] x2, float[n, 2] q>
+         int64[2] sizes = {{32, 32}}, float most = {{100}},
+         float[4] preference = {{0, 0, 0.001, 0}}, int64[1] end = {{9999}}, float[n, 4] p, float[n, 2] v, int64[n, 2] i,
+         float[n, 2] v0, float[n, 16] r, float[n, 16] x2, float[n, 2] q>
         {{ x2 = Abs (x) p = MatMul (x2, w_router) {scores} {shares}
           {turned} xs = Unsqueeze (x2, i13) {product} {split} {activation}
           d = Gather (w_down, i) c = MatMul (d, b) cs = Squeeze (c, i3) ns = Unsqueeze (n, i2)
@@ -61,6 +64,8 @@ def _model(
     for value in [value for value in model.graph.inputs if value.name != "x"]:
         assert value.shape is not None
         array = generator.standard_normal(value.shape.numpy()).astype(np.float32)
+        if value.name == "w_bias":
+            array *= bias
         model.graph.inputs.remove(value)
         value.const_value = ir.tensor(array, name=value.name)
         if value.uses():
@@ -109,14 +114,16 @@ def test_mixture_becomes_one_operator_with_the_same_numbers(variant: dict[str, s
         {"scores": "s = Sigmoid (p) v, i = TopK (s, k)"},
         {"scores": "s = Softmax <axis = -1> (p) v, i = TopK <largest = 0> (s, k)"},
         {"activation": "z = Relu (gate) b = Mul (z, up)"},
-        {"bias": "yes"},
+        {"activation": f"gate0 = Min (gate, most) {GATED.replace('(gate', '(gate0')}"},
+        {"scores": PREFERRED},
+        {"bias": 0.0003},
         {"outputs": ", float[n, 2, 16] o"},
         {"shares": "t = ReduceSum <keepdims = 1> (v, i1) n0 = Div (v, t) n = Add (n0, n0)"},
     ],
-    ids=["sigmoid", "smallest", "relu", "bias", "read_elsewhere", "scaled"],
+    ids=["sigmoid", "smallest", "relu", "limit", "preferred", "bias", "read_elsewhere", "scaled"],
 )
 def test_other_routing_or_experts_stay(variant: dict[str, str]) -> None:
-    """A sigmoid router, the smallest scores, other activations, biases and scaled shares have other outputs."""
+    """A sigmoid router, the smallest scores, preferred experts, activations with a limit and small biases stay."""
     result = _fuse(_model(**variant))
     assert "MoE" not in operators(result.model)
     assert 0 == result.fired["mixture_of_experts_fusion"]
@@ -171,6 +178,34 @@ def test_exported_experts_are_fused_and_quantized(exporter: Any, tmp_path: Any) 
     expected, found = (run_onnx(path, feeds, optimize=False)["logits"] for path in (dequantized, quantized))
     # The same weights in another kernel; without the shares of the router, the error is 0.3.
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
+
+
+def test_experts_of_other_programs_keep_their_biases(tmp_path: Any) -> None:
+    """QMoE has the biases of MoE."""
+    sizes = {"w_router": "64, 4", "w_up": "4, 64, 64", "b_up": "4, 64", "w_down": "4, 64, 32", "b_down": "4, 64"}
+    model = parse(
+        f"""m (float[n, 64] x, {", ".join(f"float[{size}] {name}" for name, size in sizes.items())}) => (float[n, 64] y)
+        {{ p = MatMul (x, w_router)
+          y = com.microsoft.MoE <k = 2, normalize_routing_weights = 1, activation_type = "swiglu", swiglu_fusion = 1>
+            (x, p, w_up, b_up, w_down, b_down) }}"""
+    )
+    model.opset_imports["com.microsoft"] = 1
+    generator = np.random.default_rng(0)
+    for value in [value for value in model.graph.inputs if value.name != "x"]:
+        assert value.shape is not None
+        scale = 0.01 if value.name in ("w_up", "w_down") else 1
+        array = (scale * generator.standard_normal(value.shape.numpy())).astype(np.float32)
+        model.graph.inputs.remove(value)
+        value.const_value = ir.tensor(array, name=value.name)
+        model.graph.register_initializer(value)
+    plain, quantized = tmp_path / "plain.onnx", tmp_path / "quantized.onnx"
+    ir.save(model, plain)
+    quantize_onnx(plain, quantized, precision="int8", mode="weight-only", verify=False)
+    assert "QMoE" in operators(ir.load(quantized))
+    feeds = {"x": generator.standard_normal((5, 64)).astype(np.float32)}
+    before, after = (run_onnx(path, feeds, optimize=False)["y"] for path in (plain, quantized))
+    # Biases are larger than products, of which 8 bits change 1e-2.
+    np.testing.assert_allclose(after, before, rtol=0, atol=0.05 * np.abs(before).max())
 
 
 def _decoder_feeds(path: Any) -> dict[str, Any]:

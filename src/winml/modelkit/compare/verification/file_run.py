@@ -26,7 +26,7 @@ from winml.modelkit.compare.outputs import (
     find_channel_beyond_rounding,
 )
 from winml.modelkit.compare.verification.reference_run import PreparedPart, dtypes_inside, with_values
-from winml.modelkit.compare.verification.rounding import accept_half_precision, rankings
+from winml.modelkit.compare.verification.rounding import accept_half_precision, accept_rounding, rankings
 from winml.modelkit.compare.verification.single_rows import feeds_by_rows, joined_rows, takes_single_rows
 from winml.modelkit.compare.verification.sizes import Draw, WrittenGraph
 from winml.modelkit.errors import StageError, VerificationError, opt
@@ -132,7 +132,7 @@ class WrittenFile:
             return self._compute_outputs(draws)
 
     def compare(self, draw: Draw) -> tuple[OutputComparison, ...]:
-        """Compare the outputs of the file with those of PyTorch; in 16 bits, relative to the error of PyTorch.
+        """Compare the outputs of the file with those of PyTorch, relative to the rounding error of PyTorch.
 
         Raises:
             StageError: ONNX Runtime cannot run the file.
@@ -142,7 +142,9 @@ class WrittenFile:
         is_half = any(entry.dtype in _HALVES or entry.computed_in in _HALVES for entry in comparisons)
         is_equal = all(entry.is_equal and _has_equal_channels(entry, draw, outputs) for entry in comparisons)
         if is_half and not is_equal:
-            return accept_half_precision(self.prepared, draw, outputs, comparisons)
+            comparisons = accept_half_precision(self.prepared, draw, outputs, comparisons)
+        if not all(entry.is_equal for entry in comparisons):
+            comparisons = accept_rounding(self.prepared, draw, comparisons, self.rounding)
         return comparisons
 
     def _compute_outputs(self, draws: Sequence[Draw]) -> list[Arrays]:

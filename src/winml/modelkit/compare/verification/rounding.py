@@ -244,6 +244,33 @@ def accept_half_precision(
     return tuple(accepted)
 
 
+def accept_rounding(
+    prepared: PreparedPart, draw: Draw, comparisons: Sequence[OutputComparison], rounding: Rounding
+) -> tuple[OutputComparison, ...]:
+    """Accept differences that are hardly larger than those that one unit in the last place makes in PyTorch.
+
+    Of a thousand tokens, rounding sends one to another expert. An output is accepted up to
+    :data:`_UNITS_OF_A_KERNEL` times such a change. A wrong graph differs by more, or in shape or single channels.
+
+    Args:
+        prepared: The part.
+        draw: A sample with reference outputs.
+        comparisons: Comparison of the file's outputs with the reference outputs.
+        rounding: Rounding errors to accept.
+    """
+    if any(entry.problem or not np.isfinite(entry.relative_diff) for entry in comparisons):
+        return tuple(comparisons)
+    with with_values(prepared) as weighted:
+        moved = _perturbed_outputs(weighted, draw, rounding)
+    limits = {name: _UNITS_OF_A_KERNEL * change.relative_diff for name, change in moved.items() if not change.is_equal}
+    return tuple(
+        replace(entry, is_equal=True, threshold=limits[entry.name])
+        if not entry.is_equal and entry.relative_diff <= limits.get(entry.name, 0.0)
+        else entry
+        for entry in comparisons
+    )
+
+
 _HALVES = (torch.float16, torch.bfloat16)
 _UNITS_OF_HALF = 2
 """Chosen: kernels that round in another order are about as far from float32."""

@@ -466,9 +466,10 @@ def _frozen_axis_error(draw: Draw, written: WrittenGraph, advice: str, reason: s
     traced_sizes = " and ".join(str(traced[name]) for name in moved)
     lost = _module_of_failure(written.model, reason)
     where = f" The size is fixed in module {lost}." if lost else ""
+    failure = "differs" if reason.startswith("Output ") else "fails"
     error = VerificationError(
         f"the export froze {' and '.join(moved)} ({', '.join(places)}): traced with {traced_sizes}, the file "
-        f"fails at {sizes}, where PyTorch succeeds.{where} {reason}",
+        f"{failure} at {sizes}, where PyTorch succeeds.{where} {reason}",
         hint=(
             f"{advice}Fix the size (remove the dynamic option, or set a number in {opt.shape_config}), bound it "
             'there ({"min": …, "max": …, "example": …}), or read sizes in that module from its tensors (x.shape, '

@@ -46,6 +46,9 @@ _PROBED_CHANNELS = 8
 _CLOSE = 1e-4
 """Chosen: relative to the largest output. Sums of few float32 products differ by less; wrong routing by 1e-1."""
 _SEED = 0
+_DRAWS = ((1.0, 1.0), (1e3, 1e-3), (1e-2, 10.0))
+"""Factors of tokens and of scores. Chosen: large tokens exceed a limit in the experts, small ones show their biases,
+scores that are nearly equal show a bias of the selection, and scores far apart show a limit of the scores."""
 
 
 class MixtureOfExpertsFusionPass(GraphPass):
@@ -60,8 +63,8 @@ class MixtureOfExpertsFusionPass(GraphPass):
         x ──────────────────── MoE(gate and up, down) → y
 
     Must not fire when:
-        1. the result on random values is not that of SiLU-gated experts whose weights are the softmax of the router's
-           scores, over all experts or over the selected ones;
+        1. the result on random values, small or large, is not that of SiLU-gated experts whose weights are the softmax
+           of the router's scores, over all experts or over the selected ones;
         2. the experts have biases, a limit or another activation, or weights of a quantized checkpoint;
         3. an intermediate value is an output of the graph.
 
@@ -128,7 +131,8 @@ class _Form:
             total = shares[number, experts].sum() if self.is_normalized else 1.0
             for expert in experts:
                 gate = gates[expert] @ token
-                hidden = gate / (1 + np.exp(-gate)) * (ups[expert] @ token)
+                with np.errstate(over="ignore"):  # x / infinity is 0
+                    hidden = gate / (1 + np.exp(-gate)) * (ups[expert] @ token)
                 output[number] += shares[number, expert] / total * (downs[expert] @ hidden)
         return output
 
@@ -165,42 +169,37 @@ class _Mixture:
 
     def find_form(self) -> _Form | None:
         """Return the form whose result is that of the operators on random values; `None` for other operators."""
-        generator, forms = np.random.default_rng(_SEED), list(self._forms())
         width, experts = fixed_size(self.tokens, 1), fixed_size(self.scores, 1)
+        forms = list(self._forms())
         if width is None or experts is None or not forms:
             return None
+        generator = np.random.default_rng(_SEED)
         count = fixed_size(self.tokens, 0) or _TOKENS
         inner = self.down.const_value.size // (experts * width)  # type: ignore[union-attr]
-        feeds = {
-            self.tokens: generator.standard_normal((count, width)).astype(np.float32),
-            self.scores: generator.standard_normal((count, experts)).astype(np.float32),
-            self.gate_up: _draw_sparse(self.gate_up, inner, generator),
-            self.down: _draw_sparse(self.down, inner, generator),
-        }
-        # Their sizes are the number of tokens.
+        weights = [_draw_sparse(weight, inner, generator) for weight in (self.gate_up, self.down)]
+        for token_factor, score_factor in _DRAWS:
+            tokens = (token_factor * generator.standard_normal((count, width))).astype(np.float32)
+            scores = (score_factor * generator.standard_normal((count, experts))).astype(np.float32)
+            expected = self._run(tokens, scores, *weights)
+            if expected is None:
+                return None
+            forms = [form for form in forms if _is_close(form, expected, tokens, scores, *weights)]
+        return forms[0] if len(forms) == 1 else None
+
+    def _run(self, tokens: Array, scores: Array, gate_up: Array, down: Array) -> Array | None:
+        """Return the result of the operators; `None` if they do not run, or if it is zero or not finite."""
+        # The other leaves are read for their sizes, the number of tokens.
         sized = {
-            leaf: np.zeros((fixed_size(leaf, 0) or 1, fixed_size(leaf, 1) or count), np.int64)
+            leaf: np.zeros((fixed_size(leaf, 0) or 1, fixed_size(leaf, 1) or len(tokens)), np.int64)
             for leaf in self.probe.leaves
         }
+        feeds = {self.tokens: tokens, self.scores: scores, self.gate_up: gate_up, self.down: down}
         try:
-            expected = self.probe.run({**sized, **feeds})
+            result = self.probe.run({**sized, **feeds})
         except StageError:
             return None
-        largest = float(np.abs(expected).max())
-        if expected.shape != (count, width) or not (np.isfinite(largest) and largest > 0):
-            return None
-        tokens, scores, *weights = feeds.values()
-
-        def is_close(form: _Form) -> bool:
-            """Compare token by token: the first one tells most forms apart, and weights may be large."""
-            rows = (slice(number, number + 1) for number in range(min(count, _TOKENS)))
-            return all(
-                np.abs(form.compute(tokens[row], scores[row], *weights) - expected[row]).max() <= _CLOSE * largest
-                for row in rows
-            )
-
-        close = list(filter(is_close, forms))
-        return close[0] if len(close) == 1 else None
+        largest = float(np.abs(result).max())
+        return result if result.shape == tokens.shape and np.isfinite(largest) and largest > 0 else None
 
     def _forms(self) -> Iterator[_Form]:
         """Yield the forms that suit the sizes of the weights."""
@@ -221,6 +220,16 @@ class _Mixture:
                 continue
             for order in ("gate first", "up first", "alternating"):
                 yield _Form(self.selected, is_normalized, order, turned)
+
+
+def _is_close(form: _Form, expected: Array, tokens: Array, scores: Array, gate_up: Array, down: Array) -> bool:
+    """Return True if a form has the expected result for the first tokens."""
+    limit = _CLOSE * float(np.abs(expected).max())
+    # Token by token: the first one tells most forms apart, and weights may be large.
+    rows = (slice(number, number + 1) for number in range(min(len(tokens), _TOKENS)))
+    return all(
+        np.abs(form.compute(tokens[row], scores[row], gate_up, down) - expected[row]).max() <= limit for row in rows
+    )
 
 
 def _draw_sparse(weight: ir.Value, inner: int, generator: np.random.Generator) -> Array:

@@ -243,7 +243,7 @@ EXPERTS_OPERATOR = "MoE"
 _SCALE_PART = 1
 """Position of the scales among the parts of a weight."""
 _EXPERT_WEIGHTS = (2, 4)
-"""Specified: input positions of the weights of ``MoE``."""
+"""Specified: input positions of the weights of ``MoE``; the bias of each follows."""
 _EXPERT_BITS = (4, 8)
 """Bits of ``QMoE`` on the CPU. Measured with ONNX Runtime 1.32: in 2 bits, it expects other shapes than documented."""
 
@@ -458,11 +458,15 @@ class Packing:
         return ir.node(node.op_type, [data, weight, *node.inputs[2:]], attributes, name=node.name)
 
     def _make_experts(self, node: ir.Node) -> ir.Node | None:
-        """Create the mixture of experts with packed weights; ``None`` for bits or sizes without a kernel."""
+        """Create the mixture of experts with packed weights.
+
+        ``None`` for bits or sizes without a kernel, and for experts with a third weight.
+        """
         bits = self._task.precision.weight_bits
         matrices = [node.inputs[index] for index in _EXPERT_WEIGHTS]
         sizes = [value.const_value.shape.numpy() for value in matrices if value is not None and value.const_value]
-        if bits not in _EXPERT_BITS or len(sizes) != len(matrices) or self._is_standard:
+        has_third = any(value is not None for value in node.inputs[_EXPERT_WEIGHTS[-1] + 2 :])
+        if bits not in _EXPERT_BITS or len(sizes) != len(matrices) or has_third or self._is_standard:
             return None
         depth = math.gcd(*(size[-1] for size in sizes))
         fmt = _make_block_format(self._task, node, depth, is_table=True)
@@ -478,7 +482,9 @@ class Packing:
             parts.append((*added, None, None)[:3])
         (up, up_scales, up_zeros), (down, down_scales, down_zeros) = parts
         scores = node.inputs[1]
-        inputs = [node.inputs[0], scores, up, up_scales, None, down, down_scales, *[None] * 4, up_zeros, down_zeros]
+        up_bias, down_bias = (next(iter(node.inputs[index + 1 : index + 2]), None) for index in _EXPERT_WEIGHTS)
+        products = [up, up_scales, up_bias, down, down_scales, down_bias]
+        inputs = [node.inputs[0], scores, *products, *[None] * 3, up_zeros, down_zeros]
         attributes = {name: item.value for name, item in node.attributes.items()}
         if not attributes.get("normalize_routing_weights"):
             # The kernel of the CPU provider normalizes the softmax of the selected scores regardless of the attribute.
