@@ -136,11 +136,12 @@ def test_rows_of_a_manifest_are_its_keys(folder: Path) -> None:
 
 def test_rows_of_results_are_their_keys(folder: Path) -> None:
     """The verbs are those that finish in a second or two."""
-    perf, by_module, of_modules = _tables("## JSON of `winml perf`")
+    perf, by_module, memory, of_modules = _tables("## JSON of `winml perf`")
     timed = ("perf", "model.onnx", "--iterations", "3")
     assert _keys(perf) == set(_done(*timed, "--baseline", "full.onnx"))
     # Of a provider that compiles: integration/test_compilers.py.
     assert _keys(by_module) - {"placement"} == set(_done(*timed, "--by-module")["by_module"])
+    assert _keys(memory) == set(_done(*timed, "--by-module", "--memory")["by_module"]["memory"])
     measured = _done(*timed, "--module", "BertPooler")
     assert {"schema_version", "benchmark_info", *_keys(of_modules)} == set(measured)
     (quantized,) = _tables("## JSON of `winml quantize`")

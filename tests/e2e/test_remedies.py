@@ -87,7 +87,6 @@ REMEDIES = (
     Remedy("export -m nets.py:noise -o m.onnx --no-verify --task fill-mask", "Remove (--task)"),
     Remedy("export -m nets.py:noise -o m.onnx --no-verify --random-weights", "Remove (--random-weights)"),
     Remedy("export -m nets.py:noise -o m.onnx --no-verify --dtype fp16", "Remove (--dtype)"),
-    Remedy("generate llama -p the", "first: (winml build .*)", "llama=built"),
     Remedy("inspect file.onnx --ep migraphx", "(winml sys)"),
 )
 
@@ -135,15 +134,19 @@ def test_cache_sizes_are_fixed_for_a_provider_without_dynamic_sizes(name: str, m
     assert told is not None
     again = run_here(*asked, "n/m.onnx", *shlex.split(told[1]))
     assert 0 == again.code, again.err
-    shapes = [
-        [[dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in onnx.load(path).graph.input]
+    first, second = [
+        {
+            path.name: [
+                [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in onnx.load(path).graph.input
+            ]
+            for path in (here / folder).glob("*.onnx")
+        }
         for folder in ("m", "n")
-        for path in sorted((here / folder).glob("*.onnx"))
     ]
-    half = len(shapes) // 2
-    assert shapes[:half] == shapes[half:]
-    # The number of images stays open in the part that places them among tokens.
-    assert all(size > 0 for file in shapes for shape in file for size in shape[1:])
+    assert first == second
+    # The part that places images among tokens runs on the CPU, with any number of images and tokens.
+    first.pop("m_embedding.onnx", None)
+    assert all(size > 0 for file in first.values() for shape in file for size in shape[1:])
 
 
 @pytest.mark.parametrize(

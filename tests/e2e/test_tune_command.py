@@ -113,7 +113,7 @@ def test_candidate_above_the_peak_cannot_win(tuned: Tuned, tmp_path: Path, monke
     assert min(peaks, key=lambda name: peaks[name]) in refused.err
     assert 0 == done.code, done.err
     record = json.loads(done.out)
-    assert least == record["winner"]["name"].partition("+")[0]
+    assert peaks[record["winner"]["name"].partition("+")[0]] <= peaks[least]
     assert peaks[least] == record["limits"]["max_peak_bytes"]
     over = [row["status"] for name, row in rows(record).items() if name in forms and peaks[name] > peaks[least]]
     assert ["wrong"] * len(over) == over

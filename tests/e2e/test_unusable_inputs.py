@@ -37,7 +37,7 @@ def commands() -> Iterator[CommandProcess]:
         (("inspect", "-m", LONG), "a path"),
         (("inspect", f"{LONG}.onnx"), "be read"),
         (("perf", f"{LONG}.onnx"), "a path"),
-        (("optimize", "-m", "x.onnx", "-o", f"{LONG}.onnx"), "a path"),
+        (("optimize", "-m", "x.onnx", "-o", f"{LONG}.onnx"), "a shorter name"),
         (("export", "-m", f"{LONG}.py:model", "-o", "x.onnx"), "a path"),
         (("export", "-m", f"{LONG}.onnx", "-o", "x.onnx", "--batch-size", "1"), "a path"),
         (("export", "-m", "~nobody-of-this-name/x.onnx", "-o", "x.onnx", "--batch-size", "1"), "a path"),

@@ -159,6 +159,7 @@ class Workplace:
         assert "Traceback" not in outcome.err
         assert "internal error" not in outcome.err
         assert outcome.complaint[0].startswith("error")
-        assert len(outcome.complaint) == 2, f"one sentence, one next step: {outcome.complaint}"
+        steps = [line for line in outcome.complaint[1:] if line != "Type:"]
+        assert len(steps) == 1, f"one sentence, one next step: {outcome.complaint}"
         assert [] == [word for word in words if word not in "\n".join(outcome.complaint)], outcome.complaint
         return outcome

@@ -104,7 +104,7 @@ def test_number_below_the_minimum_of_its_option_is_refused(exported: Path, itera
 
 
 _PATHS = {"model": "m.onnx", "output": "o", "reference": "m.onnx", "candidate": "m.onnx", "before": "m.onnx"} | {
-    "after": "m.onnx", "module": "Linear", "models": ["m.onnx"],
+    "after": "m.onnx", "module": "Linear", "models": ["m.onnx"], "build": "built", "weights": "checkpoint",
 }  # fmt: skip
 _COMMAND_FUNCTIONS = sorted(
     name for name in {*winml.__all__} - winml._FORMER if name.endswith(("_model", "_models", "_modules"))

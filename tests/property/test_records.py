@@ -96,7 +96,15 @@ def _instances(kind: Any) -> st.SearchStrategy[Any]:
         decided = st.builds(Verdict.of, words, st.booleans(), words)
         return decided | st.builds(Verdict.undecided, words, words, st.text(min_size=1, max_size=4))
     hints = typing.get_type_hints(kind, localns=dict(CLASSES))
-    return st.builds(kind, **{item.name: _values(hints[item.name]) for item in dataclasses.fields(kind) if item.init})
+    fields = {item.name: hints[item.name] for item in dataclasses.fields(kind) if item.init}
+    # A record that contains records of its class ends at the first.
+    return st.builds(
+        kind,
+        **{
+            name: st.just(()) if typing.get_args(hint) == (kind, ...) else _values(hint)
+            for name, hint in fields.items()
+        },
+    )
 
 
 def _forms(kind: Any) -> dict[str, Any]:

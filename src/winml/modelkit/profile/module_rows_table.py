@@ -136,11 +136,11 @@ def folded_rows(rows: Sequence[TimedRow[ModuleTime]]) -> list[ModuleRow]:
             folded += folds[place].layers
             end = folds[place].stop
         elif place >= end:
-            folded.append(single_row(row))
+            folded.append(_single_row(row))
     return folded
 
 
-def single_row(row: TimedRow[ModuleTime]) -> ModuleRow:
+def _single_row(row: TimedRow[ModuleTime]) -> ModuleRow:
     """Return the row of one module."""
     return ModuleRow(row, (row.name, row.path), (row.entry.tag,))
 
@@ -247,7 +247,7 @@ def module_table(
 
     return doc.Table(
         doc.columns((in_phase("module", phase), "name"), doc.Column("class", detail=doc.Detail.PAGE), *columns),
-        [cells(single_row(row)) for row in rows],
+        [cells(_single_row(row)) for row in rows],
         name=f"{name}{phase}",
         heading=in_phase(heading, phase),
         folds=[doc.Fold(fold.start, fold.stop, list(map(cells, fold.layers))) for fold in folds],

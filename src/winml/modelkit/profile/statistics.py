@@ -130,7 +130,8 @@ class Ratio(Record):
             return Verdict.undecided(question, reason, f"more runs ({opt.iterations})")
         reason = f"ratio {value} ({_ratio_digits(self.low)}–{_ratio_digits(self.high)})"
         if self.verdict == "faster":
-            return Verdict.of(question, True, f"{reason}, so {1 / self.value:.2f} times as fast")
+            times = f", so {1 / self.value:.2f} times as fast" if self.value > 0 else ""
+            return Verdict.of(question, True, f"{reason}{times}")
         if self.low < 1 - NOISE:
             reason += f", not wholly below or above {1 - NOISE:g}"
             return Verdict.undecided(question, reason, f"an idle machine or more runs ({opt.iterations})")
@@ -144,7 +145,8 @@ class Ratio(Record):
 
 def _ratio_digits(ratio: float) -> str:
     """Format a ratio with two decimals, or with two significant digits below 0.1."""
-    return f"{ratio:.{max(2, 1 - math.floor(math.log10(ratio)))}f}"
+    decimals = max(2, 1 - math.floor(math.log10(ratio))) if 0 < ratio < math.inf else 2
+    return f"{ratio:.{decimals}f}"
 
 
 def summarize(samples: Sequence[float]) -> Summary:
