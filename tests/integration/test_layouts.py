@@ -639,6 +639,7 @@ def test_genai_generates_on_the_provider_of_its_config(
 ) -> None:
     """4-bit weights on WebGPU give the tokens of PyTorch."""
     monkeypatch.setenv("VK_DRIVER_FILES", str(SWIFTSHADER))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(SWIFTSHADER.parent))  # Chromium's libvulkan.so.1, if none is installed
     monkeypatch.setenv("ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER", "1")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     options = ("--ep", "webgpu", "--precision", "int4", "--no-verify")

@@ -36,6 +36,7 @@ def _adapter() -> Any:
     # The provider finds the loader by its name, installed or not.
     ctypes.CDLL(str(drivers[0] / "libvulkan.so.1"), mode=ctypes.RTLD_GLOBAL)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LD_LIBRARY_PATH", str(drivers[0]))  # for processes of its own
         patch.setenv("VK_DRIVER_FILES", str(drivers[0] / "vk_swiftshader_icd.json"))
         patch.setenv("ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER", "1")
         patch.setenv(LIBRARY_VARIABLE, f"webgpu={library}")

@@ -290,7 +290,7 @@ def _tuning() -> Document:
         "int8", "tuned", "config.json", "it is the fastest", "winml build", None, False, ratio, 31.0, 3_000_000
     )
     machine = {"processor": "a processor", "cores": 2, "providers": ["CPUExecutionProvider"]}
-    limits = {"min_sqnr_db": 20.0, "min_agreement": None, "max_drop": {}, "dataset": None}
+    limits = {"min_sqnr_db": 20.0, "min_agreement": None, "max_drop": {}, "dataset": None, "max_peak_bytes": None}
     return tuning_document(
         TuneResult(
             "model.onnx",
