@@ -486,12 +486,15 @@ def test_folder_without_a_proof_is_a_usage_error(proven: Path, tmp_path: Path) -
     assert 2 == run_here("verify", tmp_path / "missing").code
 
 
-def test_damaged_proof_is_an_input_error(proven: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_damaged_proof_is_an_input_error(proven: Path, tmp_path: Path, is_cut: bool) -> None:
+    """A missing end, or one other bit."""
     (tmp_path / "proof").mkdir()
     for name in ("net.onnx", "proof/proof.json", "proof/proof.safetensors"):
         (tmp_path / name).write_bytes((proven / name).read_bytes())
     tensors = tmp_path / "proof/proof.safetensors"
-    tensors.write_bytes(tensors.read_bytes()[:-10])
+    content = tensors.read_bytes()
+    tensors.write_bytes(content[:-10] if is_cut else content[:-10] + bytes([content[-10] ^ 1]) + content[-9:])
     with pytest.raises(InputError):
         verify_model(tmp_path)
 

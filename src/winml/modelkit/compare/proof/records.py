@@ -5,6 +5,7 @@ The records validate the JSON; ``docs/reference/formats.md`` specifies it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +134,8 @@ class ProofRecord(ProofBase):
     """Maximum size of ``proof.safetensors``; exceeded only by a single sample that is larger."""
     user_data: bool
     """True if the proof contains inputs of the user."""
+    tensors_sha256: str = ""
+    """SHA-256 of ``proof.safetensors``; empty before the proof is written."""
     parts: tuple[ProofPart, ...]
 
 
@@ -175,8 +178,10 @@ def write_proof(proof: Proof, folder: Path, files: OutputFiles) -> tuple[Path, P
     from safetensors.numpy import save
 
     paths = proof_paths(folder)
-    files.write_json(paths[0], proof.record.model_dump(mode="json", exclude_none=True))
-    files.reserve(paths[1]).write_bytes(save(dict(sorted(proof.arrays.items()))))
+    tensors = save(dict(sorted(proof.arrays.items())))
+    record = proof.record.model_copy(update={"tensors_sha256": hashlib.sha256(tensors).hexdigest()})
+    files.write_json(paths[0], record.model_dump(mode="json", exclude_none=True))
+    files.reserve(paths[1]).write_bytes(tensors)
     return paths
 
 
@@ -191,11 +196,14 @@ def read_proof(folder: Path) -> Proof:
     """
     record_path, tensors_path = proof_paths(folder)
     from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors.numpy import load
 
     try:
         record = parse_options(ProofRecord, read_json_file(record_path), str(record_path))
-        arrays = load_file(tensors_path)
+        tensors = tensors_path.read_bytes()
+        if hashlib.sha256(tensors).hexdigest() != record.tensors_sha256:
+            raise ValueError(f"{tensors_path.name} is not the file that {record_path.name} was written with")
+        arrays = load(tensors)
     except (WinMLError, OSError, ValueError, SafetensorError) as error:
         raise InputError(
             f"{record_path.parent}: the proof is damaged: {getattr(error, 'message', error)}",
