@@ -157,10 +157,8 @@ one = ReduceSum<keepdims = 1>(x)  a0 = Mul(one, w)  {products}  y = ReduceSum<ke
     save(text, place.folder / "other.onnx")
     outcome = place.winml("perf", "net.onnx", "--iterations", "12", "--warmup", "2", *ALTERNATIVES)
     assert 0 == outcome.code, outcome.err
-    # A busy machine, as a note says, gives no verdict.
-    is_busy = "the machine seems busy" in outcome.out
-    words = "the machine seems busy: the median run took" if is_busy else "net.onnx is faster than other.onnx: ratio 0."
-    assert words in outcome.out
+    # A busy machine, as a note says, gives no verdict unless the difference exceeds the disturbance.
+    assert "net.onnx is faster than other.onnx: ratio 0." in outcome.out or "the machine seems busy" in outcome.out
     too_few = place.winml("perf", "net.onnx", "--iterations", "2", *ALTERNATIVES)
     assert "busy" in too_few.out or "too few" in too_few.out
 
