@@ -10,6 +10,10 @@ from winml.modelkit.records import Record, entry
 
 _Answer = Literal["yes", "no", "undecided"]
 
+DISTURBED = 1.5
+"""Ratio of median to minimum above which samples count as disturbed. Chosen: on an idle machine the median stays near
+the fastest run, and caches and clock changes do not add half of it to every second run."""
+
 
 class Verdict(Record):
     """Answer to a question about a model, with its reason.

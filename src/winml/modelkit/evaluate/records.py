@@ -10,11 +10,11 @@ from typing import Any, Literal
 from winml.modelkit.compare.fidelity import share_interval
 from winml.modelkit.errors import UsageError
 from winml.modelkit.evaluate.metrics import CONFIDENCE, RESAMPLES, Interval, least_difference, needed_samples
-from winml.modelkit.profile.statistics import DISTURBED, Summary
+from winml.modelkit.profile.statistics import Summary
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.report.result import Result
-from winml.modelkit.verdicts import Verdict, weakest
+from winml.modelkit.verdicts import DISTURBED, Verdict, weakest
 from winml.modelkit.words import count_noun
 
 SCHEMA_VERSION = 1

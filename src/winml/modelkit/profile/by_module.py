@@ -63,7 +63,6 @@ from winml.modelkit.profile.module_records import (
 )
 from winml.modelkit.profile.perf import PerfOptions, PyTorchRun, measured_model
 from winml.modelkit.profile.records import MemoryUse, PerfResult, busy_notes, perf_result, spread_notes
-from winml.modelkit.profile.statistics import DISTURBED
 from winml.modelkit.profile.torch_modules import (
     ModuleClock,
     charge_torch_modules,
@@ -76,6 +75,7 @@ from winml.modelkit.tags import address
 from winml.modelkit.tags.carry.carrying import CarryReport, carry_tags
 from winml.modelkit.tags.carry.matching import Way
 from winml.modelkit.tags.tagging import NodeTag, all_nodes, listed_modules, read_tag, write_tag
+from winml.modelkit.verdicts import DISTURBED
 from winml.modelkit.version import __version__
 from winml.modelkit.words import count_noun, time_words
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from winml.modelkit.errors import opt
 from winml.modelkit.records import Record, entry, recorded
-from winml.modelkit.verdicts import Verdict
+from winml.modelkit.verdicts import DISTURBED, Verdict
 from winml.modelkit.words import count_noun
 
 CONFIDENCE = 0.95
@@ -25,10 +25,6 @@ NOISE = 0.02
 """Ratios closer to 1 are reported as no difference. Chosen: three times the largest difference between two sessions of
 one file in their fastest runs (0.6 %, measured on six pairs of sessions). The memory layout differs between sessions,
 and more runs of one session do not average it out."""
-
-DISTURBED = 1.5
-"""Ratio of median to minimum above which samples count as disturbed. Chosen: on an idle machine the median stays near
-the fastest run, and caches and clock changes do not add half of it to every second run."""
 
 IDLE_MACHINE = f"a machine so idle that it takes less than {DISTURBED:g} times"
 """Missing measurement of a verdict on disturbed times; follows the measured times."""

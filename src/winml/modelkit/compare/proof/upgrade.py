@@ -17,7 +17,7 @@ from winml.modelkit.errors import InputError, UsageError, WinMLError, opt
 from winml.modelkit.options import parse_options, read_json_file
 from winml.modelkit.ort.execution_providers import short_name
 from winml.modelkit.ort.sessions import CPU
-from winml.modelkit.verdicts import Verdict
+from winml.modelkit.verdicts import DISTURBED, Verdict
 from winml.modelkit.words import count_noun, sqnr_words
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ _GROWTH = 10 ** (LOSS_DB / 20)
 """The loss as a ratio of errors."""
 _LEAST_RATIO = 1.1
 """Ratio of times from which they differ. Chosen: two processes of one environment differ by some percent."""
-_DISTURBED = 1.5
-"""Ratio of the median to the fastest run from which other load slowed the runs, as in ``winml perf``."""
 _OTHER_LOAD = 0.1
 """Share of all cores that other programs may use. Chosen: an idle system is far below, a program on one of two to eight
 cores is above."""
@@ -205,7 +203,7 @@ def _compare_times(before: RunTimes, after: RunTimes) -> Literal["slower", "fast
         return "slower"
     if ratio < 1 / limit:
         return "faster"
-    return None if spread > _DISTURBED else "no difference found"
+    return None if spread > DISTURBED else "no difference found"
 
 
 def _is_changed(before: RunTimes | None, after: RunTimes | None) -> bool:
