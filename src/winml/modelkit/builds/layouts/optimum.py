@@ -308,7 +308,7 @@ TRANSFORMERS_JS = layout.Layout(
     rewrite=_preprocessor_text,
     unread=("vocab.txt", TOKENIZER_CONFIG_NAME),
     numbers_data=True,
-    row_tables=True,  # measured: onnxruntime-web 1.31 in WebAssembly
+    for_browsers=True,  # measured: onnxruntime-web 1.31 in WebAssembly
     dtypes=DTYPES,
     usage=transformers_js_usage,
 )
