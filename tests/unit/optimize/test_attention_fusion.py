@@ -133,6 +133,28 @@ def test_unguarded_unmasked_attention_with_keys_transposed_in_two_steps_is_fused
     np.testing.assert_allclose(_run_model(fused, feeds), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_attention_over_a_cache_reads_its_keys_and_values() -> None:
+    """Keys and values are outputs as well, and stay."""
+    model = parse(
+        """m (float[2, 5, 12] q, float[2, 3, 2, 4] pk, float[2, 3, 5, 4] nk, float[2, 3, 2, 4] pv, float[2, 3, 5, 4] nv,
+            float[2, 1, 5, 7] mask) => (float[2, 5, 12] y, float[2, 3, 7, 4] k, float[2, 3, 7, 4] v)
+        <int64[4] heads = {2, -1, 3, 4}, int64[3] flat = {2, 5, 12}, float[2, 5, 3, 4] qs, float[2, 3, 5, 4] q1,
+         float[2, 3, 5, 7] a, float[2, 3, 5, 7] b, float[2, 3, 5, 7] p, float[2, 3, 5, 4] c, float[2, 5, 3, 4] o>
+        { qs = Reshape (q, heads) q1 = Transpose <perm = [0, 2, 1, 3]> (qs)
+          k = Concat <axis = 2> (pk, nk) v = Concat <axis = 2> (pv, nv) kt = Transpose <perm = [0, 1, 3, 2]> (k)
+          a = MatMul (q1, kt) b = Add (a, mask) p = Softmax <axis = -1> (b) c = MatMul (p, v)
+          o = Transpose <perm = [0, 2, 1, 3]> (c) y = Reshape (o, flat) }"""
+    )
+    generator = np.random.default_rng(1)
+    sizes = {"pk": 2, "nk": 5, "pv": 2, "nv": 5}
+    cache = {name: generator.standard_normal((2, 3, size, 4)).astype(np.float32) for name, size in sizes.items()}
+    feeds = {**{name: _attention_feeds()[name] for name in ("q", "mask")}, **cache}
+    expected = _run_model(model, feeds)
+    fused = _fuse_attention(model)
+    assert ["Concat", "Concat", "MultiHeadAttention"] == sorted(operators(fused))
+    np.testing.assert_allclose(_run_model(fused, feeds), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_two_attentions_of_one_scope_are_both_fused() -> None:
     """A module that is called twice has two attentions with equal name prefixes, but different values."""
 

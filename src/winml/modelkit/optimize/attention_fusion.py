@@ -23,7 +23,7 @@ sequence, with the keys transposed for the product."""
 
 @dataclass(frozen=True)
 class _Heads:
-    """A value of shape [batch, sequence, heads · size], split into heads."""
+    """A value [batch, sequence, heads · size], split into heads; of a cache, [batch, heads, sequence, size]."""
 
     value: ir.Value
     count: int
@@ -56,6 +56,8 @@ class AttentionFusionPass(GraphPass):
         k → Reshape → Transpose → Mul ┴ MatMul → Add(mask) → Softmax → [zero where NaN] ┐       q ┐
         v → Reshape → Transpose ────────────────────────────────────────────────────── MatMul   k ┼ MultiHeadAttention
                         → [zero where fully masked] → Transpose → Reshape → y            v ┘ → [zero where …]
+
+    Keys and values of a cache are passed as they are, heads before the sequence.
 
     Must not fire when:
         1. scores, probabilities or the unjoined heads are used elsewhere, or are outputs of the graph;
@@ -106,6 +108,8 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
     product, mask, scale = scaled_scores
     query, key = _match_heads(product.inputs[0], graph_matching.TO_HEADS), _match_keys(product.inputs[1])
     value = _match_heads(join.product.inputs[1], graph_matching.TO_HEADS)
+    if key is None or value is None:
+        key, value = _match_cached_keys(product.inputs[1]), _match_cache(join.product.inputs[1])
     if query is None or key is None or value is None or value.scale != 1.0:
         return None
     if not (query.count == key.count == value.count and query.size == key.size):
@@ -133,6 +137,26 @@ def _match_keys(value: ir.Value | None) -> _Heads | None:
     value, outer = graph_matching.split_scale(value)
     inner = _match_heads(graph_matching.transpose_input(value, graph_matching.SWAPPED), graph_matching.TO_HEADS)
     return inner and replace(inner, scale=inner.scale * outer)
+
+
+def _match_cached_keys(value: ir.Value | None) -> _Heads | None:
+    """Return the keys of a cache before the transposition for the product."""
+    if value is None:
+        return None
+    value, scale = graph_matching.split_scale(value)
+    keys = _match_cache(graph_matching.transpose_input(value, graph_matching.SWAPPED))
+    return keys and replace(keys, scale=keys.scale * scale)
+
+
+def _match_cache(value: ir.Value | None) -> _Heads | None:
+    """Match a value [batch, heads, sequence, size]; `None` if heads or size are unknown."""
+    if value is None:
+        return None
+    value, scale = graph_matching.split_scale(value)
+    shape = graph_matching.shape_of(value, 4)
+    if shape is None or not isinstance(shape[1], int) or not isinstance(shape[3], int):
+        return None
+    return _Heads(value, shape[1], shape[3], scale)
 
 
 def _match_heads(value: ir.Value | None, permutation: tuple[int, ...]) -> _Heads | None:
