@@ -19,6 +19,10 @@ from winml.modelkit.optimize import graph_matching
 TO_KEYS = (0, 2, 3, 1)
 """Specified by the operator's layout: permutation of [batch, sequence, heads, size] that moves the heads before the
 sequence, with the keys transposed for the product."""
+_MASK = 5
+"""Specified: position of the mask among the inputs of MultiHeadAttention."""
+_OPSET_OF_AXES = 18
+"""Specified: the first opset in which ReduceMax takes its axes as an input."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +221,43 @@ def _replace_attention(match: _Attention) -> None:
     result = zero_masked_rows(builder, result, match.join.zeroed, is_guarded=match.is_guarded)
     graph.insert_after(match.join.output, builder.nodes)
     graph_matching.take_over(old, result)
+
+
+def guard_by_masks(model: ir.Model) -> None:
+    """Find the rows without a visible token in the masks of attentions instead of by ``IsNaN``, in place.
+
+    For providers without a kernel of IsNaN, which copy the output of each attention to the CPU and back.
+    """
+    rows: dict[ir.Value, ir.Value] = {}
+    for node in [node for node in model.graph if is_operator(node, "IsNaN")]:
+        attention = node.inputs[0].producer() if node.inputs[0] is not None else None
+        is_fused = attention is not None and attention.op_type == "MultiHeadAttention"
+        mask = attention.inputs[_MASK] if attention is not None and is_fused and len(attention.inputs) > _MASK else None
+        shape = graph_matching.shape_of(mask, 4)
+        if mask is None or shape is None or shape[1] != 1:
+            continue  # the rows differ by head
+        if mask not in rows:
+            rows[mask] = _insert_masked_rows(model, node, mask)
+        node.outputs[0].replace_all_uses_with(rows[mask])
+        model.graph.remove(node, safe=True)
+
+
+def _insert_masked_rows(model: ir.Model, before: ir.Node, mask: ir.Value) -> ir.Value:
+    """Insert nodes that find the rows of a mask [batch, 1, rows, columns] with -inf only; return [batch, rows, 1]."""
+    builder, dtype = graph_matching.NodeBuilder(f"{before.name}_rows"), mask.dtype
+    assert dtype is not None  # of a fused attention
+    if (model.opset_imports.get("") or 0) < _OPSET_OF_AXES:
+        largest = builder.add("ReduceMax", [mask], "_ReduceMax", dtype, axes=[-1], keepdims=1)
+    else:
+        axes = builder.constant(np.array([-1], np.int64), "_Axes")
+        largest = builder.add("ReduceMax", [mask, axes], "_ReduceMax", dtype, keepdims=1)
+    lowest = builder.constant(np.array(np.finfo(dtype.numpy()).min, dtype.numpy()), "_Lowest")
+    is_hidden = builder.add("Less", [largest, lowest], "_Less", ir.DataType.BOOL)
+    shape = builder.constant(np.array([0, -1, 1], np.int64), "_Shape")
+    rows = builder.add("Reshape", [is_hidden, shape], "_Reshape", ir.DataType.BOOL)
+    builder.tag(before)
+    model.graph.insert_before(before, builder.nodes)
+    return rows
 
 
 def zero_masked_rows(
