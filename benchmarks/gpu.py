@@ -33,6 +33,7 @@ FOLDER = Path(__file__).resolve().parent
 sys.path = [*(entry for entry in sys.path if Path(entry or ".").resolve() != FOLDER), str(FOLDER)]
 
 import argparse  # noqa: E402  # behind the line above, as everything here
+import copy  # noqa: E402
 import json  # noqa: E402
 import subprocess  # noqa: E402
 import tempfile  # noqa: E402
@@ -44,8 +45,9 @@ from results import add_save_option, markdown_table, publish  # noqa: E402
 OURS, OURS_FOR_GENAI, THEIRS = "winml", "winml --layout genai", "genai"
 PROVIDER = "WebGpuExecutionProvider"
 VOCABULARY, PROMPTS, PROMPT_TOKENS = 512, 512, 8
-LEAST_MARGIN = 0.08
-"""Distance of the first two candidates in standard deviations of the scores: several times the rounding of 8 bits."""
+LEAST_MARGIN, NOISE = 0.08, 0.01
+"""Distance of the first two candidates in standard deviations of the scores, and relative noise of weights, which may
+also select another expert. Chosen: several times the rounding of activations to 8 bits."""
 START, END = 1, 2
 ENDS = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": END}
 SIZES = {
@@ -122,9 +124,23 @@ def choose_example(model: Any, inputs: dict[str, Any], count: int) -> tuple[int,
         count: Number of tokens.
 
     Returns:
-        Number of the example with the most different tokens of those whose first two candidates are far apart in every
-        step, with its ``tokens`` and the smallest distance, ``margin``, in standard deviations of the scores.
+        Number of the example with the most different tokens of those that noise in the weights does not change, with
+        its ``tokens`` and ``margin``, the smallest distance of two candidates in standard deviations of the scores.
     """
+    import torch
+
+    texts, margins = _generate_in_pytorch(model, inputs, count)
+    noisy, generator = copy.deepcopy(model), torch.Generator().manual_seed(2)
+    for weight in noisy.parameters():
+        weight.data *= 1 + NOISE * torch.randn(weight.shape, generator=generator)
+    is_stable = (_generate_in_pytorch(noisy, inputs, count)[0] == texts).all(1) & (margins > LEAST_MARGIN)
+    distinct = torch.tensor([len(set(text)) for text in texts.tolist()])
+    best = int((distinct * is_stable + margins.clamp(max=0.5)).argmax())
+    return best, {"tokens": texts[best].tolist(), "margin": float(margins[best])}
+
+
+def _generate_in_pytorch(model: Any, inputs: dict[str, Any], count: int) -> tuple[Any, Any]:
+    """Return the greedy tokens of all examples, and the smallest distance of the first two candidates of each."""
     import torch
 
     tokens, margins = [], torch.full((PROMPTS,), torch.inf)
@@ -137,10 +153,7 @@ def choose_example(model: Any, inputs: dict[str, Any], count: int) -> tuple[int,
             margins = torch.minimum(margins, (first - second) / scores[:, :END].std())
             tokens.append(scores.argmax(-1))
             given[key] = torch.cat([given[key], tokens[-1][:, None]], 1)
-    texts = torch.stack(tokens, 1)
-    distinct = torch.tensor([len(set(text)) for text in texts.tolist()])
-    best = int((distinct * (margins > LEAST_MARGIN) + margins.clamp(max=0.5)).argmax())
-    return best, {"tokens": texts[best].tolist(), "margin": float(margins[best])}
+    return torch.stack(tokens, 1), margins
 
 
 def build(who: str, checkpoint: Path, output: Path, precision: str, options: argparse.Namespace) -> str:
