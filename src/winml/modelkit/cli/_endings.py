@@ -126,7 +126,8 @@ def _convert_error(error: Exception) -> WinMLError | None:
 
 def _convert_system_error(error: OSError) -> WinMLError | None:
     """Convert an error of the operating system with a known cause; None for other causes."""
-    from winml.modelkit.onnx.files.output_files import is_held, write_error
+    from winml.modelkit.onnx.files.moving import is_held
+    from winml.modelkit.onnx.files.output_files import write_error
 
     if _raises_os_error(Path.cwd):
         return InputError(
