@@ -23,12 +23,12 @@ from readers import python_of
 from winml.modelkit.cli.main import COMMANDS
 
 READER = "windows"
-pytestmark = pytest.mark.reader(READER)
+pytestmark = [pytest.mark.reader(READER), pytest.mark.slow]
 
 _MOST_FAILURES = "20"
 """Chosen: a log of more failures is not read."""
-_LEAST_PASSED = 2000
-"""Chosen: of 2,500 unit tests without torch, on a processor without AMX; 2,000 leave room for those that go."""
+_LEAST_PASSED = 1500
+"""Chosen: of 2,500 unit tests without torch; several hundred are skipped on a processor with AMX."""
 EXPORT = ["export", "-m", "bert", "-o", "exported/model.onnx", "--proof", "--dynamic-batch"]
 RUN = ["run", "exported/model.onnx", "--text", " ".join(WORDS[:4]), "-f", "json"]
 GENERATE = ["generate", "decoder", "-p", "hello", "--max-new-tokens", "4", "-f", "json"]
@@ -96,9 +96,12 @@ def test_every_verb_succeeds_with_the_results_of_this_system(folder: Path, monke
 def test_unit_tests_that_need_no_torch_pass() -> None:
     """Tests that import torch or transformers are skipped: torch ends long processes under Wine."""
     places = [REPOSITORY / name for name in ("src", "tests")]
-    command = [python_of(READER), "-m", "pytest", "-p", "under_wine", "-p", "no:cacheprovider", "-q", "-rfE"]
+    options = [
+        "-p", "under_wine", "-p", "no:cacheprovider", "-o", "tmp_path_retention_policy=none", "-q", "-rfE",
+        f"--maxfail={_MOST_FAILURES}",
+    ]  # fmt: skip
     done = subprocess.run(
-        [*command, f"--maxfail={_MOST_FAILURES}", "tests/unit"], cwd=REPOSITORY, input="", capture_output=True,
+        [python_of(READER), "-m", "pytest", *options, "tests/unit"], cwd=REPOSITORY, input="", capture_output=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}, encoding="utf-8", errors="replace",
         check=False,
     )  # fmt: skip
