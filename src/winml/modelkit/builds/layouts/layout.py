@@ -137,12 +137,16 @@ PLAIN: Final = Layout(
 )
 """Layout of a build that requests none."""
 
+PACKAGE_NAME: Final = "package"
+"""Layout of several builds of one model (``package.py``)."""
+
 LAYOUTS: Registry[Layout] = Registry(
     "layouts",
     "layout",
     {
         "genai": "winml.modelkit.builds.layouts.genai:GENAI",
         "optimum": "winml.modelkit.builds.layouts.optimum:OPTIMUM",
+        PACKAGE_NAME: "winml.modelkit.builds.layouts.package:PACKAGE",
         "transformers.js": "winml.modelkit.builds.layouts.optimum:TRANSFORMERS_JS",
     },
     lambda: Layout,
