@@ -20,6 +20,7 @@ import pytest
 import soundfile
 import torch
 import transformers
+import yaml
 from PIL import Image
 from transformers import (
     AutoFeatureExtractor,
@@ -42,6 +43,7 @@ from generating import PROMPT, build_decoder, counting_graph, save_decoder, save
 from readers import BROWSERS, REPOSITORY, find_program, folder_of, python_of
 from winml.modelkit.builds.found_models import onnx_file
 from winml.modelkit.builds.manifest_records import read_manifest
+from winml.modelkit.words import size_words
 
 NEW_TOKENS = 12
 PROGRAMS = {
@@ -450,8 +452,9 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of a small encoder with the files that publishers add."""
     folder = save_checkpoint("bert", tmp_path_factory.mktemp("bert") / "checkpoint", num_hidden_layers=1)
     save_tokenizer(folder)
-    for name in ("README.md", "LICENSE.txt", "notes.txt"):
+    for name in ("LICENSE.txt", "notes.txt"):
         (folder / name).write_text(name, encoding="utf-8")
+    (folder / "README.md").write_text("---\nlicense: mit\nauto_map: {}\n---\n# Tiny\n", encoding="utf-8")
     return folder
 
 
@@ -462,7 +465,7 @@ def encoder(bert: Path) -> Path:
 
 
 def test_layout_of_an_encoder_is_one_line(encoder: Path) -> None:
-    """Rows and lengths are dynamic by default; card and licence of the checkpoint are copied."""
+    """Rows and lengths are dynamic by default; the licence of the checkpoint is copied."""
     folder = encoder
     model = onnx.load(folder / "onnx" / "model.onnx", load_external_data=False)
     shapes = {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
@@ -470,6 +473,33 @@ def test_layout_of_an_encoder_is_one_line(encoder: Path) -> None:
     names = {path.name for path in folder.iterdir()}
     assert {"README.md", "LICENSE.txt", "config.json", "tokenizer.json"} <= names
     assert "notes.txt" not in names
+
+
+def test_model_card_states_source_files_and_use(bert: Path, encoder: Path) -> None:
+    """The card of the checkpoint follows; of its front matter, keys that hold for the conversion are kept."""
+    card = (encoder / "README.md").read_text(encoding="utf-8")
+    matter, text = card.split("---\n", 2)[1:]
+    assert {
+        "license": "mit",
+        "pipeline_tag": "feature-extraction",
+        "tags": ["onnx", "transformers.js"],
+    } == yaml.safe_load(matter)
+    size_bytes = (encoder / "onnx" / "model.onnx").stat().st_size
+    assert f"| `onnx/model.onnx` | {size_words(size_bytes)} |" in text
+    assert "Licence of the source: mit (LICENSE.txt)" in text
+    assert "```js\nimport" in text
+    assert str(bert) not in text
+    assert text.rstrip().endswith("# Tiny")
+
+
+def test_card_that_the_user_changed_is_not_replaced(bert: Path, tmp_path: Path) -> None:
+    folder = laid_out(bert, tmp_path / "folder", "transformers.js", "--no-verify")
+    made = (folder / "README.md").read_bytes()
+    laid_out(bert, folder, "transformers.js", "--no-verify", "--precision", "int8", "--min-sqnr", "0")
+    assert made != (folder / "README.md").read_bytes()
+    (folder / "README.md").write_text("mine", encoding="utf-8")
+    laid_out(bert, folder, "transformers.js", "--no-verify")
+    assert "mine" == (folder / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.reader("transformers.js")

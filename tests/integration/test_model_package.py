@@ -86,6 +86,18 @@ def test_variants_share_weights_with_equal_bytes(built: tuple[Path, dict[str, An
     assert (folder / "config.json").is_file()
 
 
+def test_card_of_a_package_compares_its_variants(built: tuple[Path, dict[str, Any]]) -> None:
+    """Only variants for the CPU have a time."""
+    folder, record = built
+    cpu, _, webgpu = record["variants"]
+    lines = (folder / "README.md").read_text(encoding="utf-8").splitlines()
+    rows = {line.split("`")[1]: line for line in lines if line.startswith("| `")}
+    assert [variant["name"] for variant in record["variants"]] == [*rows]
+    assert webgpu["quality"] in rows["webgpu"]
+    assert cpu["latency_ms"] > 0
+    assert webgpu["latency_ms"] is None
+
+
 def test_new_package_replaces_files_of_the_earlier_one_only(checkpoint: Path, tmp_path: Path) -> None:
     build_package(checkpoint, tmp_path / "bert", variants="standard,cpu", verify=False)
     (tmp_path / "bert" / "mine.txt").write_text("mine")

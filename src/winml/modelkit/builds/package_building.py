@@ -19,22 +19,26 @@ from winml.modelkit.builds.config import QuantSection
 from winml.modelkit.builds.dtypes import OPTIONS_OF_FLOATS
 from winml.modelkit.builds.folder import refuse_input_as_output
 from winml.modelkit.builds.layouts import package
-from winml.modelkit.builds.layouts.layout import PACKAGE_NAME
+from winml.modelkit.builds.layouts.layout import PACKAGE_NAME, BuiltFolder
+from winml.modelkit.builds.model_card import CardFacts, CardRow, model_card
 from winml.modelkit.builds.package_records import PackagedVariant, PackageResult
 from winml.modelkit.builds.package_writing import PackageContent, write_package
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.verb import BuildRequest, make_plan, python_request
 from winml.modelkit.errors import MissingOutputError, OutputExistsError, UsageError, WinMLError, opt, spell
+from winml.modelkit.file_names import MODEL_CARD_NAME
+from winml.modelkit.onnx.bundle import described_model
 from winml.modelkit.onnx.files.output_files import recover, refuse_existing
 from winml.modelkit.optimize.capabilities import LEVELS
 from winml.modelkit.options import read_json_file
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.quantize.precisions import PRECISIONS
 from winml.modelkit.report.plan import Plan, PlannedStep, planned_files
+from winml.modelkit.words import time_words
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.config import WinMLBuildConfig
-    from winml.modelkit.builds.manifest_records import BuildManifest, BuildResult
+    from winml.modelkit.builds.manifest_records import BuildResult
 
 _OPTIONS_OF_VARIANTS = ("ep", "operators", "dtypes", "share_weights")
 """Options of a build that each variant decides itself."""
@@ -44,6 +48,8 @@ _OPTIONS_OF_FOLDERS = ("use_cache", "proof", "refittable", "deploy_only")
 
 _SQNR = re.compile(r"SQNR -?\d+(\.\d+)? dB")
 """Format of the ratio in the summary of a stage."""
+_ITERATIONS, _WARMUP = 20, 3
+"""Chosen: a median within some percent, in less time than the export takes."""
 _LEVEL = LEVELS[-1]
 """Chosen: that of a build without a package. A quantization in memory optimizes only if a level is stated."""
 
@@ -154,16 +160,17 @@ def run_package(plan: PackagePlan, listener: BuildListener = BuildListener()) ->
         notes += [f"{name}: {note}" for note in result.notes if not any(known.endswith(note) for known in notes)]
     first = next(iter(results.values()))
     variants = {name: package.VARIANTS[name] for name in results}
-    card = identify_plan(next(iter(plan.builds.values()))).card
+    facts = {name: _variant_facts(result, package.VARIANTS[name]) for name, result in results.items()}
+    sources = identify_plan(next(iter(plan.builds.values()))).card
     companions = {record.name: first.folder / record.name for record in first.manifest.companions}
     content = PackageContent(
         plan.folder.absolute().name,
         request.model.model,
         variants,
         {name: result.part_paths for name, result in results.items()},
-        {name: _variant_facts(result.manifest) for name, result in results.items()},
-        {**card, **companions},
-        {},
+        facts,
+        {**{name: path for name, path in sources.items() if name != MODEL_CARD_NAME}, **companions},
+        lambda sizes: _make_card(request, results, facts, sizes, sources),
     )
     written = write_package(plan.folder, content, plan.earlier)
     return PackageResult(
@@ -174,11 +181,12 @@ def run_package(plan: PackagePlan, listener: BuildListener = BuildListener()) ->
             PackagedVariant(
                 name=name,
                 providers=variants[name].providers,
-                nodes=content.facts[name]["nodes"],
+                nodes=facts[name]["nodes"],
                 size_bytes=written.by_variant[name][0],
                 shared_bytes=written.by_variant[name][1],
                 separate_bytes=sum(file.size_bytes for part in result.manifest.parts for file in part.model),
-                quality=content.facts[name]["quality"],
+                quality=facts[name]["quality"],
+                latency_ms=facts[name]["latency_ms"],
             )
             for name, result in results.items()
         ),
@@ -296,16 +304,81 @@ def _variant_words(variant: package.Variant) -> str:
     return f"{variant.precision or 'fp32'}{operators}, for {providers}"
 
 
-def _variant_facts(manifest: BuildManifest) -> dict[str, Any]:
+def _variant_facts(result: BuildResult, variant: package.Variant) -> dict[str, Any]:
     """Return facts about a build for the metadata of its variant."""
+    manifest = result.manifest
     stages = [stage for part in manifest.parts for stage in part.stages]
     last = [next((stage for stage in reversed(part.stages) if stage.nodes), None) for part in manifest.parts]
     found = [_SQNR.search(stage.summary) for stage in stages if stage.status != "skipped"]
     ratios = sorted((match[0] for match in found if match), key=lambda words: float(words.split()[1]))
     return {
+        "precision": variant.precision or "fp32",
         "nodes": sum(stage.nodes or 0 for stage in last if stage is not None),
         "quality": ratios[0] if ratios else "",
+        "latency_ms": _measure_latency(result) if "CPUExecutionProvider" in variant.providers else None,
     }
+
+
+def _measure_latency(result: BuildResult) -> float | None:
+    """Return the median time of a run on the CPU; ``None`` for a model of several parts, or one that is not run."""
+    from winml.modelkit.ort.opened_model import RunOptions
+    from winml.modelkit.profile.latency import LatencyOptions
+    from winml.modelkit.profile.perf import PerfOptions, measure_model
+
+    if len(result.part_paths) > 1:
+        return None
+    try:
+        options = PerfOptions(
+            RunOptions(result.model_path.name), LatencyOptions(iterations=_ITERATIONS, warmup=_WARMUP)
+        )
+        return round(measure_model(result.model_path, options).latency.summary.p50, 3)
+    except WinMLError:
+        return None
+
+
+def _make_card(
+    request: BuildRequest,
+    results: Mapping[str, BuildResult],
+    facts: Mapping[str, Mapping[str, Any]],
+    sizes: Mapping[str, int],
+    sources: Mapping[str, Path],
+) -> str:
+    """Return the text of the model card.
+
+    Args:
+        request: Request of the package.
+        results: Variant → its build.
+        facts: Variant → its facts.
+        sizes: Variant → bytes of its files and of the shared weights that it reads.
+        sources: Card and licence files of the checkpoint.
+    """
+    first = next(iter(results.values()))
+    task = described_model(next(iter(first.part_paths.values()))).get("task") or ""
+    rows = [
+        CardRow(
+            name,
+            sizes[name],
+            (
+                ", ".join(provider.removesuffix("ExecutionProvider") for provider in package.VARIANTS[name].providers),
+                fact["precision"],
+                fact["quality"] or "equal outputs",
+                "" if fact["latency_ms"] is None else time_words(fact["latency_ms"]),
+            ),
+        )
+        for name, fact in facts.items()
+    ]
+    opened = BuiltFolder(".", task, (), next(iter(first.part_paths)), has_processors=False)
+    columns = ("variant", "size with shared weights", "chosen for", "precision", "quality", "median run on a CPU")
+    card_facts = CardFacts(
+        request.model.model,
+        task,
+        package.PACKAGE.readers,
+        rows,
+        columns,
+        usage=package.package_usage(opened),
+        tags=("onnx", "onnxruntime"),
+    )
+    return model_card(card_facts, sources)
 
 
 def _earlier_files(folder: Path) -> tuple[str, ...]:

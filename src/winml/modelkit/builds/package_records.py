@@ -25,6 +25,8 @@ class PackagedVariant(Record):
     """Bytes of its models in a build folder of its own."""
     quality: str
     """Lowest SQNR of its outputs relative to the source; empty if they are equal."""
+    latency_ms: float | None
+    """Median time of a run on the CPU of this machine; None for another provider or several parts."""
 
 
 class PackageResult(

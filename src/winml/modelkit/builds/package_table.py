@@ -19,7 +19,7 @@ def package_document(result: PackageResult, usage: Sequence[str] = ()) -> doc.Do
     table = doc.Table(
         doc.columns(
             ("variant", "name"), "chosen for", ("nodes", "count"), ("own files", "bytes"), ("shared weights", "bytes"),
-            ("separate folder", "bytes"), "quality",
+            ("separate folder", "bytes"), "quality", ("median on CPU", "latency"),
         ),
         [
             (
@@ -30,6 +30,7 @@ def package_document(result: PackageResult, usage: Sequence[str] = ()) -> doc.Do
                 variant.shared_bytes,
                 variant.separate_bytes,
                 variant.quality or "equal outputs",
+                variant.latency_ms,
             )
             for variant in result.variants
         ],

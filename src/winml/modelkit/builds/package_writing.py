@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import onnx
 
 from winml.modelkit.builds.layouts import package
+from winml.modelkit.file_names import MODEL_CARD_NAME
 from winml.modelkit.onnx.contexts import context_file_attributes
 from winml.modelkit.onnx.files.initializer_bytes import StoredBytes
 from winml.modelkit.onnx.files.output_files import OutputFiles
@@ -43,8 +44,8 @@ class PackageContent:
     """Variant → values for the metadata of its entries."""
     companions: Mapping[str, Path]
     """Name in the root of the package → file."""
-    texts: Mapping[str, str]
-    """Name in the root of the package → text."""
+    card: Callable[[Mapping[str, int]], str]
+    """Variant → bytes of its own files and the shared weights that it reads; returns the text of the model card."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -142,26 +143,36 @@ def write_package(folder: Path, content: PackageContent, earlier: tuple[str, ...
             write_embedded(model.graph, model.path, files.reserve(target), external=tuple(data))
         for name, path in content.companions.items():
             shutil.copyfile(path, files.reserve(folder / name))
-        for name, text in content.texts.items():
-            files.write_text(folder / name, text)
         for part in content.parts:
             record = package.component_record(part, content.variants, uris, content.facts)
             files.write_json(folder / part / package.COMPONENT_NAME, record)
+        by_variant = _variant_sizes(folder, models, files.written_sizes())
+        card = content.card({name: own + shared for name, (own, shared) in by_variant.items()})
+        files.write_text(folder / MODEL_CARD_NAME, card)
         names = {path.relative_to(folder.absolute()).as_posix() for path in files.written_sizes()}
         names.add(package.MANIFEST_NAME)
         manifest = package.manifest_record(content.name, content.parts, sorted(names), content.source)
         files.write_json(folder / package.MANIFEST_NAME, manifest)
         sizes = files.commit()
     _remove_files(folder, {*earlier} - names)
+    shared = {weight.digest: weight.stored.size_bytes for model in models for weight in model.placed}
+    return WrittenPackage(sum(sizes.values()), sum(shared.values()), by_variant)
+
+
+def _variant_sizes(folder: Path, models: Sequence[_Model], sizes: Mapping[Path, int]) -> dict[str, tuple[int, int]]:
+    """Return variant → bytes of its own files, and of the shared weights that it reads.
+
+    Args:
+        folder: Folder of the package.
+        models: All models.
+        sizes: Path of each written file → bytes.
+    """
     own, read = Counter[str](), Counter[str]()
     for model in models:
         directory = (folder / package.variant_path(model.part, model.variant)).parent.absolute()
         own[model.variant] += sum(size for path, size in sizes.items() if path.parent == directory)
         read[model.variant] += sum({weight.digest: weight.stored.size_bytes for weight in model.placed}.values())
-    shared = {weight.digest: weight.stored.size_bytes for model in models for weight in model.placed}
-    return WrittenPackage(
-        sum(sizes.values()), sum(shared.values()), {name: (own[name], read[name]) for name in content.variants}
-    )
+    return {model.variant: (own[model.variant], read[model.variant]) for model in models}
 
 
 def _read_model(part: str, variant: str, path: Path) -> _Model:

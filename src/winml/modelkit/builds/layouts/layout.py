@@ -50,6 +50,8 @@ class LayoutFiles:
     """Final name of each model file, one per part and dtype → its current ONNX file."""
     ep: str | None = None
     """Short name of the provider that the build is for; None: no provider is requested."""
+    model: str = ""
+    """Name of the source model, as the user wrote it."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,9 @@ class Layout:
     usage: Callable[[BuiltFolder], Sequence[str]] = lambda _folder: ()
     """Returns lines of code that open a finished folder in its runtime."""
     with_card: bool = True
-    """True if licence and card of the checkpoint are copied."""
+    """True if the folder has a model card and the licence of the checkpoint."""
+    language: str = "python"
+    """Language of the lines of ``usage``."""
     cross_keys: Literal["decoder"] | None = None
     """Part of an encoder-decoder that computes the keys and values of the encoded input; None: the encoder."""
     unread: tuple[str, ...] = ()

@@ -311,5 +311,6 @@ TRANSFORMERS_JS = layout.Layout(
     row_tables=True,  # measured: onnxruntime-web 1.31 in WebAssembly
     dtypes=DTYPES,
     usage=transformers_js_usage,
+    language="js",
 )
 """Layout for browsers and Node.js."""
