@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from winml.modelkit.generate.auto_model import WinMLAutoModel
     from winml.modelkit.generate.diffusion import load_pipeline
     from winml.modelkit.generate.run_verb import run_model
+    from winml.modelkit.generate.sentence_embedding import load_sentence_transformer
     from winml.modelkit.inspect.verb import inspect_model
     from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec
     from winml.modelkit.optimize.file_optimization import check_optimization, run_optimize_analyze_loop
@@ -62,9 +63,10 @@ __all__ = [
     "UsageError", "VerificationError", "WinMLAutoModel", "WinMLBuildConfig", "WinMLError", "WinMLExportConfig",
     "__version__", "build_hf_model", "build_model", "build_onnx_model", "build_package", "check_optimization",
     "compare_models", "compile_model", "compile_onnx", "diff_models", "evaluate_model", "export_model",
-    "export_pytorch", "extract_modules", "inspect_model", "load_pipeline", "optimize_model", "optimize_onnx",
-    "profile_model", "quantization_sensitivity", "quantize_model", "quantize_onnx", "refit_model", "retag_model",
-    "run_model", "run_optimize_analyze_loop", "sweep_models", "tune_model", "verify_model",
+    "export_pytorch", "extract_modules", "inspect_model", "load_pipeline", "load_sentence_transformer",
+    "optimize_model", "optimize_onnx", "profile_model", "quantization_sensitivity", "quantize_model", "quantize_onnx",
+    "refit_model", "retag_model", "run_model", "run_optimize_analyze_loop", "sweep_models", "tune_model",
+    "verify_model",
 ]  # fmt: skip
 
 _INFERENCE_PREFIX = "WinMLModelFor"
@@ -96,6 +98,7 @@ _NAMES = {
     "generate.auto_model": "WinMLAutoModel",
     "generate.diffusion": "load_pipeline",
     "generate.run_verb": "run_model",
+    "generate.sentence_embedding": "load_sentence_transformer",
     "inspect.verb": "inspect_model",
     "onnx.specs": "InputTensorSpec OutputTensorSpec",
     "optimize.file_optimization": "check_optimization run_optimize_analyze_loop",

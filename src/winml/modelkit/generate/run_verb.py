@@ -587,7 +587,7 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
 
 _OF_PIPELINES = frozenset({
     "automatic-speech-recognition", "depth-estimation", "image-segmentation", "object-detection",
-    "text2text-generation",
+    "text2text-generation", "zero-shot-object-detection",
 })  # fmt: skip
 """Tasks whose results transformers computes from tensors of PyTorch."""
 
