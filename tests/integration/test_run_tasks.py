@@ -28,7 +28,7 @@ from evaluation_checkpoints import WORDS, pipeline_of, save_task_checkpoint, sen
 from installed_versions import PICTURES_WITHOUT_TORCHVISION
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.exporting import HTPExporter
-from winml.modelkit.generate.task_inputs import run_task
+from winml.modelkit.generate.task_inputs import LOADED_TASKS, run_task
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.specs import DynamicRequest
 
@@ -195,17 +195,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-EXPORTED_TASKS = {"zero-shot-audio-classification": "feature-extraction"}
-"""Task of ``winml run`` → task of the export, if another."""
-
-
 def exported(checkpoint: Path, task: str, *, is_open: bool) -> Path:
     """Export a checkpoint; config and processor files go beside the ONNX file."""
     model = checkpoint.parent / f"{checkpoint.name}-onnx" / "model.onnx"
     model.parent.mkdir()
     dynamic = DynamicRequest(batch=is_open, sequence=is_open, image_size=task == "depth-estimation")
     HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint(
-        ModelRequest(str(checkpoint), task=EXPORTED_TASKS.get(task, task), dynamic=dynamic), model
+        ModelRequest(str(checkpoint), task=LOADED_TASKS.get(task, task), dynamic=dynamic), model
     )
     return model
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.config import WinMLBuildConfig
     from winml.modelkit.builds.evaluated_models import evaluate_model
     from winml.modelkit.builds.manifest_records import BuildResult
-    from winml.modelkit.builds.package_building import build_package
     from winml.modelkit.builds.package_records import PackageResult
+    from winml.modelkit.builds.package_verb import build_package
     from winml.modelkit.builds.proofs import verify_model
     from winml.modelkit.builds.refit_verb import refit_model
     from winml.modelkit.builds.verb import build_model
@@ -81,7 +81,7 @@ _NAMES = {
     "builds.config": "WinMLBuildConfig",
     "builds.evaluated_models": "evaluate_model",
     "builds.manifest_records": "BuildResult",
-    "builds.package_building": "build_package",
+    "builds.package_verb": "build_package",
     "builds.package_records": "PackageResult",
     "builds.proofs": "verify_model",
     "builds.refit_verb": "refit_model",

@@ -96,7 +96,7 @@ def _build_package(request: BuildRequest, options: Mapping[str, Any]) -> None:
     """Build a model package, and print it."""
     from winml.modelkit.builds.layouts.layout import BuiltFolder
     from winml.modelkit.builds.layouts.package import package_usage
-    from winml.modelkit.builds.package_building import plan_package, run_package
+    from winml.modelkit.builds.package_verb import plan_package, run_package
 
     with library_output_to_stderr():
         plan = plan_package(request)

@@ -95,6 +95,8 @@ RUN_TASKS: Mapping[str, RunTask] = {
     "text2text-generation": RunTask((_TEXT,)),
 }  # fmt: skip
 """Task → its inputs. Other tasks are run on tensors by name."""
+LOADED_TASKS: Mapping[str, str] = {"zero-shot-audio-classification": "feature-extraction"}
+"""Task → task of the class of transformers that is loaded for it, if another."""
 _AUDIO_FEATURES = RunTask(
     (TaskInput("audio", "audio", "one audio file: its embedding; several: the similarity of each to the first",
                "speech.wav", is_repeatable=True),),
