@@ -17,7 +17,7 @@ from winml.modelkit.options import read_text_file
 from winml.modelkit.version import __version__
 from winml.modelkit.words import size_words
 
-_KEPT_KEYS = ("language", "license", "license_name", "license_link", "pipeline_tag", "datasets")
+_SOURCE_KEYS = ("language", "license", "license_name", "license_link", "pipeline_tag", "datasets")
 """Specified by the Hub: keys about the source that hold for its conversion."""
 _LARGEST_VALUE = 10_000
 """Bytes. Chosen: a list of some hundred data sets."""
@@ -108,7 +108,7 @@ def _table_line(cells: Sequence[str]) -> str:
 def _front_matter(facts: CardFacts, source: Path | None) -> dict[str, Any]:
     """Return the front matter: values of the source that hold for its conversion, and facts about the files."""
     matter = {}
-    for key in _KEPT_KEYS if source is not None else ():
+    for key in _SOURCE_KEYS if source is not None else ():
         value = _source_value(source, key)
         if value is not None:
             matter[key] = value

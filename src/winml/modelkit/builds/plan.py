@@ -244,7 +244,8 @@ def plan_build(
     for quantization in requested_quantizations(config):
         _refuse_requantization(request, quantization)
     request = configured_request(request, config.export, "export.{}")
-    request = replace(request, cross_keys=find_layout(config.layout).cross_keys)
+    layout = find_layout(config.layout)
+    request = replace(request, cross_keys=layout.cross_keys, embedding_of=layout.embedding_of)
     if not verify:
         config = with_values(config, {"export": {"verify": False}})
     is_coded = config.optim is not None and _has_coded_weights(request)

@@ -472,7 +472,7 @@ class TaskRunner:
             self._notes[f"{count} frames are read, evenly spaced among the {len(frames)} of the video"] = None
         return self._class_answer(self._image_processor(chosen, return_tensors="np"))
 
-    def found_labels(self, inputs: Mapping[str, Any]) -> Answer:
+    def described_objects(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the objects in an image that labels describe, each with its box."""
         self._fit_image_processor(inputs["image"])
         labels = list(_as_list(inputs["label"]))
@@ -636,7 +636,7 @@ _ANSWERS: Mapping[str, Callable[[TaskRunner, Mapping[str, Any]], Answer]] = {
     "object-detection": TaskRunner.boxes,
     "image-segmentation": TaskRunner.segments,
     "depth-estimation": TaskRunner.depth,
-    "zero-shot-object-detection": TaskRunner.found_labels,
+    "zero-shot-object-detection": TaskRunner.described_objects,
     "video-classification": TaskRunner.video_classes,
     "zero-shot-audio-classification": TaskRunner.labelled_audio,
     "zero-shot-image-classification": TaskRunner.labelled_image,

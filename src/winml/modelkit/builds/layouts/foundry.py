@@ -63,7 +63,7 @@ def _make_chat(roles: Sequence[str], has_prompt: bool) -> Chat:
 
 
 def _added_texts(texts: Mapping[tuple[Sequence[str], bool], str], roles: tuple[str, ...]) -> dict[str, str]:
-    """Return what each role adds to a chat; ``{}`` if the template refuses the chat, or depends on later messages.
+    """Return the text of each role in a chat; ``{}`` if the template refuses the chat, or depends on later messages.
 
     Args:
         texts: Roles of a chat, and True with the beginning of the next message → its text.

@@ -110,6 +110,9 @@ class Layout:
     """Language of the lines of ``usage``."""
     cross_keys: Literal["decoder"] | None = None
     """Part of an encoder-decoder that computes the keys and values of the encoded input; None: the encoder."""
+    embedding_of: Literal["tokens"] | None = None
+    """Inputs of the embedding of a vision-language model, if the readers insert the image features; None: tokens and
+    image features."""
     unread: tuple[str, ...] = ()
     """Tokenizer files that the readers cannot use alone."""
     dtypes: Mapping[str, Dtype] = field(default_factory=dict)
