@@ -166,6 +166,7 @@ READERS = (
     Reader(
         "transformers.js", (_LAYOUTS,), NODE_PACKAGES, ("@huggingface/transformers",), (("node",), ("npm",), BROWSERS)
     ),
+    Reader("lm-eval", (_LAYOUTS,), ENVIRONMENT, ("lm_eval", "onnxruntime-genai", "onnxruntime")),
     Reader("openvino", ("tests/integration/test_readers_of_folders.py",), ENVIRONMENT, ("openvino",)),
     # Has neither torch nor transformers.
     Reader(
