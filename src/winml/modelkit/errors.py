@@ -173,6 +173,10 @@ class MeasureError(StageError):
     """Nothing could be measured: the graph does not run, or the execution provider records no profile."""
 
 
+class NoInputsError(StageError):
+    """A graph accepts none of the inputs that were generated for it."""
+
+
 class NoAnswerError(StageError):
     """A process did not answer in time, which may be due to a busy machine."""
 

@@ -178,6 +178,8 @@ class VerificationInfo(Record):
     """True if both sides computed in float32, since the file computes in bfloat16."""
     is_streamed: bool = field(default=False, metadata=entry(before="outputs", omit_empty=True))
     """True if the weights of both sides were streamed."""
+    note: str = field(default="", metadata=entry(before="outputs", omit_empty=True))
+    """Sentence on generated inputs whose values were found by trial."""
     constant: tuple[str, ...] = field(default=(), metadata=entry(skip=True))
     """Outputs of the reference that were equal for all inputs."""
     silent: tuple[str, ...] | None = field(default=None, metadata=entry("answers_only", omit_none=True))

@@ -23,7 +23,7 @@ from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.words import comparison_words
-from winml.modelkit.errors import InputError, StageError, VerificationError
+from winml.modelkit.errors import InputError, NoInputsError, StageError, VerificationError
 from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, FLOAT_SOURCE_KEY, NORMALIZED_KEY, QUANTIZATION_KEY
 from winml.modelkit.onnx.contexts import refuse_compiled
 from winml.modelkit.onnx.files.content_digest import content_digest
@@ -642,10 +642,16 @@ def _compare_with_source(
         staged: The result, at its temporary path.
 
     Returns:
-        The comparison, and a note if the source was converted.
+        The comparison, `None` if the source accepts no generated inputs, and notes on the inputs and the source.
     """
     try:
-        return work.compare(task.source, staged, task.seed), ()
+        comparison = work.compare(task.source, staged, task.seed)
+        return comparison, _notes_of(comparison)
+    except NoInputsError as error:
+        from winml.modelkit.compare.files import refuse_unopenable
+
+        refuse_unopenable(task.source, staged)
+        return None, (f"Not checked: the source accepts none of the generated inputs: {error.message}.",)
     except StageError:
         source = load_by_reference(task.source)
         opset = source.opset_imports.get("", OLDEST_OPSET)
@@ -662,7 +668,11 @@ def _compare_with_source(
         f"Compared with the source at opset {OLDEST_OPSET}, to which it was converted: ONNX Runtime does not run it "
         f"at opset {opset}."
     )
-    return comparison, (note,)
+    return comparison, (note, *_notes_of(comparison))
+
+
+def _notes_of(comparison: Comparison | None) -> tuple[str, ...]:
+    return (comparison.note,) if isinstance(comparison, VerificationInfo) and comparison.note else ()
 
 
 @contextlib.contextmanager
