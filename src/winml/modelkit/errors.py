@@ -355,6 +355,7 @@ _TEXTS = {"output_folder": "-o FOLDER", "another_output": "another output path"}
 _KEYWORDS = {
     "another_output": "another output path",
     "asymmetric": "symmetric=False",
+    "custom_ops": "the variable WINML_CUSTOM_OPS",
     "debug": "the cause of this exception",
     "dynamic_seq_len": "dynamic_sequence",
     "dynamo": "exporter='dynamo'",

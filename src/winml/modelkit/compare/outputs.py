@@ -6,6 +6,7 @@ that would hide a wrong output has no signal.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -465,6 +466,9 @@ def _has_signal(reference: Sequence[Arrays], tolerance: _Tolerance) -> bool:
 
 def _as_float64(value: Array) -> NDArray[np.float64]:
     # float64 represents every dtype in use, except the largest int64, whose differences are measured separately.
+    if value.dtype.kind in TEXT_KINDS:
+        # Texts are equal or not; a checksum of 32 bits tells them apart.
+        return np.vectorize(lambda text: float(zlib.crc32(str(text).encode())), otypes=[np.float64])(value)
     return np.asarray(value).astype(np.float64)
 
 
