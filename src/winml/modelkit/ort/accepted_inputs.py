@@ -58,6 +58,7 @@ def accepted_inputs(session: Session, seed: int, requested: Mapping[str, int]) -
 
     Raises:
         NoInputsError: the graph accepts none of the generated inputs.
+        StageError: the graph runs at no sizes with those of the user.
         UsageError: the user's sizes do not fit the graph.
     """
     search = _Search(session, seed, requested)
@@ -67,7 +68,9 @@ def accepted_inputs(session: Session, seed: int, requested: Mapping[str, int]) -
         yield accepted
     if not count:
         refusal = search.refusals[0] if search.refusals else StageError("it has no inputs that can be generated")
-        raise NoInputsError(refusal.message, hint=refusal.hint)
+        # The user's sizes are refused, which is no lack of samples.
+        error = StageError if requested and isinstance(refusal, StageError) else NoInputsError
+        raise error(refusal.message, hint=refusal.hint)
 
 
 class _Search:

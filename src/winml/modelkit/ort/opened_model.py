@@ -212,7 +212,8 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
     """Return options with supported sizes, if the model refuses the default sizes.
 
     Sizes are halved until the model runs: a position table has an end that graphs do not declare. The options are
-    returned unchanged if the model runs. If no smaller size helps, other sizes and values are tried.
+    returned unchanged if the model runs, or at no sizes beside those of the user. If no smaller size helps, other
+    sizes and values are tried.
 
     Raises:
         UsageError: sizes do not fit the inputs of the graph.
@@ -225,10 +226,14 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
         return _find_fitting_run(session, options)
     settled = settle_sizes(inputs, options.sizes, batch_size=options.batch_size)
     sizes, is_first = dict(settled.chosen), True
+    # Integers, flags and text without stated values may be refused at fixed sizes as well.
+    has_guesses = any("float" not in spec.dtype and spec.value_range is None and not spec.values for spec in inputs)
+    if not sizes and not has_guesses:
+        return options
     while sizes or is_first:
         feeds = draw_feeds(inputs, {**settled.by_name, **sizes}, options.seed)
         try:
-            session.run(feeds)
+            session.run(feeds, session.outputs[:1])
         except StageError:
             smaller = {name: size // 2 if size > _SMALLEST_HALVED else size for name, size in sizes.items()}
             if smaller == sizes:
@@ -237,7 +242,12 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
         else:
             return options if is_first else replace(options, fitting_sizes=sizes)
     stated = {name: size for name, size in settled.by_name.items() if name not in settled.chosen}
-    accepted = next(accepted_inputs(session, options.seed, stated))
+    try:
+        accepted = next(accepted_inputs(session, options.seed, stated))
+    except StageError:
+        if options.sizes:
+            return options  # the run with the user's sizes states the reason
+        raise
     fitting = {name: accepted.sizes[name] for name in settled.chosen if name in accepted.sizes}
     return replace(options, fitting_sizes=fitting, fitting_inputs=accepted.inputs, fitting_note=accepted.note)
 
