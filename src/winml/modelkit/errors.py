@@ -373,8 +373,8 @@ _KEYWORDS = {
 }
 """Option → keyword of Python, if their names differ."""
 _SWITCHES = frozenset({
-    "allow_dynamic", "by_module", "deploy_only", "overwrite", "random_weights", "rebuild", "skip_pre_normalization",
-    "smooth_quant", "symmetric", "trust_remote_code", "verify",
+    "allow_dynamic", "by_module", "deploy_only", "freeze_inputs", "overwrite", "random_weights", "rebuild",
+    "skip_pre_normalization", "smooth_quant", "symmetric", "trust_remote_code", "verify",
 })  # fmt: skip
 """Options that are on or off, as Python spells them: ``overwrite=True``, and ``verify=False`` for ``no_verify``."""
 

@@ -6,7 +6,7 @@ Runtime infers it. The type stays with the value, and is written again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx
 import onnx_ir as ir
@@ -40,6 +40,34 @@ def serialize_model(model: ir.Model) -> onnx.ModelProto:
         if value.name in types:
             value.type.CopyFrom(types[value.name])
     return proto
+
+
+def detach_maps(model: ir.Model) -> list[ir.Node]:
+    """Remove the nodes whose outputs are maps and outputs of the graph, in place; their inputs become outputs instead.
+
+    Returns:
+        The nodes, for :func:`attach_maps`.
+    """
+    outputs, makers = model.graph.outputs, []
+    for position, value in enumerate(outputs):
+        maker = value.producer()
+        source = None if maker is None or not maker.inputs else maker.inputs[0]
+        if _KEY in value.meta and maker is not None and source is not None and len(maker.outputs) == 1:
+            outputs[position] = source
+            model.graph.remove(maker)
+            makers.append(maker)
+    return makers
+
+
+def attach_maps(model: ir.Model, makers: Iterable[ir.Node]) -> None:
+    """Insert the removed nodes of maps, in place; the graph may have been replaced since."""
+    for maker in makers:
+        source = maker.inputs[0]
+        assert source is not None  # else it was not removed
+        position = next(number for number, value in enumerate(model.graph.outputs) if value.name == source.name)
+        maker.replace_input_with(0, model.graph.outputs[position])
+        model.graph.append(maker)
+        model.graph.outputs[position] = maker.outputs[0]
 
 
 def _take_type(value: onnx.ValueInfoProto) -> onnx.TypeProto:
