@@ -5,28 +5,18 @@ Does not read the nodes after the tool; ``matching`` does.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 import onnx_ir as ir
 
-from winml.modelkit.metadata_keys import (
-    BUILDER_CLASSES_KEY,
-    BUILDER_SCOPES_KEY,
-    CLASSES_KEY,
-    MODULE_KEY,
-    MODULES_KEY,
-    NAMESPACE_KEY,
-    OUR_PREFIX,
-    SCOPES_KEY,
-    TAG_KEY,
-    TORCH_PREFIX,
-)
+from winml.modelkit.metadata_keys import MODULE_KEY, MODULES_KEY, NAMESPACE_KEY, OUR_PREFIX, TAG_KEY, TORCH_PREFIX
 from winml.modelkit.tags import address
+from winml.modelkit.tags.dialects import NamedNode, Scope, names_module, read_scopes
 from winml.modelkit.tags.selector import recorded_modules
-from winml.modelkit.tags.tagging import all_nodes, listed_modules, listed_names, node_graphs
+from winml.modelkit.tags.tagging import all_nodes, listed_modules, node_graphs
 
 MOST_POSITIONS = 64
 """Maximum number of modules listed for the nodes that one node replaced; beyond, only their common module is recorded.
@@ -86,21 +76,6 @@ def _fused_modules(node: ir.Node) -> tuple[str, ...]:
         return tuple(listed_modules(node))
     except ValueError:
         return ()
-
-
-def _names_module(key: str) -> bool:
-    """Return True for a metadata key in which an exporter names the module of a node."""
-    return key in (NAMESPACE_KEY, SCOPES_KEY, CLASSES_KEY, BUILDER_SCOPES_KEY, BUILDER_CLASSES_KEY)
-
-
-_LEVEL_KEYS = (SCOPES_KEY, BUILDER_SCOPES_KEY, NAMESPACE_KEY)
-
-
-def _parse_levels(key: str, text: str) -> list[str]:
-    """Return the modules named by a key, outermost first, without the node itself, which torch names last."""
-    if key == NAMESPACE_KEY:
-        return text.split(address.SEPARATOR)
-    return listed_names(text)[:-1] if key == SCOPES_KEY else listed_names(text)
 
 
 def walk(graph: ir.Graph | ir.Function) -> Iterator[tuple[ir.Node, ir.Node | None]]:
@@ -259,7 +234,7 @@ class OriginalModel:
         """True if nodes have tags; otherwise only the metadata of other tools is carried."""
         self.dialects: dict[str, Pairs] = {}
         """For a model without tags: temporary tag of a module → keys of other exporters that name the module."""
-        self._has_metadata = any(node.metadata_props for node in nodes)
+        self._scopes = {} if self.is_tagged else _scopes_of(nodes)
         self.main = self._index_names(original.graph)
         self.functions = {name: self._index_names(function) for name, function in original.functions.items()}
         self.initializers = original.graph.initializers
@@ -286,8 +261,8 @@ class OriginalModel:
                 module, namespace = metadata.get(MODULE_KEY, ""), metadata.get(NAMESPACE_KEY, "")
                 fused = _fused_modules(node) if MODULES_KEY in metadata else ()
                 self.position_of[node] = positions.add(tag, module, namespace, self._foreign_pairs(metadata), fused)
-            elif not self.is_tagged and self._has_metadata:
-                self.position_of[node] = self._untagged_position(metadata)
+            elif node in self._scopes:
+                self.position_of[node] = self._untagged_position(metadata, self._scopes[node])
         for name in ambiguous:
             del by_name[name]
         return names
@@ -296,13 +271,11 @@ class OriginalModel:
     def _foreign_pairs(metadata: Mapping[str, str]) -> Pairs:
         return tuple((key, text) for key, text in metadata.items() if is_foreign(key))
 
-    def _untagged_position(self, metadata: Mapping[str, str]) -> Position:
-        """Add and return the position of a node of a model without tags, from the module named by other exporters."""
-        dialect = tuple((key, text) for key, text in metadata.items() if _names_module(key))
-        levels = next((_parse_levels(key, metadata[key]) for key in _LEVEL_KEYS if metadata.get(key)), [])
-        tag = _UNTAGGED + "".join(f"/{level.replace(address.SEPARATOR, '_') or '-'}" for level in levels)
-        self.dialects.setdefault(tag, dialect)
-        foreign = tuple((key, text) for key, text in metadata.items() if not _names_module(key))
+    def _untagged_position(self, metadata: Mapping[str, str], scope: Scope) -> Position:
+        """Add and return the position of a node of a model without tags, in the modules named by another tool."""
+        tag = _UNTAGGED + "".join(f"/{path.replace(address.SEPARATOR, '_') or '-'}" for path, _ in scope)
+        self.dialects.setdefault(tag, tuple((key, text) for key, text in metadata.items() if names_module(key)))
+        foreign = tuple((key, text) for key, text in metadata.items() if not names_module(key))
         return self.positions.add(tag, "", "", foreign)
 
     def owner(self, replaced: Replaced) -> Position:
@@ -349,6 +322,14 @@ class OriginalModel:
             if _is_static(node, static):
                 static.add(node)
         return static
+
+
+def _scopes_of(nodes: Sequence[ir.Node]) -> dict[ir.Node, Scope]:
+    """Return node → modules named by another tool; ``{}`` if no node has metadata, so that nothing is transferred."""
+    if not any(node.metadata_props for node in nodes):
+        return {}
+    _, scopes = read_scopes([NamedNode(node.name or "", node.op_type, node.metadata_props) for node in nodes])
+    return dict(zip(nodes, scopes, strict=True))
 
 
 def _is_static(node: ir.Node, static: Container[ir.Node]) -> bool:
