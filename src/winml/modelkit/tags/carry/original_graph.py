@@ -66,8 +66,18 @@ class Position:
 
 
 def is_foreign(key: str) -> bool:
-    """Return True for a metadata key written neither by winml nor by torch."""
-    return key != NAMESPACE_KEY and not key.startswith((OUR_PREFIX, TORCH_PREFIX))
+    """Return True for a metadata key that names no module and was written neither by winml nor by torch."""
+    return not names_module(key) and not key.startswith((OUR_PREFIX, TORCH_PREFIX))
+
+
+def split_values(text: str) -> list[str]:
+    """Return the values of merged nodes in a metadata value."""
+    return text.split(_JOINT)
+
+
+def join_values(values: Iterable[str]) -> str:
+    """Join the distinct values of merged nodes, at most :data:`MOST_POSITIONS`."""
+    return _JOINT.join([*dict.fromkeys(values)][:MOST_POSITIONS])
 
 
 def _fused_modules(node: ir.Node) -> tuple[str, ...]:
@@ -161,8 +171,8 @@ class Positions:
         values: dict[str, dict[str, None]] = {}
         for source in sorted(sources, key=lambda source: source.index):
             for key, text in source.foreign:
-                values.setdefault(key, {}).update(dict.fromkeys(text.split(_JOINT)))
-        foreign = tuple((key, _JOINT.join(list(texts)[:MOST_POSITIONS])) for key, texts in sorted(values.items()))
+                values.setdefault(key, {}).update(dict.fromkeys(split_values(text)))
+        foreign = tuple((key, join_values(texts)) for key, texts in sorted(values.items()))
         return (
             position
             if foreign == position.foreign
@@ -226,8 +236,15 @@ class GraphNames:
 class OriginalModel:
     """The original model, indexed by node name and by value."""
 
-    def __init__(self, original: ir.Model) -> None:
+    def __init__(self, original: ir.Model, *, with_foreign: bool = False) -> None:
+        """Index a model.
+
+        Args:
+            original: The model; it is not changed.
+            with_foreign: Positions include the metadata of other tools.
+        """
         self.positions = Positions(original)
+        self._with_foreign = with_foreign
         self.position_of: dict[ir.Node, Position] = {}
         nodes = list(all_nodes(original))
         self.is_tagged = any(node.metadata_props.get(TAG_KEY) for node in nodes)
@@ -267,16 +284,14 @@ class OriginalModel:
             del by_name[name]
         return names
 
-    @staticmethod
-    def _foreign_pairs(metadata: Mapping[str, str]) -> Pairs:
-        return tuple((key, text) for key, text in metadata.items() if is_foreign(key))
+    def _foreign_pairs(self, metadata: Mapping[str, str]) -> Pairs:
+        return tuple((key, text) for key, text in metadata.items() if is_foreign(key)) if self._with_foreign else ()
 
     def _untagged_position(self, metadata: Mapping[str, str], scope: Scope) -> Position:
         """Add and return the position of a node of a model without tags, in the modules named by another tool."""
         tag = _UNTAGGED + "".join(f"/{path.replace(address.SEPARATOR, '_') or '-'}" for path, _ in scope)
         self.dialects.setdefault(tag, tuple((key, text) for key, text in metadata.items() if names_module(key)))
-        foreign = tuple((key, text) for key, text in metadata.items() if not names_module(key))
-        return self.positions.add(tag, "", "", foreign)
+        return self.positions.add(tag, "", "", self._foreign_pairs(metadata))
 
     def owner(self, replaced: Replaced) -> Position:
         """Return the position of a node that replaced several nodes:
