@@ -8,10 +8,13 @@ torchscript     torch 2.13.0, ``torch.onnx.export(dynamo=False)``
 transformers    ``transformers.exporters`` of transformers 5.24.0
 optimum         optimum 2.1.0, optimum-onnx 0.1.0, transformers 4.57.6
 genai           the model builder of onnxruntime-genai 0.18.0
+skl2onnx        skl2onnx 1.20.0, scikit-learn 1.9.1; its names are no paths
+winml           ``winml export`` of this project
 mobius          mobius-onnx 0.1.0 with onnxscript 0.7.2, whose builder writes the metadata
 ==============  ===========================================================================================
 
-Removed from the files: stack traces and FX nodes, which contain paths of this machine, and types of inner values.
+Removed from the files: stack traces, FX nodes and the checkpoint of winml, which contain local paths, and types of
+inner values.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import torch
 
@@ -50,7 +54,9 @@ def save_checkpoints(folder: Path) -> None:
     torch.manual_seed(0)
     BertModel(BertConfig(**SMALL)).save_pretrained(folder / "bert")
     ViTModel(ViTConfig(**SMALL, image_size=8, patch_size=4)).save_pretrained(folder / "vit")
-    LlamaForCausalLM(LlamaConfig(**{**SMALL, "num_hidden_layers": 2})).save_pretrained(folder / "llama")
+    LlamaForCausalLM(LlamaConfig(**{**SMALL, "hidden_size": 16, "num_hidden_layers": 2})).save_pretrained(
+        folder / "llama"
+    )
     words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(8)}, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w2").save_pretrained(folder / "llama")
 
@@ -75,6 +81,13 @@ def write_with(tool: str, checkpoints: Path, output: Path) -> Path:
         OnnxExporter().export(
             model, {"pixel_values": torch.randn(2, 3, 8, 8)}, OnnxConfig(dynamic=True)
         ).save_pretrained(output)
+    elif tool == "skl2onnx":
+        from skl2onnx import to_onnx
+        from sklearn.neural_network import MLPClassifier
+
+        rows = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
+        network = MLPClassifier(hidden_layer_sizes=(8,), max_iter=5).fit(rows, rows.sum(1) > 0)
+        onnx.save(to_onnx(network, rows[:1], options={"zipmap": False}), output / "model.onnx")
     elif tool == "optimum":
         from optimum.exporters.onnx import main_export
 
@@ -82,17 +95,19 @@ def write_with(tool: str, checkpoints: Path, output: Path) -> Path:
             checkpoints / "bert",
             output=output,
             task="feature-extraction",
-            do_validation=False,
-            opset=17,
             library_name="transformers",
+            opset=17,
+            do_validation=False,
+            sequence_length=4,
         )
     else:
-        llama, python = str(checkpoints / "llama"), [sys.executable, "-m"]
+        python, output = [sys.executable, "-m"], output.absolute()
         command = {
-            "genai": ["onnxruntime_genai.models.builder", "-m", llama, "-o", output, "-p", "fp32", "-e", "cpu"],
-            "mobius": ["mobius", "build", "--config", llama, output],
+            "genai": ["onnxruntime_genai.models.builder", "-m", "llama", "-o", output, "-p", "fp32", "-e", "cpu"],
+            "winml": ["winml.modelkit", "export", "bert", "-o", output / "model.onnx", "--overwrite"],
+            "mobius": ["mobius", "build", "--config", "llama", output],
         }[tool]
-        subprocess.run([*python, *command], check=True)
+        subprocess.run([*python, *command], check=True, cwd=checkpoints)
     return output / "model.onnx"
 
 
@@ -108,6 +123,9 @@ def strip_file(source: Path, target: Path) -> None:
         del value.metadata_props[:]
     del model.graph.value_info[:]
     del model.graph.metadata_props[:]
+    kept = [entry for entry in model.metadata_props if entry.key != "winml.model"]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
     onnx.save(model, target, save_as_external_data=False)
 
 
