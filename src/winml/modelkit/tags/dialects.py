@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
@@ -68,6 +68,29 @@ def read_scopes(nodes: Sequence[NamedNode]) -> tuple[TreeSource, list[Scope]]:
         if any(scopes):
             return dialect.name, scopes
     return "none", [()] * len(nodes)
+
+
+def raise_module(key: str, text: str, levels: int) -> str:
+    """Return the value of a key that names a module such that it names an ancestor of the module.
+
+    Args:
+        key: A metadata key of a dialect.
+        text: Its value.
+        levels: Number of innermost modules to omit.
+
+    >>> raise_module("namespace", ": pkg.M/a: pkg.A/a.b: pkg.B/relu: aten.relu", 1)
+    ': pkg.M/a: pkg.A/relu: aten.relu'
+    >>> raise_module("pkg.onnxscript.name_scopes", "['', 'a', 'b']", 1)
+    "['', 'a']"
+    """
+    is_namespace = key == metadata_keys.NAMESPACE_KEY
+    names = text.split(address.SEPARATOR) if is_namespace else listed_names(text)
+    root_name, root_class = _namespace_level(names[0]) if is_namespace and names else (None, "")
+    # torch names the node itself last.
+    ends_in_node = key in (metadata_keys.SCOPES_KEY, metadata_keys.CLASSES_KEY) or (not root_name and "." in root_class)
+    end = len(names) - ends_in_node
+    names = [*names[: max(0, end - levels)], *names[end:]]
+    return address.SEPARATOR.join(names) if is_namespace else repr(names)
 
 
 def names_module(key: str) -> bool:
@@ -144,17 +167,18 @@ def _namespace_scope(levels: Sequence[tuple[str | None, str]]) -> Scope:
 
 def _read_genai(nodes: Sequence[NamedNode]) -> list[Scope]:
     """Read the names of onnxruntime-genai's builder; its own parts belong to the module around them."""
-    if not any(_GENAI_PART in node.name for node in nodes):
+    if not any(_GENAI_NAME.match(node.name) for node in nodes):
         return [()] * len(nodes)
-    scopes = [name_scope(node.name, node.op_type) for node in nodes]
-    return [_scope_levels(tuple(takewhile(lambda part: not _GENAI_PARTS.search(part), scope))) for scope in scopes]
+    names = {node.name for node in nodes}
+    scopes = [name_scope(node.name, node.op_type, names) for node in nodes]
+    return [_scope_levels(tuple(takewhile(lambda part: not _GENAI_PART.match(part), scope))) for scope in scopes]
 
 
-_GENAI_PART = "/constant_nodes/"
-"""Specified: part of the names of the constants of onnxruntime-genai's builder; each of its decoders has some."""
-_GENAI_PARTS = re.compile("^constant_nodes$|_(?:re)?format$|_subgraph$")
-"""Specified: parts of names of that builder that are no module: constants, and the computation of masks and rotary
-caches."""
+_GENAI_PART = re.compile(r"(constant_nodes|\w+_reformat|\w+_subgraph)$")
+"""Specified: parts of names of onnxruntime-genai's builder that are no module: constants, and the computation of masks
+and rotary caches."""
+_GENAI_NAME = re.compile(rf"/model/{_GENAI_PART.pattern[:-1]}/")
+"""Start of the name of a node that only that builder writes; each of its decoders has some."""
 
 
 def _read_names(nodes: Sequence[NamedNode]) -> list[Scope]:
@@ -162,8 +186,10 @@ def _read_names(nodes: Sequence[NamedNode]) -> list[Scope]:
 
     ``()`` for a name without ``/``. Names with one level in the whole file are no paths.
     """
+    names = {node.name for node in nodes}
     scopes = [
-        _scope_levels(name_scope(node.name, node.op_type)) if address.SEPARATOR in node.name else () for node in nodes
+        _scope_levels(name_scope(node.name, node.op_type, names)) if address.SEPARATOR in node.name else ()
+        for node in nodes
     ]
     return scopes if any(len(scope) > 1 for scope in scopes) else [()] * len(nodes)
 
@@ -191,7 +217,7 @@ _FUSED_PREFIX = re.compile(r"^fused (?=/)")
 """Prefix of ONNX Runtime on the name of the first node fused with an activation."""
 
 
-def name_scope(name: str, op_type: str) -> tuple[str, ...]:
+def name_scope(name: str, op_type: str, node_names: Container[str] = ()) -> tuple[str, ...]:
     """Return the module segments of a node's name, outermost first; ``()`` if the name is no path.
 
     Exporters name a node after its scope and operator. An operator as segment identifies a node; later segments were
@@ -200,6 +226,7 @@ def name_scope(name: str, op_type: str) -> tuple[str, ...]:
     Args:
         name: The node's name.
         op_type: Its operator.
+        node_names: Names of nodes, which are no modules.
 
     >>> name_scope("/encoder/layer.0/Gelu_1", "Gelu")
     ('encoder', 'layer.0')
@@ -213,8 +240,10 @@ def name_scope(name: str, op_type: str) -> tuple[str, ...]:
         return ()
     *scope, label = [segment for segment in name.split(address.SEPARATOR) if segment] or [""]
     # A last segment equal to the operator shows that no tool changed the name: a module may then be called Conv.
-    if _COUNTER.sub("", label) != op_type and scope and _is_operator(_COUNTER.sub("", scope[-1])):
-        scope.pop()
+    if _COUNTER.sub("", label) != op_type and scope:
+        outer = name.rpartition(address.SEPARATOR)[0]
+        if outer in node_names or _is_operator(_COUNTER.sub("", scope[-1])):
+            scope.pop()
     return tuple(scope)
 
 

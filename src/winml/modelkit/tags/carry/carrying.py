@@ -17,8 +17,16 @@ from functools import cache, lru_cache, partial
 import onnx_ir as ir
 
 from winml.modelkit.metadata_keys import MODULES_KEY, NAMESPACE_KEY, OUR_PREFIX, SOURCE_KEY, TAG_KEY
+from winml.modelkit.tags.address import SEPARATOR
 from winml.modelkit.tags.carry.matching import Match, Way, match_nodes
-from winml.modelkit.tags.carry.original_graph import OriginalModel, Position, is_foreign, join_values, split_values
+from winml.modelkit.tags.carry.original_graph import (
+    OriginalModel,
+    Position,
+    is_foreign,
+    join_values,
+    name_prefix,
+    split_values,
+)
 from winml.modelkit.tags.dialects import names_module
 from winml.modelkit.tags.tagging import SOURCES, NodeTag, Source, all_nodes, measure_coverage, read_tag, write_tag
 from winml.modelkit.words import count_noun
@@ -97,12 +105,13 @@ def carry_metadata(original_model: ir.Model, carried_model: ir.Model) -> None:
 
 
 def has_foreign_metadata(model: ir.Model) -> bool:
-    """Return True if a node has metadata of other tools, or has no tag but a key in which a tool names its module."""
-    return any(
-        is_foreign(key) or (names_module(key) and TAG_KEY not in node.metadata_props)
-        for node in all_nodes(model)
-        for key in node.metadata_props
-    )
+    """Return True if nodes have metadata of other tools, or no tags and modules named by another tool."""
+    nodes = list(all_nodes(model))
+    if any(is_foreign(key) for node in nodes for key in node.metadata_props):
+        return True
+    if any(TAG_KEY in node.metadata_props for node in nodes):
+        return False
+    return any(SEPARATOR in (node.name or "") or any(map(names_module, node.metadata_props)) for node in nodes)
 
 
 def lost_metadata_notes(original_model: ir.Model, carried_model: ir.Model) -> tuple[str, ...]:
@@ -170,8 +179,12 @@ def _write_foreign(node: ir.Node, match: Match, original: OriginalModel) -> None
             if is_foreign(key) or not original.is_tagged:
                 metadata.setdefault(key, text)
     elif match.way != "root":
-        for key, text in original.dialects.get(match.position.tag, ()):
+        for key, text in original.module_keys(match.position.tag):
             metadata.setdefault(key, text)
+        prefix = name_prefix(match.position.tag)
+        if prefix and not original.module_keys(match.position.tag) and SEPARATOR not in (node.name or ""):
+            # Modules are named by the names of nodes alone.
+            node.name = f"{prefix}/{node.name or node.op_type}"
         for key, text in match.position.foreign:
             # An earlier step may have written the values of one of the replaced nodes.
             earlier = split_values(metadata[key]) if key in metadata else ()

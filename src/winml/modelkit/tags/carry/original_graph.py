@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import onnx_ir as ir
 
 from winml.modelkit.metadata_keys import MODULE_KEY, MODULES_KEY, NAMESPACE_KEY, OUR_PREFIX, TAG_KEY, TORCH_PREFIX
 from winml.modelkit.tags import address
-from winml.modelkit.tags.dialects import NamedNode, Scope, names_module, read_scopes
+from winml.modelkit.tags.dialects import NamedNode, Scope, names_module, raise_module, read_scopes
 from winml.modelkit.tags.selector import recorded_modules
 from winml.modelkit.tags.tagging import all_nodes, listed_modules, node_graphs
 
@@ -68,6 +69,18 @@ class Position:
 def is_foreign(key: str) -> bool:
     """Return True for a metadata key that names no module and was written neither by winml nor by torch."""
     return not names_module(key) and not key.startswith((OUR_PREFIX, TORCH_PREFIX))
+
+
+def name_prefix(tag: str) -> str:
+    """Return the start of the names of nodes in the module of a temporary tag: ``/encoder/layer.0``; else ``""``.
+
+    >>> name_prefix("/-/-/encoder/encoder.layer.0"), name_prefix("/BertModel")
+    ('/encoder/layer.0', '')
+    """
+    if not address.is_within(tag, _UNTAGGED):
+        return ""
+    paths = ["", *address.parse_tag(tag)[2:]]
+    return address.format_tag(path.removeprefix(above).removeprefix(".") for above, path in pairwise(paths))
 
 
 def split_values(text: str) -> list[str]:
@@ -126,6 +139,11 @@ class Positions:
             for path, scope in _enclosing_scopes(namespace):
                 self._namespaces.setdefault(path, scope)
         return position
+
+    def add_ancestors(self, tag: str) -> None:
+        """Add the ancestors of a temporary tag, so that a node can be in a module without nodes of its own."""
+        for above in address.lineage(tag):
+            self._modules.setdefault(above, "")
 
     def find_by_tag(self, tag: str) -> Position:
         """Return the position of the module of a tag, or of its nearest known ancestor."""
@@ -249,8 +267,8 @@ class OriginalModel:
         nodes = list(all_nodes(original))
         self.is_tagged = any(node.metadata_props.get(TAG_KEY) for node in nodes)
         """True if nodes have tags; otherwise only the metadata of other tools is carried."""
-        self.dialects: dict[str, Pairs] = {}
-        """For a model without tags: temporary tag of a module → keys of other exporters that name the module."""
+        self._module_keys: dict[str, Pairs] = {}
+        """For a model without tags: temporary tag of a module → keys in which another tool names the module."""
         self._scopes = {} if self.is_tagged else _scopes_of(nodes)
         self.main = self._index_names(original.graph)
         self.functions = {name: self._index_names(function) for name, function in original.functions.items()}
@@ -290,8 +308,19 @@ class OriginalModel:
     def _untagged_position(self, metadata: Mapping[str, str], scope: Scope) -> Position:
         """Add and return the position of a node of a model without tags, in the modules named by another tool."""
         tag = _UNTAGGED + "".join(f"/{path.replace(address.SEPARATOR, '_') or '-'}" for path, _ in scope)
-        self.dialects.setdefault(tag, tuple((key, text) for key, text in metadata.items() if names_module(key)))
+        self._module_keys.setdefault(tag, tuple((key, text) for key, text in metadata.items() if names_module(key)))
+        self.positions.add_ancestors(tag)
         return self.positions.add(tag, "", "", self._foreign_pairs(metadata))
+
+    def module_keys(self, tag: str) -> Pairs:
+        """Return the keys in which another tool names the module of a temporary tag; ``()`` for other tags."""
+        if tag not in self._module_keys:
+            # No node is in the module itself: the keys of a node below are raised to it.
+            below = next((below for below in self._module_keys if address.is_within(below, tag)), None)
+            levels = 0 if below is None else address.depth(below) - address.depth(tag)
+            pairs = self._module_keys.get(below or "", ())
+            self._module_keys[tag] = tuple((key, raise_module(key, text, levels)) for key, text in pairs)
+        return self._module_keys[tag]
 
     def owner(self, replaced: Replaced) -> Position:
         """Return the position of a node that replaced several nodes:
@@ -340,9 +369,7 @@ class OriginalModel:
 
 
 def _scopes_of(nodes: Sequence[ir.Node]) -> dict[ir.Node, Scope]:
-    """Return node → modules named by another tool; ``{}`` if no node has metadata, so that nothing is transferred."""
-    if not any(node.metadata_props for node in nodes):
-        return {}
+    """Return node → modules named by another tool."""
     _, scopes = read_scopes([NamedNode(node.name or "", node.op_type, node.metadata_props) for node in nodes])
     return dict(zip(nodes, scopes, strict=True))
 
