@@ -1,4 +1,4 @@
-"""The fewest modules that stay float32 in a file of 16-bit floats, as selectors that every export shares."""
+"""Modules that stay float32 in the smallest file of 16-bit floats, as selectors that every export shares."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
-    """Residual layers and a head."""
+    """Residual layers, and a head so large that the bytes of conversions do not count."""
 
     def __init__(self, *gains: float) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers, self.head = nn.ModuleList(Layer(gain) for gain in gains), nn.Linear(48, 4)
+        self.layers, self.head = nn.ModuleList(Layer(gain) for gain in gains), nn.Linear(48, 4000)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -93,6 +93,55 @@ def test_equal_modules_share_one_selector(tmp_path: Path) -> None:
     assert written.fidelity.worst.lower_db >= 40
     types = {value.const_value.dtype for value in ir.load(tmp_path / "h.onnx").graph.initializers.values()}
     assert {ir.DataType.FLOAT16, ir.DataType.FLOAT} <= types
+
+
+class Lookup(nn.Module):
+    """A table with most bytes, and layers with most noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.layers = nn.Embedding(4000, 48), nn.ModuleList(Layer(1) for _ in range(4))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.fixture(scope="module")
+def lookup(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The exported table with its layers."""
+    path = tmp_path_factory.mktemp("lookup") / "lookup.onnx"
+    config = WinMLExportConfig(verify=False)
+    HTPExporter(config).export(Lookup().eval(), path, {"ids": torch.randint(0, 4000, (2, 8))})
+    return path
+
+
+def test_small_modules_stay_float32_instead_of_a_large_one(lookup: Path, tmp_path: Path) -> None:
+    """The bytes of the file count, not the number of modules: the table has 16 bits."""
+    output = tmp_path / "h.onnx"
+    all_half = quantize_onnx(lookup, output, precision="fp16", min_sqnr_db=40).fidelity
+    assert all_half is not None
+    least_db = all_half.worst.lower_db + 3
+    written = quantize_onnx(lookup, output, precision="fp16", budget="smallest", min_sqnr_db=least_db, overwrite=True)
+    assert written.fidelity is not None
+    assert written.fidelity.worst.lower_db >= least_db
+    actual = {module.tag: module.actual for module in written.modules}
+    assert "fp16" == actual["/Lookup/Embedding"]
+    assert written.budget is not None
+    assert len(written.budget.rules) > 1
+    # Only the table alone in float32 reaches the quality with fewer modules.
+    assert output.stat().st_size < 0.65 * lookup.stat().st_size
+
+
+def test_target_that_only_the_float_model_reaches_is_not_met(lookup: Path) -> None:
+    """A list of all modules quantizes nothing, and is no answer."""
+    result = quantization_sensitivity(lookup, precision="fp16", target="sqnr_db=140", iterations=1)
+    assert result.exclude_list is not None
+    assert not result.exclude_list.is_met
+    assert result.exclude_list.form.weight_bytes < result.float_bytes
 
 
 def test_nodes_without_weights_stay_float32_alone(tmp_path: Path) -> None:

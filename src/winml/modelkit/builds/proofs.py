@@ -275,13 +275,13 @@ def _replay_file(
 
 
 def _change_notes(result: ProofReplay) -> Iterator[str]:
-    """Note a changed file, or outputs that are worse than recorded with the module whose error grew most."""
+    """Note a changed file, or outputs that are worse than recorded with the module in which the error has grown."""
     words = ", ".join(
         f"{output} from {sqnr_words(before)} to {sqnr_words(after)}"
         for output, (before, after) in result.losses.items()
     )
-    if words and (grown := result.most_grown) is not None:
-        words += f". The error grew most in {grown.identity.words} ({grown.identity.tag})"
+    if words and (origin := result.origin_of_loss) is not None:
+        words += f". The error begins in {origin.identity.words} ({origin.identity.tag})"
     if result.is_changed_file:
         change = f"{Path(result.candidate).name} differs from the file that the proof was made of"
         yield f"{change}, and is worse: {words}." if words else f"{change}."

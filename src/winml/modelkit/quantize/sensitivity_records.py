@@ -114,6 +114,8 @@ class MeasuredVariant(Record):
     """Number of samples; for an estimate, the smallest number of its parts."""
     outputs_db: Mapping[str, float] = field(default_factory=dict, metadata=entry(skip=True))
     """Output → its SQNR."""
+    file_bytes: int = field(default=0, metadata=entry(skip=True))
+    """Size of the file: weights, graph and metadata; 0 if the variant could not be created."""
     is_estimate: bool = field(default=False, metadata=entry(skip=True))
     """True for an estimate: its error power is the sum over its parts."""
 
