@@ -46,7 +46,7 @@ class Net(nn.Module):
     def __init__(self, *gains: float) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers, self.head = nn.ModuleList(Layer(gain) for gain in gains), nn.Linear(48, 4000)
+        self.layers, self.head = nn.ModuleList(Layer(gain) for gain in gains), nn.Linear(48, 8000)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
