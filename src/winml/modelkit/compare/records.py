@@ -328,6 +328,14 @@ class ProofReplay(ModelComparison, document="compare.table:comparison_document")
         return self.is_within and not any(part.upgrade is not None and part.upgrade.refused for part in parts)
 
     @property
+    def problems(self) -> list[str]:
+        """Reasons why it is not accepted."""
+        parts = [part for part in self.parts.values() if isinstance(part, ProofReplay)] or [self]
+        limits = [] if self.is_within else [f"{self.verdict.question}: {self.verdict.words}"]
+        checks = [part.upgrade for part in parts if part.upgrade is not None]
+        return [*limits, *(f"{name} since: {check.problem_words(name)}" for check in checks for name in check.refused)]
+
+    @property
     def versions_words(self) -> str:
         """Versions when the proof was made, for people."""
         return ", ".join(f"{name} {version}" for name, version in self.versions.items())

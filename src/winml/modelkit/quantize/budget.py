@@ -721,6 +721,7 @@ class _Study:
                 _read_decibels(measured),
                 formats == chosen,
                 measured.scores.get(PERPLEXITY.name),
+                None if measured.worst is None or not measured.runs else measured.worst.lower_db,
                 is_mixture=_is_mixture(formats),
             )
             for formats, measured in self._trials.items()

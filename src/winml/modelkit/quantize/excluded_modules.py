@@ -113,7 +113,8 @@ def _describe_search(
     def trial(excluded: int, variant: MeasuredVariant, *, is_chosen: bool) -> BudgetTrial:
         form = f"{name}, {count_noun(excluded, 'module')} in float32" if excluded else name
         size, score = variant.weight_bytes, next(iter(variant.scores.values()), None)
-        return BudgetTrial(form, bits.mean_bits(size), size, variant.sqnr_db, is_chosen, score)
+        lower_db = variant.worst.lower_db if variant.worst is not None and variant.runs else None
+        return BudgetTrial(form, bits.mean_bits(size), size, variant.sqnr_db, is_chosen, score, lower_db)
 
     choices = []
     for part in study.parts:

@@ -23,6 +23,7 @@ _BEST_DB = 60.0
 
 _NEARNESS = (
     doc.Column("SQNR dB", "decibels"),
+    doc.Column("lower end", "decibels"),
     doc.Column("cosine", "cosine"),
     doc.Column("relative error", "error", doc.Detail.PAGE),
 )
@@ -297,9 +298,9 @@ def _module_row(module: sensitivity_records.ModuleSensitivity) -> list[doc.Cell]
 
 
 def _nearness_cells(variant: sensitivity_records.MeasuredVariant | None) -> Iterator[doc.Cell]:
-    """Yield SQNR, cosine and relative error; ``None`` if not measured."""
+    """Yield SQNR, its lower end that limits apply to, cosine and relative error; ``None`` if not measured."""
     numbers = variant.measures() if variant is not None else {}
-    yield from (numbers.get(name) for name in ("sqnr_db", "cosine", "relative_error"))
+    yield from (numbers.get(name) for name in ("sqnr_db", "lower_sqnr_db", "cosine", "relative_error"))
 
 
 def _make_boxes(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> Iterator[doc.Box]:
