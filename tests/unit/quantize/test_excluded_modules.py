@@ -11,6 +11,7 @@ from torch import nn
 
 from winml.modelkit import HTPExporter, WinMLExportConfig, quantization_sensitivity, quantize_onnx
 from winml.modelkit.errors import UsageError, VerificationError
+from winml.modelkit.ort.half_rounding import ROUNDING_NOTE
 
 GAIN = 1e6
 """Inner values are about this large, beyond 65504."""
@@ -78,6 +79,7 @@ def test_overflowing_module_is_named_by_its_path_in_every_export(one_layer: dict
     assert listed is not None
     assert listed.is_met
     assert {"layers.1.mlp": "fp32"} == listed.rules
+    assert ROUNDING_NOTE in result.notes
 
 
 def test_equal_modules_share_one_selector(tmp_path: Path) -> None:
@@ -162,6 +164,7 @@ def test_model_within_the_quality_excludes_nothing(tmp_path: Path) -> None:
         assert written.budget is not None
         assert {} == written.budget.rules
         assert precision == written.precision
+        assert (precision == "fp16") is (ROUNDING_NOTE in written.notes)
 
 
 def test_unreachable_quality_is_refused(one_layer: dict[str, Path], tmp_path: Path) -> None:
