@@ -474,7 +474,18 @@ class Dots:
     detail: Detail = Detail.PAGE
 
 
-Block = Fields | Table | Tree | Paragraph | Section | Boxes | Bars | Dots
+@dataclass(frozen=True)
+class ModelView:
+    """The modules and the graph of one or two models, in which a page zooms, searches and opens modules."""
+
+    names: Sequence[str]
+    """Name of each model."""
+    data: Mapping[str, object]
+    """Templates of the modules, and numbers of earlier runs; ``docs/reference/formats.md`` describes the object."""
+    detail: Detail = Detail.PAGE
+
+
+Block = Fields | Table | Tree | Paragraph | Section | Boxes | Bars | Dots | ModelView
 
 
 Tone = Literal["", "good", "bad"]
