@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from winml.modelkit.errors import UsageError
 from winml.modelkit.onnx.bundle import read_part_description
+from winml.modelkit.onnx.fingerprint import file_fingerprint
 from winml.modelkit.onnx.module_costs import count_node_macs
+from winml.modelkit.view.known import (
+    EarlierResult,
+    Measure,
+    file_measures,
+    read_results,
+    refuse_foreign,
+    results_beside,
+)
+from winml.modelkit.view.pairing import Pairing
 from winml.modelkit.view.records import KnownNumbers, ModelPage, ViewedModel, ViewedPart
 from winml.modelkit.view.structure import (
     GraphFile,
@@ -20,6 +31,7 @@ from winml.modelkit.view.structure import (
 )
 from winml.modelkit.words import printable
 
+
 @dataclass(frozen=True)
 class ViewedFile:
     """One part of a model with its modules."""
@@ -27,6 +39,7 @@ class ViewedFile:
     name: str
     file: GraphFile
     root: ModuleLevel
+    measures: tuple[Measure, ...]
 
 
 @dataclass(frozen=True)
@@ -35,62 +48,118 @@ class ViewedSide:
 
     name: str
     files: Sequence[ViewedFile]
+    verdicts: tuple[str, ...]
+    """Sentences on the model as a whole, from earlier runs."""
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """Key → measure of any part."""
+        return {measure.key: measure for viewed in self.files for measure in viewed.measures}
 
 
-def read_side(name: str, parts: Mapping[str, Path]) -> ViewedSide:
-    """Read the files of a model.
+def collect_page(sides: Mapping[str, Mapping[str, Path]], named_results: Sequence[Path] = ()) -> ModelPage:
+    """Collect the data of the page of one or two models.
 
     Args:
-        name: Name as passed by the user.
-        parts: Part → its file.
+        sides: Name of a model → its parts → their files.
+        named_results: JSON of earlier runs. Results in the folders of the models are found without being named.
 
     Raises:
+        UsageError: a named result belongs to another model, or two models share no part.
         InputError: a file is damaged or no ONNX file.
     """
-    files = []
+    files = [path for parts in sides.values() for path in parts.values()]
+    results = [result for path in named_results for result in read_results(path)]
+    prints = {path: file_fingerprint(path) for path in files}
+    refuse_foreign(results, prints.values())
+    results = [*results_beside(files), *results]
+    viewed_sides = [_read_side(name, parts, prints, results) for name, parts in sides.items()]
+    store = TemplateStore()
+    pairing = _pair_sides(*viewed_sides) if len(viewed_sides) > 1 else None
+    models = [_model_data(side, store, number, pairing) for number, side in enumerate(viewed_sides)]
+    data = {"texts": store.texts, "templates": store.templates, "models": models}
+    if pairing is not None:
+        data |= pairing.as_data()
+    differing = pairing.differing if pairing else None
+    return ModelPage(tuple(map(_viewed_model, viewed_sides)), differing, _printable_data(data))
+
+
+def _read_side(
+    name: str, parts: Mapping[str, Path], prints: Mapping[Path, str], results: Sequence[EarlierResult]
+) -> ViewedSide:
+    """Read the files of a model with the numbers of its modules; later results replace earlier ones."""
+    files, verdicts = [], []
     for part, path in parts.items():
         file = read_graph_file(path)
-        files.append(ViewedFile(part, file, build_levels(file)))
-    return ViewedSide(name, files)
+        own_results = [result for result in results if result.fingerprint == prints[path]]
+        measures = {measure.key: measure for measure in file_measures(file)}
+        measures |= {measure.key: measure for result in own_results for measure in result.measures}
+        verdicts += [result.verdict for result in own_results if result.verdict]
+        files.append(ViewedFile(part, file, build_levels(file), tuple(measures.values())))
+    return ViewedSide(name, files, tuple(dict.fromkeys(verdicts)))
 
 
-def collect_page(sides: Sequence[ViewedSide]) -> ModelPage:
-    """Collect the data of the page of one or two models."""
-    store = TemplateStore()
-    models = [_model_data(side, store) for side in sides]
-    data = {"texts": store.texts, "templates": store.templates, "models": models}
-    return ModelPage(tuple(map(_viewed_model, sides)), None, _printable_data(data))
+def _pair_sides(before: ViewedSide, after: ViewedSide) -> Pairing:
+    """Compare the parts that two models share; the only part of a model is compared with that of the other.
+
+    Raises:
+        UsageError: the models share no part.
+    """
+    others = {viewed.name: viewed for viewed in after.files}
+    pairs = [(viewed, others[viewed.name]) for viewed in before.files if viewed.name in others]
+    if not pairs:
+        names = [", ".join(viewed.name for viewed in side.files) for side in (before, after)]
+        raise UsageError(
+            f"the models share no part: {before.name} has {names[0]}, {after.name} has {names[1]}",
+            hint="Specify two variants of one model.",
+        )
+    pairing = Pairing()
+    for left, right in pairs:
+        pairing.add(left.name, (left.file, left.root), (right.file, right.root))
+    return pairing
 
 
-def _model_data(side: ViewedSide, store: TemplateStore) -> dict[str, Any]:
-    """Return one model of the page: its parts, the tensors between them, and the titles of known numbers."""
+def _model_data(side: ViewedSide, store: TemplateStore, number: int, pairing: Pairing | None) -> dict[str, Any]:
+    """Return one model of the page: its parts, the tensors between them, and its known numbers."""
     feeds = []
     if len(side.files) > 1:
         for viewed in side.files:
             part = read_part_description(viewed.file.path)
             feeds += [[viewed.name, feed.output, feed.part, feed.input] for feed in (part.feeds if part else ())]
+    measures = [measure.as_data() for measure in side.measures.values()]
+    if pairing is not None:
+        measures.append(Measure("change", "change", {}, kind="text").as_data())
     return {
         "name": side.name,
         "file": side.name,
-        "parts": [_part_data(viewed, store) for viewed in side.files],
+        "parts": [_part_data(viewed, store, number, pairing) for viewed in side.files],
         "feeds": feeds,
-        "measures": [],
+        "measures": measures,
     }
 
 
-def _part_data(viewed: ViewedFile, store: TemplateStore) -> dict[str, Any]:
-    macs = count_node_macs(viewed.file.contents, viewed.file.types.shapes)
-    root = viewed.root
+def _part_data(viewed: ViewedFile, store: TemplateStore, number: int, pairing: Pairing | None) -> dict[str, Any]:
+    """Return one part: its template, the names of inputs and outputs, and the value of each module by measure."""
+    file, root = viewed.file, viewed.root
+    levels = list(root.walk())
+    values: dict[str, list[Any]] = {}
+    for measure in viewed.measures:
+        values[measure.key] = [
+            None if level.is_group else measure.value(level.address.tag, level.address.path) for level in levels
+        ]
+    if pairing is not None:
+        values["change"] = [pairing.status(number, viewed.name, level) for level in levels]
+    macs = count_node_macs(file.contents, file.types.shapes)
     return {
         "name": viewed.name,
-        "file": str(viewed.file.path),
+        "file": str(file.path),
         "label": root.label,
         "path": root.address.path,
         "tag": root.address.tag,
         "inputs": list(root.inputs),
         "outputs": list(root.outputs),
-        "template": TemplateWriter(viewed.file, store, macs).add(root),
-        "measures": {},
+        "template": TemplateWriter(file, store, macs).add(root),
+        "measures": values,
     }
 
 
@@ -105,8 +174,12 @@ def _viewed_model(side: ViewedSide) -> ViewedModel:
         )
         for viewed in side.files
     )
+    known = tuple(
+        KnownNumbers(measure.title, measure.source, len(measure.values))
+        for measure in side.measures.values()
+    )
     notes = [note for viewed in side.files for note in (*viewed.file.notes, *_tree_notes(viewed.file))]
-    return ViewedModel(side.name, parts, (), tuple(notes))
+    return ViewedModel(side.name, parts, known, (*side.verdicts, *notes))
 
 
 def _tree_notes(file: GraphFile) -> Iterable[str]:

@@ -15,8 +15,13 @@ function selectorOf(modules) {
 /** Return the commands that act on modules of a file. */
 function commandsFor(modules) {
   const [{ model, part }] = modules, file = part?.file ?? model.file, selector = selectorOf(modules);
-  if (!selector || !file || modules[0].isFolder) return [];
+  if (!file || !selector || modules[0].isFolder) return [];
   const [quotedFile, quoted] = [shellWord(file), shellWord(selector)], stem = file.replace(/\.onnx$/i, "");
+  if (!modules[0].parent) return [
+    ["show the module tree", `winml inspect ${quotedFile} -H`],
+    ["measure every module", `winml perf ${quotedFile} --by-module`],
+    ["find the modules that lose most by quantization", `winml quantize ${quotedFile} --sensitivity`],
+  ];
   return [
     ["show its nodes", `winml inspect ${quotedFile} --module ${quoted}`],
     ["measure it alone", `winml perf ${quotedFile} --module ${quoted}`],

@@ -15,16 +15,18 @@ function drawn(name, attributes, ...children) {
 const cutText = (text, longest = LONGEST_LABEL) => text.length > longest ? `${text.slice(0, longest - 1)}…` : text;
 
 /** Return the lines of a closed box. */
-function boxLines(item) {
+function boxLines(item, mark) {
+  const last = mark ? [mark] : [];
   if (item.isPort) return [cutText(item.label)];
   if (!item.isModule) {
     const weights = item.sources.map(source => originOf(item.module, source)).filter(origin => origin?.weight);
     const largest = weights.sort((left, right) => (right.bytes ?? 0) - (left.bytes ?? 0))[0];
-    return [cutText(item.operator.replace(/^com\.microsoft\./, "")), ...(largest ? [cutText(largest.type)] : [])];
+    return [cutText(item.operator.replace(/^com\.microsoft\./, "")), ...(largest ? [cutText(largest.type)] : []), ...last];
   }
   const { nodes, parameters } = totalNumbers(item);
   const name = item.label.startsWith(item.className) || !item.className ? item.label : `${item.label}: ${item.className}`;
-  return [cutText(name), [nodes ? `${nodes} nodes` : "", parameters ? `${countWords(parameters)} parameters` : ""].filter(Boolean).join(", ")];
+  const counts = [nodes ? `${nodes} nodes` : "", parameters ? `${countWords(parameters)} parameters` : ""].filter(Boolean).join(", ");
+  return [cutText(name), ...(counts ? [counts] : []), ...last];
 }
 
 function boxSize(lines) {
@@ -70,15 +72,15 @@ function edgeLabel({ tensors }) {
 }
 
 /** Lay out a module: size of its inside, and the places of its items; open items are laid out first. */
-function layOutModule(module, isOpen, cache) {
-  const key = module.isOpenKey = module.children.filter(isOpen).map(child => layOutModule(child, isOpen, cache).key).join(",");
+function layOutModule(module, isOpen, cache, markOf) {
+  const key = module.children.filter(isOpen).map(child => layOutModule(child, isOpen, cache, markOf).key).join(",");
   const kept = cache.get(module);
   if (kept && kept.inner === key) return kept;
   const { items, edges } = levelOf(module), graph = new dagre.graphlib.Graph();
   graph.setGraph({ rankdir: "TB", nodesep: 16, ranksep: 26, edgesep: 8, marginx: 10, marginy: 10 });
   const boxes = items.map((item, index) => {
-    const inner = item.isModule && isOpen(item) ? layOutModule(item, isOpen, cache) : null;
-    const lines = boxLines(item), closed = boxSize(lines);
+    const inner = item.isModule && isOpen(item) ? layOutModule(item, isOpen, cache, markOf) : null;
+    const lines = boxLines(item, item.isPort ? "" : markOf(item)), closed = boxSize(lines);
     const size = inner ? { width: Math.max(inner.width, closed.width + 20), height: inner.height + HEADER } : closed;
     graph.setNode(String(index), { ...size });
     return { item, inner, lines, ...size };
@@ -114,7 +116,8 @@ function roundedPath(points) {
 /** Show the data flow of modules in an element of the page.
  *
  * @param frame element with .flow, .path and buttons.
- * @param events onSelect(item), onEnter(module), colourOf(module) → CSS colour or "", markOf(item) → text or "".
+ * @param events onSelect(item), onEnter(module), onToggle(module, isOpen), colourOf(module) → CSS colour or "",
+ *   markOf(item) → text or "".
  */
 function showGraph(frame, root, events) {
   const flow = frame.querySelector(".flow"), path = frame.querySelector(".path");
@@ -123,7 +126,7 @@ function showGraph(frame, root, events) {
   const isOpen = module => open.has(module);
 
   function draw() {
-    layout = layOutModule(top, isOpen, cache);
+    layout = layOutModule(top, isOpen, cache, events.markOf);
     shapes = new Map();
     const marker = drawn("marker", { id: `arrow-${frame.id}`, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
       drawn("path", { d: "M0,0L8,4L0,8z", class: "arrow" }));
@@ -152,23 +155,22 @@ function showGraph(frame, root, events) {
 
   function boxShape({ item, inner, lines, x, y, width, height }) {
     const kind = item.isPort ? "port" : item.isModule ? `module${inner ? " open" : ""}` : "node";
-    const mark = item.isPort ? "" : events.markOf?.(item) ?? "";
+    const mark = item.isPort ? "" : events.markOf(item);
     const shape = drawn("g", {
       class: `box ${kind}${mark ? " changed" : ""}`, transform: `translate(${x},${y})`, tabindex: -1, role: "button",
-      "aria-label": [...lines, mark].filter(Boolean).join(", "),
+      "aria-label": lines.join(", "),
     });
     if (item.isModule) shape.setAttribute("aria-expanded", !!inner);
     const rectangle = drawn("rect", { width, height, rx: item.isPort ? height / 2 : 4 });
     const colour = item.isModule ? events.colourOf?.(item) : "";
     if (colour) rectangle.style.fill = colour;
     shape.append(rectangle);
-    const texts = inner ? [lines[0]] : lines;
+    const texts = inner ? [mark ? `${lines[0]} · ${mark}` : lines[0]] : lines;
     const sign = item.isModule ? inner ? "▾ " : "▸ " : "";
     texts.forEach((text, index) => shape.append(drawn("text", {
       x: inner ? PADDING : width / 2, y: (inner ? 16 : PADDING / 2 + 11.5) + index * LINE,
-      "text-anchor": inner ? "start" : "middle", class: index ? "dim" : "",
+      "text-anchor": inner ? "start" : "middle", class: index && index === texts.length - 1 && mark ? "mark" : index ? "dim" : "",
     }, (index ? "" : sign) + text)));
-    if (mark) shape.append(drawn("text", { x: width - 4, y: 10, "text-anchor": "end", class: "mark" }, mark));
     shape.append(drawn("title", {}, item.isPort ? `${item.isInput ? "input" : "output"} ${item.origin.name} ${item.origin.type}` : item.isModule ? item.path || item.label : item.name));
     if (inner) {
       const inside = levelShape(inner);
@@ -198,13 +200,23 @@ function showGraph(frame, root, events) {
     events.onSelect(item);
   }
 
-  function toggle(module) {
-    if (!itemsOf(module).length) return;
-    if (open.has(module)) open.delete(module);
-    else open.add(module);
+  /** Open or close a module; its box stays where it is in the window. */
+  function setOpen(module, isNowOpen) {
+    if (!itemsOf(module).length || open.has(module) === isNowOpen || !shapes.has(module)) return;
+    const placeOf = () => shapes.get(module).getBoundingClientRect(), before = placeOf();
+    if (isNowOpen) open.add(module);
+    else open.delete(module);
     const hadFocus = flow.contains(document.activeElement);
     draw();
-    if (hadFocus) shapes.get(module)?.focus();
+    const after = placeOf();
+    flow.scrollBy(after.left - before.left + Math.min(0, (before.width - after.width) / 2), after.top - before.top);
+    if (hadFocus) shapes.get(module).focus({ preventScroll: true });
+  }
+
+  function toggle(module) {
+    const isNowOpen = !open.has(module);
+    setOpen(module, isNowOpen);
+    events.onToggle(module, isNowOpen);
   }
 
   /** Show the inside of a module. */
@@ -214,6 +226,8 @@ function showGraph(frame, root, events) {
     open = new Set();
     selected = null;
     draw();
+    scale = Math.min(1, Math.max(0.5, flow.clientWidth / layout.width));
+    resize();
     flow.scrollTo(Math.max(0, (flow.scrollWidth - flow.clientWidth) / 2), 0);
     if (!isQuiet) events.onEnter(module);
   }
@@ -287,8 +301,9 @@ function showGraph(frame, root, events) {
   for (const [name, act] of Object.entries({ ".in": () => zoomBy(1.25), ".out": () => zoomBy(0.8), ".fit": fit, ".deeper": openNext, ".closed": () => { open = new Set(); draw(); } }))
     frame.querySelector(name).addEventListener("click", act);
 
-  draw();
+  enter(top, true);
   return {
+    setOpen,
     enter: module => enter(module, true),
     /** Show an item inside its module, selected. */
     reveal: item => {
@@ -298,7 +313,5 @@ function showGraph(frame, root, events) {
       choose(item);
       shapes.get(item).scrollIntoView({ block: "center", inline: "center" });
     },
-    redraw: draw,
-    top: () => top,
   };
 }

@@ -4,6 +4,7 @@
 // children. Measures: title, unit, write (number → text); shades also: folded, logarithmic, darkLow, low, high, limit.
 
 const COLOURS = 8;  // of classes; all others share a grey
+const NEUTRAL = "equal";  // a kind in grey
 const ROW_REM = 2.8, LEAST_WIDTH = 0.0015, LEAST_LABEL = 0.02;  // a box below the least width is not drawn
 const MERGES = { sum: (a, b) => a + b, max: Math.max, min: Math.min };
 
@@ -51,7 +52,7 @@ function joined(group, shades) {
     sizes: first.sizes.map((_, index) => group.some(node => node.sizes[index] === null) ? null : valuesOf("sizes", index).reduce((a, b) => a + b, 0)),
     shades: first.shades.map((_, index) => {
       const values = valuesOf("shades", index);
-      return values.length ? values.reduce(MERGES[shades[index].folded]) : null;
+      return values.length ? values.reduce((a, b) => MERGES[shades[index].folded](a, b)) : null;
     }),
     sizeSpread: first.totals.map((_, index) => spread(null, group.flatMap(node => node.sizeSpread?.[index] ?? valuesOf("totals", index)))),
     shadeSpread: first.shades.map((_, index) => spread(null, group.flatMap(node => node.shadeSpread?.[index] ?? valuesOf("shades", index)))),
@@ -173,7 +174,8 @@ function showIcicle(chart, data, classes, events = {}) {
     if (index === 0) return classes;
     const kinds = new Set(), collect = node => { if (node.kinds[index]) kinds.add(node.kinds[index]); node.children.forEach(collect); };
     collect(whole);
-    return new Map([...kinds].map((kind, position) => [kind, Math.min(position, COLOURS)]));
+    const named = [...kinds].filter(kind => kind !== NEUTRAL).map((kind, position) => [kind, Math.min(position, COLOURS)]);
+    return new Map(kinds.has(NEUTRAL) ? [...named, [NEUTRAL, COLOURS]] : named);
   }
 
   function draw() {
@@ -298,8 +300,8 @@ function drawLegend(legend, classes) {
     entry.append(sign, words);
     return entry;
   };
-  const named = [...classes].filter(([, place]) => place < COLOURS), others = classes.size - named.length;
-  const rest = others ? [swatch(COLOURS, `others (${others})`)] : [];
+  const named = [...classes].filter(([, place]) => place < COLOURS), others = [...classes.keys()].slice(named.length);
+  const rest = others.length ? [swatch(COLOURS, others.length > 1 ? `others (${others.length})` : others[0])] : [];
   legend.replaceChildren(...named.map(([kind, place]) => swatch(place, kind)), ...rest);
 }
 

@@ -30,7 +30,7 @@ function comparedTable(modules, measures, other) {
     const values = present.map(module => knownValue(measure, module)).filter(value => value !== null && value !== undefined);
     if (!values.length) return [null, "–"];
     if (measure.isText) return [null, [...new Set(values)].join(", ")];
-    const value = measure.isSize ? values.reduce((sum, number) => sum + number, 0) : values.reduce(MERGES[measure.folded === "sum" ? "max" : measure.folded]);
+    const value = measure.isSize ? values.reduce((sum, number) => sum + number, 0) : values.reduce((a, b) => MERGES[measure.folded === "sum" ? "max" : measure.folded](a, b));
     return [value, measure.write(value)];
   };
   const rows = titles.map(title => {

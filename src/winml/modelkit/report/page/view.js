@@ -50,7 +50,11 @@ function chartNode(module, sizes, shades, texts) {
   };
 }
 
-const changeOf = module => module.part.measures?.change?.[module.index] ?? "";
+/** Return the word for the change of a module; empty for an equal one. */
+function changeOf(module) {
+  const change = module.part.measures.change?.[module.index] ?? "";
+  return change === NEUTRAL ? "" : change;
+}
 
 const modulesOf = node => (node.members ?? [node]).map(member => member.module);
 
@@ -70,6 +74,7 @@ function showSide(view, side, root, measures, colours, events) {
   const graph = showGraph(frame, root, {
     onSelect: item => events.onItem(item),
     onEnter: module => events.onEnter(module),
+    onToggle: (module, isOpen) => events.onToggle(module, isOpen),
     colourOf: module => module.isGroup ? "" : `var(--c${colours(tree).get(module.className) ?? COLOURS})`,
     markOf: events.markOf,
   });
@@ -123,6 +128,10 @@ function showView(view) {
     onModules: showModules,
     onZoom: modules => { showModules(modules); enterBoth(modules[0], true); },
     onItem: showItem,
+    onToggle: (module, isOpen) => {
+      const other = twin(module);
+      if (other) sides[sideOf(other)].graph.setOpen(other, isOpen);
+    },
     onEnter: module => { showModules([module]); enterBoth(module, false); },
     markOf: item => item.isModule ? changeOf(item) : becameMark(item, data),
   })));
