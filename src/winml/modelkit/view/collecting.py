@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.file_names import ONLY_PART
+from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.bundle import read_part_description
 from winml.modelkit.onnx.fingerprint import file_fingerprint
-from winml.modelkit.onnx.module_costs import count_node_macs
 from winml.modelkit.view.known import (
     EarlierResult,
     Measure,
@@ -26,20 +27,27 @@ from winml.modelkit.view.structure import (
     ModuleLevel,
     TemplateStore,
     TemplateWriter,
+    build_checkpoint_levels,
     build_levels,
     read_graph_file,
 )
 from winml.modelkit.words import printable
 
 
+Sides = Mapping[str, Mapping[str, Path] | ModelRequest]
+"""Name of a model → its parts with their files, or the request of a checkpoint."""
+
+
 @dataclass(frozen=True)
-class ViewedFile:
+class ViewedGraph:
     """One part of a model with its modules."""
 
     name: str
-    file: GraphFile
+    file: GraphFile | None
+    """None for a checkpoint before its export."""
     root: ModuleLevel
     measures: tuple[Measure, ...]
+    tree_source: str
 
 
 @dataclass(frozen=True)
@@ -47,35 +55,42 @@ class ViewedSide:
     """One model of a page."""
 
     name: str
-    files: Sequence[ViewedFile]
+    parts: Sequence[ViewedGraph]
     verdicts: tuple[str, ...]
     """Sentences on the model as a whole, from earlier runs."""
+    notes: tuple[str, ...] = ()
 
     @property
     def measures(self) -> dict[str, Measure]:
         """Key → measure of any part."""
-        return {measure.key: measure for viewed in self.files for measure in viewed.measures}
+        return {measure.key: measure for viewed in self.parts for measure in viewed.measures}
 
 
-def collect_page(sides: Mapping[str, Mapping[str, Path]], named_results: Sequence[Path] = ()) -> ModelPage:
+def collect_page(sides: Sides, named_results: Sequence[Path] = ()) -> ModelPage:
     """Collect the data of the page of one or two models.
 
     Args:
-        sides: Name of a model → its parts → their files.
+        sides: The models.
         named_results: JSON of earlier runs. Results in the folders of the models are found without being named.
 
     Raises:
         UsageError: a named result belongs to another model, or two models share no part.
         InputError: a file is damaged or no ONNX file.
     """
-    files = [path for parts in sides.values() for path in parts.values()]
+    files = files_of(sides)
     results = [result for path in named_results for result in read_results(path)]
     prints = {path: file_fingerprint(path) for path in files}
     refuse_foreign(results, prints.values())
     results = [*results_beside(files), *results]
-    viewed_sides = [_read_side(name, parts, prints, results) for name, parts in sides.items()]
+    viewed_sides = [
+        _read_checkpoint(name, source)
+        if isinstance(source, ModelRequest)
+        else _read_files(name, source, prints, results)
+        for name, source in sides.items()
+    ]
     store = TemplateStore()
-    pairing = _pair_sides(*viewed_sides) if len(viewed_sides) > 1 else None
+    has_graphs = all(viewed.file for side in viewed_sides for viewed in side.parts)
+    pairing = _pair_sides(*viewed_sides) if len(viewed_sides) > 1 and has_graphs else None
     models = [_model_data(side, store, number, pairing) for number, side in enumerate(viewed_sides)]
     data = {"texts": store.texts, "templates": store.templates, "models": models}
     if pairing is not None:
@@ -84,19 +99,43 @@ def collect_page(sides: Mapping[str, Mapping[str, Path]], named_results: Sequenc
     return ModelPage(tuple(map(_viewed_model, viewed_sides)), differing, _printable_data(data))
 
 
-def _read_side(
+def files_of(sides: Sides) -> list[Path]:
+    """Return the ONNX files of models."""
+    return [path for source in sides.values() if not isinstance(source, ModelRequest) for path in source.values()]
+
+
+def _read_checkpoint(name: str, request: ModelRequest) -> ViewedSide:
+    """Read the module tree of a checkpoint as an export would build it.
+
+    Raises:
+        InputError: the checkpoint is damaged, or its forward fails.
+    """
+    from winml.modelkit.inspect.model_inspection import inspect_checkpoint
+
+    inspection = inspect_checkpoint(request, hierarchy=True)
+    if inspection.tree is None:
+        raise InputError(f"{name}: the modules of the checkpoint cannot be determined", hint="Export it first.")
+    root = build_checkpoint_levels(inspection.tree)
+    note = f"{name} is shown before its export: modules and parameters without a graph"
+    return ViewedSide(
+        name, [ViewedGraph(ONLY_PART, None, root, (), inspection.tree_source)], (), (note, *inspection.notes)
+    )
+
+
+def _read_files(
     name: str, parts: Mapping[str, Path], prints: Mapping[Path, str], results: Sequence[EarlierResult]
 ) -> ViewedSide:
     """Read the files of a model with the numbers of its modules; later results replace earlier ones."""
-    files, verdicts = [], []
+    graphs, verdicts = [], []
     for part, path in parts.items():
         file = read_graph_file(path)
         own_results = [result for result in results if result.fingerprint == prints[path]]
         measures = {measure.key: measure for measure in file_measures(file)}
         measures |= {measure.key: measure for result in own_results for measure in result.measures}
         verdicts += [result.verdict for result in own_results if result.verdict]
-        files.append(ViewedFile(part, file, build_levels(file), tuple(measures.values())))
-    return ViewedSide(name, files, tuple(dict.fromkeys(verdicts)))
+        graphs.append(ViewedGraph(part, file, build_levels(file), tuple(measures.values()), file.tree.source))
+    notes = [note for viewed in graphs if viewed.file for note in (*viewed.file.notes, *_tree_notes(viewed.file))]
+    return ViewedSide(name, graphs, tuple(dict.fromkeys(verdicts)), tuple(notes))
 
 
 def _pair_sides(before: ViewedSide, after: ViewedSide) -> Pairing:
@@ -105,16 +144,17 @@ def _pair_sides(before: ViewedSide, after: ViewedSide) -> Pairing:
     Raises:
         UsageError: the models share no part.
     """
-    others = {viewed.name: viewed for viewed in after.files}
-    pairs = [(viewed, others[viewed.name]) for viewed in before.files if viewed.name in others]
+    others = {viewed.name: viewed for viewed in after.parts}
+    pairs = [(viewed, others[viewed.name]) for viewed in before.parts if viewed.name in others]
     if not pairs:
-        names = [", ".join(viewed.name for viewed in side.files) for side in (before, after)]
+        names = [", ".join(viewed.name for viewed in side.parts) for side in (before, after)]
         raise UsageError(
             f"the models share no part: {before.name} has {names[0]}, {after.name} has {names[1]}",
             hint="Specify two variants of one model.",
         )
     pairing = Pairing()
     for left, right in pairs:
+        assert left.file is not None and right.file is not None  # of files only
         pairing.add(left.name, (left.file, left.root), (right.file, right.root))
     return pairing
 
@@ -122,9 +162,9 @@ def _pair_sides(before: ViewedSide, after: ViewedSide) -> Pairing:
 def _model_data(side: ViewedSide, store: TemplateStore, number: int, pairing: Pairing | None) -> dict[str, Any]:
     """Return one model of the page: its parts, the tensors between them, and its known numbers."""
     feeds = []
-    if len(side.files) > 1:
-        for viewed in side.files:
-            part = read_part_description(viewed.file.path)
+    if len(side.parts) > 1:
+        for viewed in side.parts:
+            part = read_part_description(viewed.file.path) if viewed.file else None
             feeds += [[viewed.name, feed.output, feed.part, feed.input] for feed in (part.feeds if part else ())]
     measures = [measure.as_data() for measure in side.measures.values()]
     if pairing is not None:
@@ -132,7 +172,7 @@ def _model_data(side: ViewedSide, store: TemplateStore, number: int, pairing: Pa
     return {
         "name": side.name,
         "file": side.name,
-        "parts": [_part_data(viewed, store, number, pairing) for viewed in side.files],
+        "parts": [_part_data(viewed, store, number, pairing) for viewed in side.parts],
         "feeds": feeds,
         "measures": measures,
     }
@@ -140,7 +180,7 @@ def _model_data(side: ViewedSide, store: TemplateStore, number: int, pairing: Pa
 
 def _part_data(viewed: ViewedFile, store: TemplateStore, number: int, pairing: Pairing | None) -> dict[str, Any]:
     """Return one part: its template, the names of inputs and outputs, and the value of each module by measure."""
-    file, root = viewed.file, viewed.root
+    root = viewed.root
     levels = list(root.walk())
     values: dict[str, list[Any]] = {}
     for measure in viewed.measures:
@@ -149,16 +189,15 @@ def _part_data(viewed: ViewedFile, store: TemplateStore, number: int, pairing: P
         ]
     if pairing is not None:
         values["change"] = [pairing.status(number, viewed.name, level) for level in levels]
-    macs = count_node_macs(file.contents, file.types.shapes)
     return {
         "name": viewed.name,
-        "file": str(file.path),
+        "file": str(viewed.file.path) if viewed.file else "",
         "label": root.label,
         "path": root.address.path,
         "tag": root.address.tag,
         "inputs": list(root.inputs),
         "outputs": list(root.outputs),
-        "template": TemplateWriter(file, store, macs).add(root),
+        "template": TemplateWriter(viewed.file, store).add(root),
         "measures": values,
     }
 
@@ -167,19 +206,15 @@ def _viewed_model(side: ViewedSide) -> ViewedModel:
     parts = tuple(
         ViewedPart(
             viewed.name,
-            viewed.file.path,
-            viewed.file.tree.source,
-            len(viewed.file.tree.modules),
-            len(viewed.file.contents.nodes),
+            viewed.file.path if viewed.file else None,
+            viewed.tree_source,
+            sum(not level.is_group for level in viewed.root.walk()),
+            len(viewed.file.contents.nodes) if viewed.file else 0,
         )
-        for viewed in side.files
+        for viewed in side.parts
     )
-    known = tuple(
-        KnownNumbers(measure.title, measure.source, len(measure.values))
-        for measure in side.measures.values()
-    )
-    notes = [note for viewed in side.files for note in (*viewed.file.notes, *_tree_notes(viewed.file))]
-    return ViewedModel(side.name, parts, known, (*side.verdicts, *notes))
+    known = [KnownNumbers(measure.title, measure.source, len(measure.values)) for measure in side.measures.values()]
+    return ViewedModel(side.name, parts, tuple(known), (*side.verdicts, *side.notes))
 
 
 def _tree_notes(file: GraphFile) -> Iterable[str]:

@@ -82,7 +82,7 @@ class Pairing:
             return None
         if status := changed.get(f"{part} {level.address.tag}"):
             return status
-        return "inside" if any(f"{part} {inner.address.tag}" in changed for inner in level.walk()) else "equal"
+        return "changed inside" if any(f"{part} {inner.address.tag}" in changed for inner in level.walk()) else "equal"
 
 
 def _status(

@@ -9,6 +9,7 @@ is described in ``docs/reference/formats.md``.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +35,7 @@ from winml.modelkit.onnx.quantized_weights import count_parameters
 from winml.modelkit.onnx.specs import stated_bounds
 from winml.modelkit.tags import address
 from winml.modelkit.tags.selector import ModuleAddress
+from winml.modelkit.tags.tree import ModuleTree
 from winml.modelkit.words import shape_words
 
 LARGEST_LEVEL = 150
@@ -229,6 +231,18 @@ def _find_ports(root: ModuleLevel, homes: Sequence[ModuleLevel], file: GraphFile
             module.outputs[value.name] = None
 
 
+def build_checkpoint_levels(tree: ModuleTree) -> ModuleLevel:
+    """Build the nested modules of a checkpoint before its export, with their parameters and without nodes."""
+    levels: dict[str | None, ModuleLevel] = {}
+    for node in tree:
+        level = ModuleLevel(node, _label(node.tag), levels.get(node.parent))
+        level.own = Cost(parameters=sum(map(math.prod, node.parameter_shapes.values())))
+        levels[node.path] = level
+        if level.parent is not None:
+            level.parent.items.append(level)
+    return levels[tree.root.path]
+
+
 @dataclass
 class TemplateStore:
     """Templates of all modules of a page, each once, and the texts that they share."""
@@ -259,19 +273,25 @@ class TemplateStore:
 class TemplateWriter:
     """Writes the modules of one file as templates."""
 
-    file: GraphFile
+    file: GraphFile | None
+    """None: the modules have no nodes."""
     store: TemplateStore
-    macs: Sequence[int | None]
+
+    @cached_property
+    def _macs(self) -> Sequence[int | None]:
+        assert self.file is not None  # nodes are nodes of a file
+        return count_node_macs(self.file.contents, self.file.types.shapes)
 
     def add(self, level: ModuleLevel) -> int:
         """Return the number of the template of a module."""
         sources: dict[str, Reference] = {
             name: (Origin.MODULE_INPUT, index) for index, name in enumerate(level.inputs)
         }
-        weights = self.file.contents.weights
+        weights = self.file.contents.weights if self.file else []
+        nodes = self.file.contents.nodes if self.file else []
         sources |= {weights[index].name: (Origin.WEIGHT, place) for place, index in enumerate(level.weights)}
         for place, item in enumerate(level.items):
-            outputs = item.outputs if isinstance(item, ModuleLevel) else self.file.contents.nodes[item].proto.output
+            outputs = item.outputs if isinstance(item, ModuleLevel) else nodes[item].proto.output
             sources |= {name: (place, port) for port, name in enumerate(outputs) if name and name not in sources}
         template: Template = {
             "c": self.store.text(level.address.class_name),
@@ -298,13 +318,14 @@ class TemplateWriter:
 
     def _node_entry(self, position: int, level: ModuleLevel, sources: dict[str, Reference]) -> list[Any]:
         """Return name, operator, inputs, outputs and, if any, further facts of a node."""
-        node = self.file.contents.nodes[position]
+        assert self.file is not None  # a node is a node of a file
+        node, macs = self.file.contents.nodes[position], self._macs[position]
         metadata = {entry.key: entry.value for entry in node.proto.metadata_props}
         facts: dict[str, Any] = {
             "a": [[entry.name, attribute_words(entry)] for entry in node.proto.attribute],
             "s": metadata.get(SOURCE_KEY, ""),
             "m": [[key, _cut(_relative_json(text, level))] for key, text in metadata.items() if key not in _OWN_KEYS],
-            "f": self.macs[position] if self.macs[position] is not None else "?",
+            "f": macs if macs is not None else "?",
             "p": "" if node.place == "graph" else node.place,
         }
         inputs = [(Origin.ABSENT, 0) if not name else _reference(sources, name) for name in node.proto.input]
@@ -314,6 +335,7 @@ class TemplateWriter:
         return [*entry, facts] if facts else entry
 
     def _type_number(self, name: str) -> int:
+        assert self.file is not None  # a value is a value of a file
         types = self.file.types
         shape = types.shapes.get(name)
         dtype = types.dtypes.get(name, "")

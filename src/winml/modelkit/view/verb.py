@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml.modelkit.errors import ModelPathError, UsageError, opt
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.fields import MODEL, OUTPUT, declare
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.report.plan import PlannedStep
 from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
+from winml.modelkit.verbs.named_models import model_request
 
 if TYPE_CHECKING:
+    from winml.modelkit.models.request import ModelRequest
+    from winml.modelkit.view.collecting import Sides
     from winml.modelkit.view.records import ModelPage
 
 
@@ -23,8 +26,7 @@ if TYPE_CHECKING:
 class ViewSubject:
     """Subject of a page."""
 
-    sides: Mapping[str, Mapping[str, Path]]
-    """Name of a model → its parts → their files."""
+    sides: Sides
     results: tuple[Path, ...]
     """JSON of earlier runs."""
 
@@ -34,7 +36,7 @@ class ViewRequest(AnswerRequest):
     """Request of ``winml view``."""
 
     models: tuple[str, ...] = declare((), MODEL, is_argument=True, is_repeatable=True, metavar="MODEL [OTHER]")
-    """ONNX file or build folder, and another one to show beside it."""
+    """ONNX file, build folder or checkpoint, and another one to show beside it."""
     output: Path | None = declare(None, OUTPUT, short="-o", is_common=True)
     """HTML page to write."""
     results: tuple[Path, ...] = declare((), MODEL, spelling="--with", metavar="JSON", is_common=True)
@@ -50,47 +52,45 @@ def plan_view(request: ViewRequest) -> AnswerPlan[ViewSubject]:
 
     Raises:
         UsageError: no model or more than two are specified, or no page.
-        ModelPathError: a model does not exist.
+        WinMLError: a model does not exist.
         OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
     """
     if not 1 <= len(request.models) <= 2:
         found = f"{len(request.models)} models are specified" if request.models else "no model is specified"
-        raise UsageError(found, hint="Specify one ONNX file or build folder, or two to show side by side.")
+        raise UsageError(found, hint="Specify an ONNX file, build folder or checkpoint, or two to show side by side.")
     if request.output is None:
         raise UsageError("no page is specified", hint=f"Specify the HTML file to write: {opt.output} page.html.")
     sides = find_sides(request.models)
-    files = [path for parts in sides.values() for path in parts.values()]
+    files = [path for source in sides.values() if isinstance(source, Mapping) for path in source.values()]
     step = PlannedStep("reading", " and ".join(request.models))
     subject = ViewSubject(sides, request.results)
     return plan_answer("view", subject, request, reads=(*files, *request.results), steps=(step,))
 
 
-def find_sides(names: Sequence[str]) -> Mapping[str, Mapping[str, Path]]:
-    """Return name of a model → part → file.
+def find_sides(names: Sequence[str]) -> Sides:
+    """Find the files of models by name; a checkpoint becomes a request.
 
     Raises:
         UsageError: both names are equal.
-        ModelPathError: as :func:`find_parts` raises.
+        WinMLError: there is no such model.
     """
     if len(set(names)) < len(names):
         raise UsageError(f"{names[0]} is specified twice", hint="Specify two variants of a model, or only one.")
-    return {name: find_parts(name) for name in names}
+    return {name: _find_model(name) for name in names}
 
 
-def find_parts(name: str) -> Mapping[str, Path]:
-    """Return part → file of a model.
-
-    Raises:
-        ModelPathError: there is no such file, or a folder has no ONNX file.
-    """
+def _find_model(name: str) -> Mapping[str, Path] | ModelRequest:
+    """Return part → file of a model, or the request of a checkpoint."""
     from winml.modelkit.builds.found_models import onnx_file, part_files
+    from winml.modelkit.models.request import resolve_source
 
     if parts := part_files(name):
         return parts
-    path = onnx_file(name)
-    if path is None:
-        raise ModelPathError(f"{name} is no ONNX file or build folder", hint="Specify an ONNX file.")
-    return {ONLY_PART: path}
+    if (path := onnx_file(name)) is not None:
+        return {ONLY_PART: path}
+    request = model_request({"model": name})
+    resolve_source(request, needs_weights=False)
+    return request
 
 
 def run_view(plan: AnswerPlan[ViewSubject]) -> ModelPage:
@@ -117,13 +117,13 @@ def view_model(
     A notebook displays the result as a page.
 
     Args:
-        model: ONNX file or build folder.
+        model: ONNX file, build folder or checkpoint.
         other: Another one, shown beside the first.
         results: JSON files of earlier runs; results beside the model are found without being named.
 
     Raises:
         UsageError: a result belongs to another model, or two models share no part.
-        ModelPathError: a model does not exist.
+        WinMLError: a model does not exist.
         InputError: a file is damaged or no ONNX file.
     """
     from winml.modelkit.view.collecting import collect_page

@@ -64,10 +64,12 @@ function becameFields(node, data) {
 
 /** Return the mark of a node that stands for several nodes, or is new or gone. */
 function becameMark(node, data) {
-  const { model, part } = node.module;
+  const { model, part } = node.module, replaced = data.replaced?.[part.name] ?? {};
   if (data.models.length < 2) return "";
-  const names = (model === data.models[1] ? data.replaced : data.replacedBy)?.[part.name]?.[node.name];
-  if (!names) return "";
-  if (!names.length) return model === data.models[1] ? "new" : "gone";
-  return model === data.models[1] ? names.length > 1 ? `${names.length} → 1` : "changed" : "fused";
+  if (model === data.models[1]) {
+    const names = replaced[node.name];
+    return !names ? "" : !names.length ? "new" : names.length > 1 ? `${names.length} → 1` : "changed";
+  }
+  const names = data.replacedBy?.[part.name]?.[node.name];
+  return !names ? "" : !names.length ? "gone" : names.some(name => replaced[name].length > 1) ? "fused" : "changed";
 }
