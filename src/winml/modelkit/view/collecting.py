@@ -33,7 +33,6 @@ from winml.modelkit.view.structure import (
 )
 from winml.modelkit.words import printable
 
-
 Sides = Mapping[str, Mapping[str, Path] | ModelRequest]
 """Name of a model → its parts with their files, or the request of a checkpoint."""
 
@@ -66,22 +65,29 @@ class ViewedSide:
         return {measure.key: measure for viewed in self.parts for measure in viewed.measures}
 
 
-def collect_page(sides: Sides, named_results: Sequence[Path] = ()) -> ModelPage:
+def collect_page(sides: Sides, named_results: Sequence[Path] = (), *, measure: bool = False) -> ModelPage:
     """Collect the data of the page of one or two models.
 
     Args:
         sides: The models.
         named_results: JSON of earlier runs. Results in the folders of the models are found without being named.
+        measure: Measure what no earlier run has measured.
 
     Raises:
         UsageError: a named result belongs to another model, or two models share no part.
         InputError: a file is damaged or no ONNX file.
+        StageError: a model cannot be run.
     """
     files = files_of(sides)
     results = [result for path in named_results for result in read_results(path)]
     prints = {path: file_fingerprint(path) for path in files}
     refuse_foreign(results, prints.values())
     results = [*results_beside(files), *results]
+    if measure:
+        from winml.modelkit.view.measuring import measure_missing
+
+        side_prints = [{prints[path] for path in files_of({name: source})} for name, source in sides.items()]
+        results += measure_missing([*sides], side_prints, results)
     viewed_sides = [
         _read_checkpoint(name, source)
         if isinstance(source, ModelRequest)
@@ -154,7 +160,8 @@ def _pair_sides(before: ViewedSide, after: ViewedSide) -> Pairing:
         )
     pairing = Pairing()
     for left, right in pairs:
-        assert left.file is not None and right.file is not None  # of files only
+        assert left.file is not None  # both models are files
+        assert right.file is not None
         pairing.add(left.name, (left.file, left.root), (right.file, right.root))
     return pairing
 
@@ -178,7 +185,7 @@ def _model_data(side: ViewedSide, store: TemplateStore, number: int, pairing: Pa
     }
 
 
-def _part_data(viewed: ViewedFile, store: TemplateStore, number: int, pairing: Pairing | None) -> dict[str, Any]:
+def _part_data(viewed: ViewedGraph, store: TemplateStore, number: int, pairing: Pairing | None) -> dict[str, Any]:
     """Return one part: its template, the names of inputs and outputs, and the value of each module by measure."""
     root = viewed.root
     levels = list(root.walk())
@@ -209,7 +216,7 @@ def _viewed_model(side: ViewedSide) -> ViewedModel:
             viewed.file.path if viewed.file else None,
             viewed.tree_source,
             sum(not level.is_group for level in viewed.root.walk()),
-            len(viewed.file.contents.nodes) if viewed.file else 0,
+            viewed.root.total,
         )
         for viewed in side.parts
     )

@@ -31,7 +31,7 @@ def command(**options: Any) -> None:
     """
     plan = plan_view(ViewRequest(**stated_fields(ViewRequest, options)))
     end_dry_run(plan, options)
-    with show_wait("reading"):
+    with show_wait("measuring" if options["measure"] else "reading"):
         page = run_view(plan)
     texts = {"output": lambda path: page_text(page.document(), path, {})}
     paths = write_answer(plan.files, texts, overwrite=options["overwrite"])

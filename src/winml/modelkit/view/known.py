@@ -1,7 +1,7 @@
 """Numbers of modules that the structure does not contain: metadata of a file, and results of earlier runs.
 
-A result of an earlier run is the JSON of ``perf``, ``compare``, ``quantize --sensitivity`` or ``inspect --ep``. It states
-the fingerprint of its model, so that a result of another model is recognized.
+A result of an earlier run is the JSON of ``perf``, ``compare``, ``quantize --sensitivity`` or ``inspect --ep``. It
+states the fingerprint of its model, so that a result of another model is recognized.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,7 +85,7 @@ def read_results(path: Path) -> list[EarlierResult]:
         InputError: the file is no JSON.
     """
     record = read_json_file(path)
-    results = list(_find_results(record, path, 0)) if isinstance(record, dict) else []
+    results = results_in(record, path) if isinstance(record, dict) else []
     if not results:
         raise UsageError(
             f"{path} contains no numbers of modules",
@@ -93,6 +93,11 @@ def read_results(path: Path) -> list[EarlierResult]:
             "--sensitivity or winml inspect --ep.",
         )
     return results
+
+
+def results_in(record: Mapping[str, Any], path: Path) -> list[EarlierResult]:
+    """Return the results in a JSON object; ``path`` names their source."""
+    return list(_find_results(record, path, 0))
 
 
 def results_beside(paths: Iterable[Path]) -> list[EarlierResult]:
@@ -103,7 +108,7 @@ def results_beside(paths: Iterable[Path]) -> list[EarlierResult]:
             try:
                 if file.stat().st_size > _LARGEST_RESULT or '"fingerprint"' not in file.read_text(encoding="utf-8"):
                     continue
-                results += _find_results(json.loads(file.read_text(encoding="utf-8")), file, 0)
+                results += results_in(json.loads(file.read_text(encoding="utf-8")), file)
             except (OSError, ValueError, TypeError, KeyError, AttributeError):
                 continue
     return results
@@ -122,7 +127,7 @@ def refuse_foreign(results: Iterable[EarlierResult], fingerprints: Iterable[str]
         if known.isdisjoint(stated):
             is_old = not any(stated)
             reason = "does not state its model" if is_old else "is a result of another model"
-            remedy = "Repeat its command with this version." if is_old else "Omit it, or name the model that it belongs to."
+            remedy = "Repeat its command." if is_old else "Omit it, or name the model that it belongs to."
             raise UsageError(f"{opt.results} {path} {reason}", hint=remedy)
 
 
@@ -151,10 +156,11 @@ def _read_times(record: Mapping[str, Any], path: Path, phase: str) -> EarlierRes
     ending = f" of {phase}" if phase else ""
     unit = times.get("unit", "ms")
     suffix = "kcycles" if unit == "kcycles" else "ms"
+    outputs, fused = _by_tag(rows, "output_bytes"), _by_tag(rows, "fused_with", _joined)
     measures = [
         Measure(f"time {phase}".strip(), f"time{ending}", _by_tag(rows, f"self_{suffix}"), unit, "size"),
-        Measure(f"outputs {phase}".strip(), f"bytes of outputs{ending}", _by_tag(rows, "output_bytes"), "bytes", "size"),
-        Measure(f"fused {phase}".strip(), f"runs fused with{ending}", _by_tag(rows, "fused_with", _joined), kind="text"),
+        Measure(f"outputs {phase}".strip(), f"bytes of outputs{ending}", outputs, "bytes", "size"),
+        Measure(f"fused {phase}".strip(), f"runs fused with{ending}", fused, kind="text"),
     ]
     if times.get("placement"):
         measures.append(_placement(times["placement"], "provider"))

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 
 from winml.modelkit.compare.diff import diff_models
-from winml.modelkit.compare.records import ChangedModule, StructureDiff
+from winml.modelkit.compare.records import ChangedModule
 from winml.modelkit.view.structure import GraphFile, ModuleLevel
 from winml.modelkit.words import count_noun, first_words, size_words
 
@@ -48,13 +48,11 @@ class Pairing:
         replaced, replaced_by = find_replaced_nodes(before[0].model, after[0].model)
         self.replaced[part], self.replaced_by[part] = replaced, replaced_by
         merged = {name for name, sources in replaced.items() if len(sources) > 1}
-        homes = {
-            node.proto.name: tag for node, tag in zip(after[0].contents.nodes, after[0].tree.tags, strict=True)
-        }
+        homes = {node.proto.name: tag for node, tag in zip(after[0].contents.nodes, after[0].tree.tags, strict=True)}
         merging = {homes.get(name, "") for name in merged}
         for module in diff.modules:
             status = _status(module, bits[0], bits[1], merging)
-            self.changes[f"{part} {module.tag}"] = list(_change_words(module, diff))
+            self.changes[f"{part} {module.tag}"] = list(_change_words(module))
             if module.renamed_from:
                 self.renamed.append([module.tag, module.renamed_from])
             if module.status != "removed":
@@ -97,7 +95,7 @@ def _status(
     return "fused" if module.tag in merging else "changed"
 
 
-def _change_words(module: ChangedModule, diff: StructureDiff) -> Iterator[str]:
+def _change_words(module: ChangedModule) -> Iterator[str]:
     """Yield sentences on nodes, weights and types of a changed module."""
     if module.status in ("added", "removed"):
         yield f"the module was {module.status}"

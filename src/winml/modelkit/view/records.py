@@ -7,6 +7,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from winml.modelkit.onnx.module_costs import Cost
 from winml.modelkit.records import Record, entry
 from winml.modelkit.report.result import Result
 
@@ -20,7 +21,8 @@ class ViewedPart(Record):
     tree_source: str
     """Source of the module tree: ``winml tags``, other names in the file, or a forward."""
     modules: int
-    nodes: int
+    total: Cost
+    """Nodes, parameters, bytes of weights and operations of the graph; without nodes for a checkpoint."""
 
 
 class KnownNumbers(Record):
@@ -42,6 +44,11 @@ class ViewedModel(Record):
     known: tuple[KnownNumbers, ...]
     notes: tuple[str, ...]
     """Limits of the view, such as missing tags, one sentence each."""
+
+    @property
+    def total(self) -> Cost:
+        """Sum of all parts."""
+        return sum((part.total for part in self.parts), Cost())
 
 
 class ModelPage(Result, Record, kind="view", document="view.table:page_document", rows="models"):

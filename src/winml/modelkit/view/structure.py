@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,18 +20,21 @@ from typing import Any, NamedTuple
 import onnx
 
 from winml.modelkit.metadata_keys import (
+    BUILDER_CLASSES_KEY,
+    BUILDER_SCOPES_KEY,
+    CLASSES_KEY,
     DEPTH_KEY,
     MODULE_KEY,
     NAMESPACE_KEY,
+    SCOPES_KEY,
     SOURCE_KEY,
     TAG_KEY,
 )
-from winml.modelkit.onnx.contents import Contents, PlacedNode, ValueTypes, Weight, read_contents, read_value_types
+from winml.modelkit.onnx.contents import Contents, ValueTypes, Weight, dtype_name, read_contents, read_value_types
 from winml.modelkit.onnx.files.reading import inline_functions, read_structure
 from winml.modelkit.onnx.module_costs import Cost, charge_modules, count_node_macs, weight_owners
 from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
 from winml.modelkit.onnx.quantized_weights import count_parameters
-from winml.modelkit.onnx.specs import stated_bounds
 from winml.modelkit.tags import address
 from winml.modelkit.tags.selector import ModuleAddress
 from winml.modelkit.tags.tree import ModuleTree
@@ -42,7 +44,10 @@ LARGEST_LEVEL = 150
 """Chosen: maximum number of items of one level; a level of this size is laid out in 0.3 s (measured in Chromium)."""
 LONGEST_TEXT = 200
 """Chosen: maximum length of the text of an attribute or a metadata entry; the file contains the rest."""
-_OWN_KEYS = {DEPTH_KEY, MODULE_KEY, NAMESPACE_KEY, SOURCE_KEY, TAG_KEY}
+_OWN_KEYS = {
+    TAG_KEY, DEPTH_KEY, MODULE_KEY, SOURCE_KEY, NAMESPACE_KEY, SCOPES_KEY, CLASSES_KEY, BUILDER_SCOPES_KEY,
+    BUILDER_CLASSES_KEY,
+}  # fmt: skip
 """Metadata of a node that its module states already."""
 
 Template = dict[str, Any]
@@ -240,7 +245,9 @@ def build_checkpoint_levels(tree: ModuleTree) -> ModuleLevel:
         levels[node.path] = level
         if level.parent is not None:
             level.parent.items.append(level)
-    return levels[tree.root.path]
+    root = levels[tree.root.path]
+    root.total = sum((level.own for level in levels.values()), Cost())
+    return root
 
 
 @dataclass
@@ -284,9 +291,7 @@ class TemplateWriter:
 
     def add(self, level: ModuleLevel) -> int:
         """Return the number of the template of a module."""
-        sources: dict[str, Reference] = {
-            name: (Origin.MODULE_INPUT, index) for index, name in enumerate(level.inputs)
-        }
+        sources: dict[str, Reference] = {name: (Origin.MODULE_INPUT, index) for index, name in enumerate(level.inputs)}
         weights = self.file.contents.weights if self.file else []
         nodes = self.file.contents.nodes if self.file else []
         sources |= {weights[index].name: (Origin.WEIGHT, place) for place, index in enumerate(level.weights)}
@@ -329,10 +334,29 @@ class TemplateWriter:
             "p": "" if node.place == "graph" else node.place,
         }
         inputs = [(Origin.ABSENT, 0) if not name else _reference(sources, name) for name in node.proto.input]
-        outputs = [[relative_name(name, level), self._type_number(name)] for name in node.proto.output]
+        outputs = [[self._output_name(name, level), self._type_number(name)] for name in node.proto.output]
         entry = [relative_name(node.proto.name, level), self.store.text(node.operator), inputs, outputs]
         facts = {key: value for key, value in facts.items() if value}
         return [*entry, facts] if facts else entry
+
+    @cached_property
+    def _graph_outputs(self) -> frozenset[str]:
+        assert self.file is not None  # outputs are outputs of a file
+        return frozenset(value.name for value in self.file.model.graph.output)
+
+    @cached_property
+    def _read_values(self) -> frozenset[str]:
+        assert self.file is not None  # values are values of a file
+        return frozenset(name for node in self.file.contents.nodes for name in node.proto.input)
+
+    def _output_name(self, name: str, level: ModuleLevel) -> str:
+        """Return the name of an output of a node; of an output of the graph, its number among those of the module.
+
+        A value without a reader has no name: tools number such values, and equal layers would differ.
+        """
+        if name in self._graph_outputs and name in level.outputs:
+            return f"~^{list(level.outputs).index(name)}"
+        return relative_name(name, level) if name in self._read_values else ""
 
     def _type_number(self, name: str) -> int:
         assert self.file is not None  # a value is a value of a file
@@ -391,16 +415,19 @@ def attribute_words(attribute: onnx.AttributeProto) -> str:
     """Format the value of an attribute; long values are cut off."""
     if attribute.HasField("t") or attribute.HasField("sparse_tensor"):
         tensor = attribute.t if attribute.HasField("t") else attribute.sparse_tensor.values
-        from winml.modelkit.onnx.contents import dtype_name
-
         return shape_words(dtype_name(tensor.data_type), tuple(tensor.dims))
     if attribute.HasField("g") or attribute.graphs:
         graphs = [attribute.g] if attribute.HasField("g") else attribute.graphs
         return ", ".join(f"graph {graph.name} of {len(graph.node)} nodes" for graph in graphs)
-    value = onnx.helper.get_attribute_value(attribute)
-    values = list(value) if not isinstance(value, (bytes, int, float, str)) else [value]
-    texts = [entry.decode(errors="replace") if isinstance(entry, bytes) else f"{entry:g}" if isinstance(entry, float) else str(entry) for entry in values[:LONGEST_TEXT]]
-    return _cut(", ".join(texts))
+    single = [getattr(attribute, name) for name in ("i", "f", "s") if attribute.HasField(name)]
+    values = single or [*attribute.ints, *attribute.floats, *attribute.strings]
+    return _cut(", ".join(map(_value_words, values[:LONGEST_TEXT])))
+
+
+def _value_words(value: float | bytes) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _cut(text: str) -> str:

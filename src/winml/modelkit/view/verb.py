@@ -29,6 +29,7 @@ class ViewSubject:
     sides: Sides
     results: tuple[Path, ...]
     """JSON of earlier runs."""
+    measure: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,8 @@ class ViewRequest(AnswerRequest):
     """Result of an earlier run (-f json) of `perf`, `compare`, `quantize --sensitivity` or `inspect --ep`.
 
     Results beside the model are found without this option. A result of another model is refused."""
+    measure: bool = declare(False, MODEL, is_common=True)
+    """Measure the time of each module, and of two models the error of each module, unless an earlier run did."""
     open: bool = declare(False, OUTPUT, is_common=True)
     """Open the page in the browser."""
 
@@ -63,7 +66,9 @@ def plan_view(request: ViewRequest) -> AnswerPlan[ViewSubject]:
     sides = find_sides(request.models)
     files = [path for source in sides.values() if isinstance(source, Mapping) for path in source.values()]
     step = PlannedStep("reading", " and ".join(request.models))
-    subject = ViewSubject(sides, request.results)
+    if request.measure and len(files) < len(sides):
+        raise UsageError(f"{opt.measure} requires ONNX files", hint="Omit it, or export the checkpoint first.")
+    subject = ViewSubject(sides, request.results, request.measure)
     return plan_answer("view", subject, request, reads=(*files, *request.results), steps=(step,))
 
 
@@ -102,7 +107,7 @@ def run_view(plan: AnswerPlan[ViewSubject]) -> ModelPage:
     from winml.modelkit.view.collecting import collect_page
 
     plan.recover()
-    return collect_page(plan.subject.sides, plan.subject.results)
+    return collect_page(plan.subject.sides, plan.subject.results, measure=plan.subject.measure)
 
 
 @python_function()
@@ -111,6 +116,7 @@ def view_model(
     other: str | os.PathLike[str] | None = None,
     *,
     results: Sequence[str | os.PathLike[str]] = (),
+    measure: bool = False,
 ) -> ModelPage:
     """Show the modules and the graph of a model, or of two side by side (``winml view``).
 
@@ -120,6 +126,7 @@ def view_model(
         model: ONNX file, build folder or checkpoint.
         other: Another one, shown beside the first.
         results: JSON files of earlier runs; results beside the model are found without being named.
+        measure: Measure the time of each module, and of two models the error of each module, unless an earlier run did.
 
     Raises:
         UsageError: a result belongs to another model, or two models share no part.
@@ -129,4 +136,4 @@ def view_model(
     from winml.modelkit.view.collecting import collect_page
 
     names = [os.fspath(name) for name in (model, other) if name is not None]
-    return collect_page(find_sides(names), [Path(result) for result in results])
+    return collect_page(find_sides(names), [Path(result) for result in results], measure=measure)

@@ -12,21 +12,25 @@ function selectorOf(modules) {
   return words[0].map((word, index) => words.every(other => other[index] === word) ? word : "*").join("");
 }
 
-/** Return the commands that act on modules of a file. */
+/** Return the commands that act on modules of a file or checkpoint, each with its purpose. */
 function commandsFor(modules) {
-  const [{ model, part }] = modules, file = part?.file ?? model.file, selector = selectorOf(modules);
-  if (!file || !selector || modules[0].isFolder) return [];
-  const [quotedFile, quoted] = [shellWord(file), shellWord(selector)], stem = file.replace(/\.onnx$/i, "");
-  if (!modules[0].parent) return [
-    ["show the module tree", `winml inspect ${quotedFile} -H`],
-    ["measure every module", `winml perf ${quotedFile} --by-module`],
-    ["find the modules that lose most by quantization", `winml quantize ${quotedFile} --sensitivity`],
+  const [{ model, part, parent, isFolder }] = modules, isCheckpoint = !part?.file;
+  const file = isCheckpoint ? model.file : part.file, selector = selectorOf(modules);
+  if (!selector || isFolder) return [];
+  const [name, module, stem] = [shellWord(file), shellWord(selector), file.replace(/\.onnx$/i, "")];
+  if (!parent || parent.isFolder) return isCheckpoint ? [["export it", `winml export ${name} -o model.onnx`]] : [
+    ["show the module tree", `winml inspect ${name} -H`],
+    ["measure every module", `winml perf ${name} --by-module`],
+    ["find the modules that lose most by quantization", `winml quantize ${name} --sensitivity`],
+  ];
+  const ofFile = isCheckpoint ? [] : [
+    ["show its nodes", `winml inspect ${name} --module ${module}`],
+    ["quantize all but it", `winml quantize ${name} --exclude ${module} -o ${shellWord(`${stem}_quantized.onnx`)}`],
   ];
   return [
-    ["show its nodes", `winml inspect ${quotedFile} --module ${quoted}`],
-    ["measure it alone", `winml perf ${quotedFile} --module ${quoted}`],
-    ["cut it out", `winml extract ${quotedFile} --module ${quoted} -o ${shellWord(`${stem}_module`)}`],
-    ["quantize all but it", `winml quantize ${quotedFile} --exclude ${quoted} -o ${shellWord(`${stem}_quantized.onnx`)}`],
+    ["measure it alone", `winml perf ${name} --module ${module}`],
+    ["cut it out", `winml extract ${name} --module ${module} -o ${shellWord(isCheckpoint ? "modules" : `${stem}_module`)}`],
+    ...ofFile,
   ];
 }
 

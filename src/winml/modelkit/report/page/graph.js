@@ -3,6 +3,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const LETTER = 6.7, LINE = 15, PADDING = 9, HEADER = 24;  // pixels, at a font size of 12
 const LONGEST_LABEL = 34;
+const MOST_READERS = 5, MOST_PORTS = 8;  // more would cover the graph with lines
 const MOST_OPEN = 1500;  // items that are opened by one click
 
 function drawn(name, attributes, ...children) {
@@ -15,9 +16,9 @@ function drawn(name, attributes, ...children) {
 const cutText = (text, longest = LONGEST_LABEL) => text.length > longest ? `${text.slice(0, longest - 1)}…` : text;
 
 /** Return the lines of a closed box. */
-function boxLines(item, mark) {
-  const last = mark ? [mark] : [];
-  if (item.isPort) return [cutText(item.label)];
+function boxLines(item, note, mark) {
+  const last = [note, mark].filter(Boolean);
+  if (item.isPort) return [cutText(portLabel(item), 26)];
   if (!item.isModule) {
     const weights = item.sources.map(source => originOf(item.module, source)).filter(origin => origin?.weight);
     const largest = weights.sort((left, right) => (right.bytes ?? 0) - (left.bytes ?? 0))[0];
@@ -30,40 +31,70 @@ function boxLines(item, mark) {
 }
 
 function boxSize(lines) {
-  const longest = Math.max(...lines.map(line => line.length));
+  const longest = Math.max(...lines.map((line, index) => line.length + (index ? 0 : 2)));
   return { width: Math.max(60, longest * LETTER + 2 * PADDING), height: lines.length * LINE + PADDING };
 }
 
-/** Return the items and tensors of one level: {items, edges}; an edge lists the tensors between two items. */
+/** Return the label of a port: the last part of the name of its tensor. */
+const portLabel = ({ origin: { name } }) => name.split("/").at(-1) || name;
+
+/** Return how many items read each source of a level: a port ("-1 n") or an item ("n"). */
+function readersOf(items) {
+  const readers = new Map();
+  for (const item of items)
+    for (const key of new Set(item.sources.map(([first, second]) => first === INPUT ? `${INPUT} ${second}` : String(first))))
+      readers.set(key, (readers.get(key) ?? 0) + 1);
+  return readers;
+}
+
+/** Return the items and tensors of one level: {items, edges, notes}; an edge lists the tensors between two items.
+ *
+ * A tensor with many readers, and each of many inputs and outputs, has no line: a note of the item counts them.
+ */
 function levelOf(module) {
-  const items = [...itemsOf(module)], edges = new Map();
-  const ports = (module.template.i ?? []).map(() => null);
+  const inner = itemsOf(module), items = [...inner], edges = new Map(), ports = new Map(), notes = new Map();
+  const readers = readersOf(inner), firstReaders = new Set();
+  const [hasManyInputs, hasManyOutputs] = [(module.template.i ?? []).length > MOST_PORTS, (module.template.o ?? []).length > MOST_PORTS];
   const connect = (from, to, origin) => {
     const key = `${items.indexOf(from)} ${items.indexOf(to)}`;
     if (!edges.has(key)) edges.set(key, { from, to, tensors: [] });
     const { tensors } = edges.get(key);
     if (!tensors.some(tensor => tensor.name === origin.name)) tensors.push(origin);
   };
-  for (const item of itemsOf(module))
-    for (const source of item.sources) {
-      const origin = originOf(module, source);
-      if (!origin || origin.weight) continue;
-      if (source[0] === INPUT) {
-        if (!ports[source[1]]) {
-          ports[source[1]] = { isPort: true, isInput: true, label: origin.name.split("/").at(-1) || origin.name, origin, module };
-          items.push(ports[source[1]]);
-        }
-        connect(ports[source[1]], item, origin);
-      } else if (source[0] >= 0) connect(itemsOf(module)[source[0]], item, origin);
+  const portOf = (key, origin, isInput) => {
+    if (!ports.has(key)) {
+      ports.set(key, { isPort: true, isInput, origin, module });
+      items.push(ports.get(key));
     }
-  for (const source of module.template.o ?? []) {
+    return ports.get(key);
+  };
+  const note = (item, kind, origin) => {
+    if (!notes.has(item)) notes.set(item, { inputs: new Set(), outputs: new Set() });
+    notes.get(item)[kind].add(origin.name);
+  };
+  for (const item of inner)
+    for (const source of item.sources) {
+      const origin = originOf(module, source), [first, second] = source;
+      if (!origin || origin.weight) continue;
+      const key = first === INPUT ? `${INPUT} ${second}` : String(first);
+      const isShared = readers.get(key) > MOST_READERS && (first === INPUT || firstReaders.has(key));
+      firstReaders.add(key);
+      if (isShared || (first === INPUT && hasManyInputs)) note(item, "inputs", origin);
+      else connect(first === INPUT ? portOf(key, origin, true) : inner[first], item, origin);
+    }
+  (module.template.o ?? []).forEach((source, number) => {
     const origin = originOf(module, source);
-    if (!origin || source[0] < 0 || origin.weight) continue;
-    const port = { isPort: true, isInput: false, label: origin.name.split("/").at(-1) || origin.name, origin, module };
-    items.push(port);
-    connect(itemsOf(module)[source[0]], port, origin);
-  }
-  return { items, edges: [...edges.values()] };
+    if (!origin || source[0] < 0 || origin.weight) return;
+    if (hasManyOutputs) note(inner[source[0]], "outputs", origin);
+    else connect(inner[source[0]], portOf(`out ${number}`, origin, false), origin);
+  });
+  return { items, edges: [...edges.values()], notes };
+}
+
+/** Return the text on tensors of an item that have no lines. */
+function noteWords({ inputs, outputs }) {
+  const counts = [[inputs.size, "input"], [outputs.size, "output"]].filter(([count]) => count);
+  return `+ ${counts.map(([count, noun]) => `${count} ${noun}${count > 1 ? "s" : ""}`).join(", ")}`;
 }
 
 /** Return the label of an edge: the type of its tensor, or how many tensors there are. */
@@ -76,11 +107,11 @@ function layOutModule(module, isOpen, cache, markOf) {
   const key = module.children.filter(isOpen).map(child => layOutModule(child, isOpen, cache, markOf).key).join(",");
   const kept = cache.get(module);
   if (kept && kept.inner === key) return kept;
-  const { items, edges } = levelOf(module), graph = new dagre.graphlib.Graph();
+  const { items, edges, notes } = levelOf(module), graph = new dagre.graphlib.Graph();
   graph.setGraph({ rankdir: "TB", nodesep: 16, ranksep: 26, edgesep: 8, marginx: 10, marginy: 10 });
   const boxes = items.map((item, index) => {
     const inner = item.isModule && isOpen(item) ? layOutModule(item, isOpen, cache, markOf) : null;
-    const lines = boxLines(item, item.isPort ? "" : markOf(item)), closed = boxSize(lines);
+    const lines = boxLines(item, notes.has(item) ? noteWords(notes.get(item)) : "", item.isPort ? "" : markOf(item)), closed = boxSize(lines);
     const size = inner ? { width: Math.max(inner.width, closed.width + 20), height: inner.height + HEADER } : closed;
     graph.setNode(String(index), { ...size });
     return { item, inner, lines, ...size };
@@ -171,7 +202,7 @@ function showGraph(frame, root, events) {
       x: inner ? PADDING : width / 2, y: (inner ? 16 : PADDING / 2 + 11.5) + index * LINE,
       "text-anchor": inner ? "start" : "middle", class: index && index === texts.length - 1 && mark ? "mark" : index ? "dim" : "",
     }, (index ? "" : sign) + text)));
-    shape.append(drawn("title", {}, item.isPort ? `${item.isInput ? "input" : "output"} ${item.origin.name} ${item.origin.type}` : item.isModule ? item.path || item.label : item.name));
+    shape.append(drawn("title", {}, item.isPort ? `${item.origin.name} ${item.origin.type}` : item.isModule ? item.path || item.label : item.name));
     if (inner) {
       const inside = levelShape(inner);
       inside.setAttribute("transform", `translate(${(width - inner.width) / 2},${HEADER})`);
@@ -226,9 +257,7 @@ function showGraph(frame, root, events) {
     open = new Set();
     selected = null;
     draw();
-    scale = Math.min(1, Math.max(0.5, flow.clientWidth / layout.width));
-    resize();
-    flow.scrollTo(Math.max(0, (flow.scrollWidth - flow.clientWidth) / 2), 0);
+    fitWidth();
     if (!isQuiet) events.onEnter(module);
   }
 
@@ -246,8 +275,15 @@ function showGraph(frame, root, events) {
     flow.scrollTo(x * ratio - flow.clientWidth / 2, y * ratio - flow.clientHeight / 2);
   }
 
+  /** Show the top of the graph, as wide as the frame unless it would be too small to read. */
+  function fitWidth() {
+    scale = Math.min(1, Math.max(0.5, flow.clientWidth / layout.width));
+    resize();
+    flow.scrollTo(Math.max(0, (flow.scrollWidth - flow.clientWidth) / 2), 0);
+  }
+
   function fit() {
-    scale = Math.min(1, flow.clientWidth / layout.width, flow.clientHeight / layout.height);
+    scale = Math.min(1, flow.clientWidth / layout.width, 0.7 * innerHeight / layout.height);
     resize();
   }
 
@@ -263,6 +299,7 @@ function showGraph(frame, root, events) {
       open.add(module);
     }
     draw();
+    fitWidth();
   }
 
   /** Return the item that a key moves to: along the data flow, or to the nearest box on the same side. */
@@ -298,7 +335,7 @@ function showGraph(frame, root, events) {
     event.preventDefault();
     zoomBy(event.deltaY < 0 ? 1.15 : 0.87);
   }, { passive: false });
-  for (const [name, act] of Object.entries({ ".in": () => zoomBy(1.25), ".out": () => zoomBy(0.8), ".fit": fit, ".deeper": openNext, ".closed": () => { open = new Set(); draw(); } }))
+  for (const [name, act] of Object.entries({ ".in": () => zoomBy(1.25), ".out": () => zoomBy(0.8), ".fit": fit, ".deeper": openNext, ".closed": () => { open = new Set(); draw(); fitWidth(); } }))
     frame.querySelector(name).addEventListener("click", act);
 
   enter(top, true);

@@ -56,7 +56,7 @@ function expandModel(data, model) {
     part: { inputs: inputs.map(([name]) => name), outputs: [], measures: [] }, children: roots, items: roots, isFolder: true,
     template: { n: [0, 0, 0, 0], i: inputs.map(([, type]) => type), o: [] },
   };
-  for (const root of roots) root.parent = folder;
+  for (const root of roots) Object.assign(root, { parent: folder, label: `${root.part.name}: ${root.label}` });
   return folder;
 }
 
@@ -77,10 +77,25 @@ function* modulesIn(module) {
 function fullName(module, name) {
   if (!name.startsWith("~")) return name;
   if (name.startsWith("~~")) return name.slice(1);
+  if (name.startsWith("~^")) return outputName(module, Number(name.slice(2)));
   const [, up, rest] = name.match(/^~(\d+)([\s\S]*)$/);
   module.paths ??= [...new Set(lineage(module).reverse().map(above => above.path).filter(Boolean))];
   const path = module.paths[Number(up)] ?? "";
   return (rest.startsWith("/") ? scopeOf(path) : path) + rest;
+}
+
+/** Return the name of an output of a module that is an output of the graph. */
+function outputName(module, port) {
+  const { parent, part } = module;
+  if (!parent || parent.isFolder) return part.outputs[port] ?? "";
+  const number = parent.template.o.findIndex(([first, second]) => second === port && itemAt(parent, first) === module);
+  return outputName(parent, number);
+}
+
+/** Return the inner module at a position among the items of a module; undefined for a node. */
+function itemAt(module, position) {
+  const before = module.template.x.slice(0, position).filter(item => typeof item[1] === "string").length;
+  return typeof module.template.x[position]?.[1] === "string" ? module.children[before] : undefined;
 }
 
 /** Return the nodes and modules of a module, in the order of the graph. */

@@ -109,7 +109,7 @@ function showView(view) {
     describe(describeModule(modules, measures[side], roots.length > 1 ? { side, modules: modules.map(twin), measures: measures[1 - side], names: data.models.map(model => model.name), data } : null));
   }
   function showItem(item) {
-    if (item.isPort) describe([element("h3", "", item.isInput ? "Input" : "Output"), fieldList([["tensor", item.origin.name], ["type", item.origin.type]])]);
+    if (item.isPort) describe([element("h3", "", item.isInput ? "Input" : "Output"), ...valueTable("Tensor", [item.origin])]);
     else if (item.isModule) showModules([item]);
     else describe([...describeNode(item), ...becameFields(item, data)]);
   }
