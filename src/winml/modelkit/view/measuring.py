@@ -42,5 +42,5 @@ def measure_missing(
     if len(names) > 1 and not all(has("own error", fingerprint) for fingerprint in prints[-1]):
         from winml.modelkit.builds.compared_models import compare_models
 
-        results += results_in(compare_models(*names, by_module=True).as_record(), _SOURCE)
+        results += results_in(compare_models(names[0], names[1], by_module=True).as_record(), _SOURCE)
     return results

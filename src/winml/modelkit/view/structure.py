@@ -424,7 +424,7 @@ def attribute_words(attribute: onnx.AttributeProto) -> str:
     return _cut(", ".join(map(_value_words, values[:LONGEST_TEXT])))
 
 
-def _value_words(value: float | bytes) -> str:
+def _value_words(value: object) -> str:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -162,16 +162,16 @@ function bitsOf(module) {
 
 /** Return the modules that a selector of the commands matches: a glob over path, tag, class or tree name. */
 function selectorTest(text) {
-  const isTag = text.includes("/");
+  const isTag = text.includes("/"), namesClass = !/[*?[]/.test(text.split(".")[0]);
   const pattern = (separator, glob = text) => new RegExp(`^${glob.split(/(\*\*[./]?|\*|\?)/).map(word => {
     if (word === "**") return "[\\s\\S]*";
     if (word.startsWith("**")) return `(?:[\\s\\S]*${word[2] === "." ? "\\." : "/"})?`;
     if (word === "*") return separator ? `[^${separator}]*` : ".*";
     if (word === "?") return separator ? `[^${separator}]` : ".";
-    return word.replace(/[.+^${}()|\\]/g, "\\$&");
+    return word.replace(/[.+^${}()|\\]/g, "\\$&").replaceAll("[!", "[^");
   }).join("")}$`);
   const safe = separator => { try { return pattern(separator); } catch { return /^$(?!)/; } };
   const [byTag, byPath, byClass] = [safe("/"), safe("."), safe("")];
   return module => isTag ? byTag.test(module.tag)
-    : byPath.test(module.path) || byClass.test(module.className) || byPath.test(module.label);
+    : byPath.test(module.path) || byClass.test(module.className) || (namesClass && byPath.test(module.label));
 }
