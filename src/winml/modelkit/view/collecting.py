@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ from winml.modelkit.words import printable
 
 Sides = Mapping[str, Mapping[str, Path] | ModelRequest]
 """Name of a model → its parts with their files, or the request of a checkpoint."""
+MeasureMissing = Callable[[Sequence[str], Sequence[set[str]], Sequence[EarlierResult]], list[EarlierResult]]
+"""Function from the names of models, the fingerprints of their files and the known results to further results."""
 
 
 @dataclass(frozen=True)
@@ -65,28 +67,28 @@ class ViewedSide:
         return {measure.key: measure for viewed in self.parts for measure in viewed.measures}
 
 
-def collect_page(sides: Sides, named_results: Sequence[Path] = (), *, measure: bool = False) -> ModelPage:
+def collect_page(
+    sides: Sides, named_results: Sequence[Path] = (), measure_missing: MeasureMissing | None = None
+) -> ModelPage:
     """Collect the data of the page of one or two models.
 
     Args:
         sides: The models.
         named_results: JSON of earlier runs. Results in the folders of the models are found without being named.
-        measure: Measure what no earlier run has measured.
+        measure_missing: Measures what no earlier run has measured; `None`: nothing is measured.
 
     Raises:
         UsageError: a named result belongs to another model, or two models share no part.
         InputError: a file is damaged or no ONNX file.
         StageError: a model cannot be run.
     """
-    files = files_of(sides)
+    files = _files_of(sides)
     results = [result for path in named_results for result in read_results(path)]
     prints = {path: file_fingerprint(path) for path in files}
     refuse_foreign(results, prints.values())
     results = [*results_beside(files), *results]
-    if measure:
-        from winml.modelkit.view.measuring import measure_missing
-
-        side_prints = [{prints[path] for path in files_of({name: source})} for name, source in sides.items()]
+    if measure_missing is not None:
+        side_prints = [{prints[path] for path in _files_of({name: source})} for name, source in sides.items()]
         results += measure_missing([*sides], side_prints, results)
     viewed_sides = [
         _read_checkpoint(name, source)
@@ -105,7 +107,7 @@ def collect_page(sides: Sides, named_results: Sequence[Path] = (), *, measure: b
     return ModelPage(tuple(map(_viewed_model, viewed_sides)), differing, _printable_data(data))
 
 
-def files_of(sides: Sides) -> list[Path]:
+def _files_of(sides: Sides) -> list[Path]:
     """Return the ONNX files of models."""
     return [path for source in sides.values() if not isinstance(source, ModelRequest) for path in source.values()]
 

@@ -1,7 +1,7 @@
 """Numbers of modules that the structure does not contain: metadata of a file, and results of earlier runs.
 
-A result of an earlier run is the JSON of ``perf``, ``compare``, ``quantize --sensitivity`` or ``inspect --ep``. It
-states the fingerprint of its model, so that a result of another model is recognized.
+A result of an earlier run is the JSON of ``perf``, ``compare``, ``quantize --sensitivity`` or ``inspect --ep``. The
+JSON states the fingerprint of the model, by which a result of another model is recognized.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LARGEST_RESULT = 50_000_000
 """Chosen: maximum bytes of a file that is searched for a result beside a model; results of large models have 2 MB."""
 _DIGITS = 6
 """Chosen: significant digits of a number on the page; it displays three."""
-OF_MODEL = "model"
+_OF_MODEL = "model"
 """Source of the numbers that the file itself contains."""
 
 Value = float | str | None
@@ -43,7 +43,7 @@ class Measure:
     """Aggregation over equal modules."""
     is_logarithmic: bool = False
     is_dark_low: bool = False
-    source: str = OF_MODEL
+    source: str = _OF_MODEL
 
     def as_data(self) -> dict[str, Any]:
         """Return the description of the measure on the page."""

@@ -45,7 +45,7 @@ class Pairing:
         self.differing += len(diff.modules)
         self.notes += diff.notes
         bits = [{level.address.tag: level.own.bits for level in root.walk()} for _, root in (before, after)]
-        replaced, replaced_by = find_replaced_nodes(before[0].model, after[0].model)
+        replaced, replaced_by = _find_replaced_nodes(before[0].model, after[0].model)
         self.replaced[part], self.replaced_by[part] = replaced, replaced_by
         merged = {name for name, sources in replaced.items() if len(sources) > 1}
         homes = {node.proto.name: tag for node, tag in zip(after[0].contents.nodes, after[0].tree.tags, strict=True)}
@@ -113,7 +113,7 @@ def _change_words(module: ChangedModule) -> Iterator[str]:
         yield f"{count_noun(len(same_types), 'weight')} with other values"
 
 
-def find_replaced_nodes(
+def _find_replaced_nodes(
     before: onnx.ModelProto, after: onnx.ModelProto
 ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Find the nodes of two graphs that stand for each other, by the values that both compute.
@@ -135,12 +135,14 @@ def find_replaced_nodes(
     replaced: dict[str, list[str]] = {}
     survivors: set[str] = set()
     for node in after.graph.node:
-        made = [makers[name] for name in node.output if name in makers]
-        same = next((maker for maker in made if maker.op_type == node.op_type and maker.domain == node.domain), None)
+        old_makers = [makers[name] for name in node.output if name in makers]
+        same = next(
+            (maker for maker in old_makers if maker.op_type == node.op_type and maker.domain == node.domain), None
+        )
         if same is not None:
             survivors.add(same.name)
         else:
-            replaced[node.name] = [old.name for old in _region(made, makers, present)]
+            replaced[node.name] = [old.name for old in _region(old_makers, makers, present)]
     replaced_by: dict[str, list[str]] = {node.name: [] for node in before.graph.node if node.name not in survivors}
     for name, sources in replaced.items():
         replaced[name] = [source for source in sources if source not in survivors]
@@ -150,11 +152,11 @@ def find_replaced_nodes(
 
 
 def _region(
-    made: Sequence[onnx.NodeProto], makers: Mapping[str, onnx.NodeProto], present: set[str]
+    old_makers: Sequence[onnx.NodeProto], makers: Mapping[str, onnx.NodeProto], present: set[str]
 ) -> Iterable[onnx.NodeProto]:
     """Return the nodes behind some nodes, as far back as values in ``present``."""
     found: dict[str, onnx.NodeProto] = {}
-    waiting = list(made)
+    waiting = list(old_makers)
     while waiting:
         node = waiting.pop()
         if node.name in found:

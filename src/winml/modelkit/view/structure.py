@@ -128,10 +128,10 @@ def read_graph_file(path: Path) -> GraphFile:
     return GraphFile(path, model, contents, tree, types, (*tree.notes, *notes))
 
 
-def module_scope(path: str) -> str:
+def _module_scope(path: str) -> str:
     """Return the prefix of the names of the nodes of a module, as torch's exporter writes it.
 
-    >>> module_scope("encoder.layer.0.attention")
+    >>> _module_scope("encoder.layer.0.attention")
     '/encoder/layer.0/attention'
     """
     return "/" + re.sub(r"\.(?!\d+(?:\.|$))", "/", path) if path else ""
@@ -223,11 +223,11 @@ def _find_ports(root: ModuleLevel, homes: Sequence[ModuleLevel], file: GraphFile
     for node, level in zip(file.contents.nodes, homes, strict=True):
         for name in filter(None, node.proto.input):
             maker = makers.get(name)
-            made_in: tuple[ModuleLevel, ...] = maker.chain if maker else ()
+            origin_chain: tuple[ModuleLevel, ...] = maker.chain if maker else ()
             for depth, reader in enumerate(level.chain):
-                if depth >= len(made_in) or made_in[depth] is not reader:
+                if depth >= len(origin_chain) or origin_chain[depth] is not reader:
                     reader.inputs[name] = None
-            for depth, module in enumerate(made_in):
+            for depth, module in enumerate(origin_chain):
                 if depth >= len(level.chain) or level.chain[depth] is not module:
                     module.outputs[name] = None
     for value in file.model.graph.output:
@@ -327,7 +327,7 @@ class TemplateWriter:
         node, macs = self.file.contents.nodes[position], self._macs[position]
         metadata = {entry.key: entry.value for entry in node.proto.metadata_props}
         facts: dict[str, Any] = {
-            "a": [[entry.name, attribute_words(entry)] for entry in node.proto.attribute],
+            "a": [[entry.name, _attribute_words(entry)] for entry in node.proto.attribute],
             "s": metadata.get(SOURCE_KEY, ""),
             "m": [[key, _cut(_relative_json(text, level))] for key, text in metadata.items() if key not in _OWN_KEYS],
             "f": macs if macs is not None else "?",
@@ -394,7 +394,7 @@ def relative_name(name: str, level: ModuleLevel) -> str:
     """
     paths = dict.fromkeys(module.address.path for module in reversed(level.chain) if module.address.path)
     for up, path in enumerate(paths):
-        for start in (module_scope(path) + "/", f"{path}."):
+        for start in (_module_scope(path) + "/", f"{path}."):
             if name.startswith(start):
                 return f"~{up}{name[len(start) - 1 :]}"
     return f"~{name}" if name.startswith("~") else name
@@ -411,7 +411,7 @@ def _relative_json(text: str, level: ModuleLevel) -> str:
     return ", ".join(relative_name(f"{path}.", level).rstrip(".") for path in paths)
 
 
-def attribute_words(attribute: onnx.AttributeProto) -> str:
+def _attribute_words(attribute: onnx.AttributeProto) -> str:
     """Format the value of an attribute; long values are cut off."""
     if attribute.HasField("t") or attribute.HasField("sparse_tensor"):
         tensor = attribute.t if attribute.HasField("t") else attribute.sparse_tensor.values

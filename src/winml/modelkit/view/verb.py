@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from winml.modelkit.verbs.named_models import model_request
 if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest
     from winml.modelkit.view.collecting import Sides
+    from winml.modelkit.view.known import EarlierResult
     from winml.modelkit.view.records import ModelPage
 
 
@@ -63,7 +64,7 @@ def plan_view(request: ViewRequest) -> AnswerPlan[ViewSubject]:
         raise UsageError(found, hint="Specify an ONNX file, build folder or checkpoint, or two to show side by side.")
     if request.output is None:
         raise UsageError("no page is specified", hint=f"Specify the HTML file to write: {opt.output} page.html.")
-    sides = find_sides(request.models)
+    sides = _find_sides(request.models)
     files = [path for source in sides.values() if isinstance(source, Mapping) for path in source.values()]
     step = PlannedStep("reading", " and ".join(request.models))
     if request.measure and len(files) < len(sides):
@@ -72,7 +73,7 @@ def plan_view(request: ViewRequest) -> AnswerPlan[ViewSubject]:
     return plan_answer("view", subject, request, reads=(*files, *request.results), steps=(step,))
 
 
-def find_sides(names: Sequence[str]) -> Sides:
+def _find_sides(names: Sequence[str]) -> Sides:
     """Find the files of models by name; a checkpoint becomes a request.
 
     Raises:
@@ -107,7 +108,46 @@ def run_view(plan: AnswerPlan[ViewSubject]) -> ModelPage:
     from winml.modelkit.view.collecting import collect_page
 
     plan.recover()
-    return collect_page(plan.subject.sides, plan.subject.results, measure=plan.subject.measure)
+    return collect_page(plan.subject.sides, plan.subject.results, _measure_missing if plan.subject.measure else None)
+
+
+_MEASURED = Path("--measure")
+"""Place of a file in the results of this run."""
+
+
+def _measure_missing(
+    names: Sequence[str], prints: Sequence[set[str]], known: Iterable[EarlierResult]
+) -> list[EarlierResult]:
+    """Measure the time of each module, and of two models the error of each module, unless they are known.
+
+    Args:
+        names: One or two models, as passed by the user.
+        prints: Fingerprints of the files of each model.
+        known: Results of earlier runs.
+
+    Raises:
+        StageError: a model cannot be run.
+        UsageError: two models take different inputs.
+    """
+    from winml.modelkit.builds.compared_models import compare_models
+    from winml.modelkit.profile.verb import profile_model
+    from winml.modelkit.view.known import results_in
+
+    keys: dict[str, set[str]] = {}
+    for result in known:
+        keys.setdefault(result.fingerprint, set()).update(measure.key for measure in result.measures)
+
+    def has(prefix: str, fingerprint: str) -> bool:
+        return any(key.startswith(prefix) for key in keys.get(fingerprint, ()))
+
+    results: list[EarlierResult] = []
+    if not all(has("time", fingerprint) for side in prints for fingerprint in side):
+        profiled = profile_model(*names, by_module=True)
+        for profile in profiled.values() if isinstance(profiled, dict) else [profiled]:
+            results += results_in(profile.as_record(), _MEASURED)
+    if len(names) > 1 and not all(has("own error", fingerprint) for fingerprint in prints[-1]):
+        results += results_in(compare_models(names[0], names[1], by_module=True).as_record(), _MEASURED)
+    return results
 
 
 @python_function()
@@ -136,4 +176,4 @@ def view_model(
     from winml.modelkit.view.collecting import collect_page
 
     names = [os.fspath(name) for name in (model, other) if name is not None]
-    return collect_page(find_sides(names), [Path(result) for result in results], measure=measure)
+    return collect_page(_find_sides(names), [Path(result) for result in results], _measure_missing if measure else None)
