@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from winml.modelkit.errors import UsageError, opt
+from winml.modelkit.errors import UsageError, spell
 from winml.modelkit.metadata_keys import MODULES_KEY, QUANTIZATION_KEY
 from winml.modelkit.options import load_metadata, read_json_file
 from winml.modelkit.view.structure import GraphFile
@@ -89,8 +89,8 @@ def read_results(path: Path) -> list[EarlierResult]:
     if not results:
         raise UsageError(
             f"{path} contains no numbers of modules",
-            hint="Specify the JSON (-f json) of winml perf --by-module, winml compare --by-module, winml quantize "
-            "--sensitivity or winml inspect --ep.",
+            hint="Specify the JSON (-f json) of winml perf --by-module; winml compare --by-module; winml quantize "
+            "--sensitivity; or winml inspect --ep.",
         )
     return results
 
@@ -128,7 +128,7 @@ def refuse_foreign(results: Iterable[EarlierResult], fingerprints: Iterable[str]
             is_old = not any(stated)
             reason = "does not state its model" if is_old else "is a result of another model"
             remedy = "Repeat its command." if is_old else "Omit it, or name the model that it belongs to."
-            raise UsageError(f"{opt.results} {path} {reason}", hint=remedy)
+            raise UsageError(f"{spell('with')} {path} {reason}", hint=remedy)
 
 
 def _find_results(record: Mapping[str, Any], path: Path, depth: int, name: str = "") -> Iterator[EarlierResult]:

@@ -111,7 +111,7 @@ def run_view(plan: AnswerPlan[ViewSubject]) -> ModelPage:
     return collect_page(plan.subject.sides, plan.subject.results, _measure_missing if plan.subject.measure else None)
 
 
-_MEASURED = Path("--measure")
+_MEASURED = Path("this run")
 """Place of a file in the results of this run."""
 
 
@@ -150,7 +150,7 @@ def _measure_missing(
     return results
 
 
-@python_function()
+@python_function(**{"with": "results"})
 def view_model(
     model: str | os.PathLike[str],
     other: str | os.PathLike[str] | None = None,
