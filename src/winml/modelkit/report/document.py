@@ -14,7 +14,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from winml.modelkit.words import count_words, decibel_words, size_words, time_words
+from winml.modelkit.words import command_line, count_words, decibel_words, size_words, time_words
 
 MISSING = "–"
 """Text of a number that was not measured."""
@@ -577,6 +577,11 @@ def first_of(texts: Sequence[str], count: int, ending: str) -> Shortened:
 def note_fields(notes: Iterable[str]) -> list[Field]:
     """Make a field of each note."""
     return [("note", note) for note in notes]
+
+
+def view_field(*models: str) -> Field:
+    """Return the field of a page with the command that shows its models side by side."""
+    return "view", command_line(["winml", "view", *models, "-o", "view.html"]), Detail.PAGE
 
 
 _Part = TypeVar("_Part")

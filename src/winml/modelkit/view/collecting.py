@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.bundle import read_part_description
 from winml.modelkit.onnx.fingerprint import file_fingerprint
+from winml.modelkit.view.histograms import Histogram, weight_histograms
 from winml.modelkit.view.known import (
     EarlierResult,
     Measure,
@@ -49,6 +50,8 @@ class ViewedGraph:
     root: ModuleLevel
     measures: tuple[Measure, ...]
     tree_source: str
+    histograms: Mapping[str, Histogram] = field(default_factory=dict)
+    """Weight → distribution of its values; empty if not requested."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,11 @@ class ViewedSide:
 
 
 def collect_page(
-    sides: Sides, named_results: Sequence[Path] = (), measure_missing: MeasureMissing | None = None
+    sides: Sides,
+    named_results: Sequence[Path] = (),
+    measure_missing: MeasureMissing | None = None,
+    *,
+    histograms: bool = False,
 ) -> ModelPage:
     """Collect the data of the page of one or two models.
 
@@ -76,6 +83,7 @@ def collect_page(
         sides: The models.
         named_results: JSON of earlier runs. Results in the folders of the models are found without being named.
         measure_missing: Measures what no earlier run has measured; `None`: nothing is measured.
+        histograms: Read the weights, for the distribution of the values of each.
 
     Raises:
         UsageError: a named result belongs to another model, or two models share no part.
@@ -96,6 +104,8 @@ def collect_page(
         else _read_files(name, source, prints, results)
         for name, source in sides.items()
     ]
+    if histograms:
+        viewed_sides = [_with_histograms(side) for side in viewed_sides]
     store = TemplateStore()
     has_graphs = all(viewed.file for side in viewed_sides for viewed in side.parts)
     pairing = _pair_sides(*viewed_sides) if len(viewed_sides) > 1 and has_graphs else None
@@ -144,6 +154,15 @@ def _read_files(
         graphs.append(ViewedGraph(part, file, build_levels(file), tuple(measures.values()), file.tree.source))
     notes = [note for viewed in graphs if viewed.file for note in (*viewed.file.notes, *_tree_notes(viewed.file))]
     return ViewedSide(name, graphs, tuple(dict.fromkeys(verdicts)), tuple(notes))
+
+
+def _with_histograms(side: ViewedSide) -> ViewedSide:
+    """Return a model with the distributions of its weights."""
+    parts = [
+        replace(viewed, histograms=weight_histograms(viewed.file.path)) if viewed.file else viewed
+        for viewed in side.parts
+    ]
+    return replace(side, parts=parts)
 
 
 def _pair_sides(before: ViewedSide, after: ViewedSide) -> Pairing:
@@ -208,6 +227,7 @@ def _part_data(viewed: ViewedGraph, store: TemplateStore, number: int, pairing: 
         "outputs": list(root.outputs),
         "template": TemplateWriter(viewed.file, store).add(root),
         "measures": values,
+        "histograms": viewed.histograms,
     }
 
 
@@ -238,7 +258,7 @@ def _printable_data(value: Any) -> Any:
     """Escape the unprintable characters in all texts of the data."""
     if isinstance(value, str):
         return printable(value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {_printable_data(key): _printable_data(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [_printable_data(entry) for entry in value]

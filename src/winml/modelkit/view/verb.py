@@ -31,6 +31,7 @@ class ViewSubject:
     results: tuple[Path, ...]
     """JSON of earlier runs."""
     measure: bool
+    histograms: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,8 @@ class ViewRequest(AnswerRequest):
     Results beside the model are found without this option. A result of another model is refused."""
     measure: bool = declare(False, MODEL, is_common=True)
     """Measure the time of each module, and of two models the error of each module, unless an earlier run did."""
+    histograms: bool = declare(False, MODEL)
+    """Read the weights and show the distribution of the values of each."""
     open: bool = declare(False, OUTPUT, is_common=True)
     """Open the page in the browser."""
 
@@ -69,7 +72,7 @@ def plan_view(request: ViewRequest) -> AnswerPlan[ViewSubject]:
     step = PlannedStep("reading", " and ".join(request.models))
     if request.measure and len(files) < len(sides):
         raise UsageError(f"{opt.measure} requires ONNX files", hint="Omit it, or export the checkpoint first.")
-    subject = ViewSubject(sides, request.results, request.measure)
+    subject = ViewSubject(sides, request.results, request.measure, request.histograms)
     return plan_answer("view", subject, request, reads=(*files, *request.results), steps=(step,))
 
 
@@ -108,7 +111,9 @@ def run_view(plan: AnswerPlan[ViewSubject]) -> ModelPage:
     from winml.modelkit.view.collecting import collect_page
 
     plan.recover()
-    return collect_page(plan.subject.sides, plan.subject.results, _measure_missing if plan.subject.measure else None)
+    subject = plan.subject
+    measure_missing = _measure_missing if subject.measure else None
+    return collect_page(subject.sides, subject.results, measure_missing, histograms=subject.histograms)
 
 
 _MEASURED = Path("this run")
@@ -157,6 +162,7 @@ def view_model(
     *,
     results: Sequence[str | os.PathLike[str]] = (),
     measure: bool = False,
+    histograms: bool = False,
 ) -> ModelPage:
     """Show the modules and the graph of a model, or of two side by side (``winml view``).
 
@@ -167,6 +173,7 @@ def view_model(
         other: Another one, shown beside the first.
         results: JSON files of earlier runs; results beside the model are found without being named.
         measure: Measure the time of each module, and of two models the error of each module, unless an earlier run did.
+        histograms: Read the weights, for the distribution of the values of each.
 
     Raises:
         UsageError: a result belongs to another model, or two models share no part.
@@ -176,4 +183,5 @@ def view_model(
     from winml.modelkit.view.collecting import collect_page
 
     names = [os.fspath(name) for name in (model, other) if name is not None]
-    return collect_page(_find_sides(names), [Path(result) for result in results], _measure_missing if measure else None)
+    measure_missing = _measure_missing if measure else None
+    return collect_page(_find_sides(names), list(map(Path, results)), measure_missing, histograms=histograms)

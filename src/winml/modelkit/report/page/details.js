@@ -62,6 +62,9 @@ function commandList(modules) {
   return list.children.length ? [element("h4", "", "Commands"), list] : [];
 }
 
+/** Return the pieces of a name, between which a line may break: after dots and slashes. */
+const breakable = text => text.split(/(?<=[./])(?=.)/).flatMap((piece, index) => index ? [element("wbr"), piece] : [piece]);
+
 /** Return a table of texts; the columns whose titles end with # are numbers. */
 function smallTable(titles, rows) {
   const table = element("table", "small"), head = table.createTHead().insertRow(), body = table.createTBody();
@@ -70,7 +73,7 @@ function smallTable(titles, rows) {
     const line = body.insertRow();
     row.forEach((cell, index) => {
       const made = element("td", titles[index].endsWith("#") ? "number" : "");
-      made.append(cell);
+      made.append(...(typeof cell === "string" ? breakable(cell) : [cell]));
       line.append(made);
     });
   }
@@ -80,12 +83,27 @@ function smallTable(titles, rows) {
 }
 
 const bitsWords = weight => weight.parameters && weight.bytes !== null
-  ? `${Number((8 * weight.bytes / weight.parameters).toPrecision(3))} bits${weight.kind && !weight.type.startsWith(weight.kind) ? `, ${weight.kind}` : ""}` : "";
+  ? `${Number((8 * weight.bytes / weight.parameters).toPrecision(3))}${weight.kind && !weight.type.startsWith(weight.kind) ? `, ${weight.kind}` : ""}` : "";
+
+const histogramOf = weight => weight.owner.part.histograms?.[weight.name];
+
+/** Return the distribution of the values of a weight as bars between its smallest and its largest value. */
+function histogramChart(histogram) {
+  if (!histogram) return "";
+  const [low, high, heights] = histogram, chart = element("span", "histogram"), cell = element("span");
+  chart.append(...[...heights].map(height => Object.assign(element("i"), { style: `height:${100 * parseInt(height, 36) / 35}%` })));
+  cell.append(chart, element("small", "", `${numberWords(low)} … ${numberWords(high)}`));
+  return cell;
+}
 
 function weightTable(weights) {
   if (!weights.length) return [];
-  const rows = weights.map(weight => [weight.name, weight.type, bitsWords(weight), weight.bytes === null ? "?" : bytesWords(weight.bytes)]);
-  return [element("h4", "", "Weights"), smallTable(["name", "type", "bits of a parameter", "size#"], rows)];
+  const hasCharts = weights.some(histogramOf);
+  const rows = weights.map(weight => [
+    weight.name, weight.type, ...(hasCharts ? [histogramChart(histogramOf(weight))] : []), bitsWords(weight),
+    weight.bytes === null ? "?" : bytesWords(weight.bytes),
+  ]);
+  return [element("h4", "", "Weights"), smallTable(["name", "type", ...(hasCharts ? ["values"] : []), "bits", "size#"], rows)];
 }
 
 function valueTable(title, values) {
