@@ -26,6 +26,8 @@ from winml.modelkit.compare.quality_samples import (
 from winml.modelkit.compare.records import ModelComparison
 from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.request import ModelRequest, processor_folder, with_recorded_seed
+from winml.modelkit.onnx.files.graph_reading import graph_of
+from winml.modelkit.onnx.fingerprint import fingerprint
 from winml.modelkit.onnx.specs import InputTensorSpec, names_among
 from winml.modelkit.ort.decoding.inputs import (
     SCORES,
@@ -400,6 +402,7 @@ def _compare_by_module(
         divergence=compared.divergence(options.tolerance),
         graph_name=file.structure.graph.name if file is not None else "",
         node_tags=file.node_tags() if file is not None else {},
+        fingerprint=fingerprint(graph_of(file.structure, file.path)) if file is not None else "",
     )
 
 
