@@ -57,6 +57,10 @@ class ChosenProvider:
         """Return the executing device, and the simulated device if any."""
         return {"device": self.stand_in, "simulates": self.device} if self.stand_in else {"device": self.device}
 
+    def as_record(self) -> dict[str, object]:
+        """Return provider, device and options as entries of a measurement."""
+        return {"ep": self.provider.name, **self.device_record(), "ep_options": dict(self.options)}
+
     @property
     def names(self) -> tuple[str, ...]:
         """The providers for a session: operators unsupported by the chosen provider run on the CPU."""
