@@ -26,6 +26,8 @@ from winml.modelkit.compare.quality_samples import (
 from winml.modelkit.compare.records import ModelComparison
 from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.request import ModelRequest, processor_folder, with_recorded_seed
+from winml.modelkit.onnx.files.graph_reading import graph_of
+from winml.modelkit.onnx.fingerprint import fingerprint
 from winml.modelkit.onnx.specs import InputTensorSpec, names_among
 from winml.modelkit.ort.decoding.inputs import (
     SCORES,
@@ -129,7 +131,10 @@ def compare_models(
         few = _few_shared_notes(left, right)
         stack.enter_context(_append_reasons(few))
         samples, notes = _create_samples(left, right, options, folder)
-        values, notes = samples.values, (*notes, *limits, *few, *_rounding_notes(left, right))
+        values, notes = (
+            samples.values,
+            (*notes, *limits, *few, *_rounding_notes(left, right), *_node_notes(left, right)),
+        )
         pair = SidePair(left, right, [draw.feeds for draw in values], options.names)
         if options.step is not None:
             pair = at_step(pair, options.step)
@@ -227,6 +232,9 @@ def _match_before_running(left: Side, right: Side, options: CompareOptions) -> l
     if not options.by_module:
         return []
     if isinstance(left, OnnxSide) and isinstance(right, OnnxSide):
+        if not left.boundaries and not right.boundaries:
+            for file in (left, right):
+                file.read_nodes_as_modules()
         matched = match_files(left, right)
         _refuse_no_module(left, right, matched)
         for number, file in enumerate((left, right)):
@@ -416,6 +424,7 @@ def _compare_by_module(
         divergence=compared.divergence(options.tolerance),
         graph_name=file.structure.graph.name if file is not None else "",
         node_tags=file.node_tags() if file is not None else {},
+        fingerprint=fingerprint(graph_of(file.structure, file.path)) if file is not None else "",
     )
 
 
@@ -690,6 +699,13 @@ def _refuse_random_outputs(pair: SidePair, worst: OutputFidelity, tolerance: flo
                 f"{side.shown} returns different outputs for the same inputs: it generates random numbers{drawn}",
                 hint="Compare deterministic models: disable dropout, or make the noise an input.",
             )
+
+
+def _node_notes(*sides: Side) -> tuple[str, ...]:
+    """Note that nodes of files without module information are compared."""
+    if not any(isinstance(side, OnnxSide) and side.is_by_node for side in sides):
+        return ()
+    return ("The files have no module information: nodes are compared, named after their first output.",)
 
 
 _FEW = 0.5
