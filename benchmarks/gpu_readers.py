@@ -258,7 +258,7 @@ def build(checkpoint: Path, output: Path, *layout: str) -> str:
         return ""
     command = [sys.executable, "-m", "winml.modelkit", "build", "-m", str(checkpoint), "-o", str(output), "-q"]
     done = subprocess.run([*command, "--no-verify", *layout], capture_output=True, text=True, check=False)
-    errors = [line.removeprefix("error: ") for line in done.stderr.splitlines() if line.startswith("error: ")]
+    errors = [line.partition(": ")[2] for line in done.stderr.splitlines() if line.startswith("error")]
     return "" if done.returncode == 0 else next(iter(errors), _last_line(done))
 
 
