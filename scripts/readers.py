@@ -149,7 +149,7 @@ class Reader:
 
 _LAYOUTS = "tests/integration/test_layouts.py"
 _COMPILERS = "tests/integration/test_compilers.py"
-_PAGES = ("tests/unit/report/test_page.py", "tests/integration/test_module_profile.py")
+_PAGES = ("tests/unit/report/test_page.py", "tests/unit/view/test_view.py", "tests/integration/test_module_profile.py")
 READERS = (
     Reader(
         "genai",
@@ -166,6 +166,7 @@ READERS = (
     Reader(
         "transformers.js", (_LAYOUTS,), NODE_PACKAGES, ("@huggingface/transformers",), (("node",), ("npm",), BROWSERS)
     ),
+    Reader("lm-eval", (_LAYOUTS,), ENVIRONMENT, ("lm_eval", "onnxruntime-genai", "onnxruntime")),
     Reader("openvino", ("tests/integration/test_readers_of_folders.py",), ENVIRONMENT, ("openvino",)),
     # Has neither torch nor transformers.
     Reader(
