@@ -50,6 +50,7 @@ VERBS = (
     ["perf", "exported/model.onnx", "--iterations", "2", "--by-module"],
     ["compare", "bert", "exported/model.onnx", "--by-module"],
     ["verify", "exported"],
+    ["view", "exported/model.onnx", "optimized.onnx", "-o", "pair.html"],
     ["diff", "exported/model.onnx", "exported/model.onnx"],
     ["eval", "exported/model.onnx", "--dataset", "texts.csv", "--baseline", "none"],
     ["extract", "exported/model.onnx", "--module", "BertLayer", "-o", "extracted"],
@@ -77,6 +78,7 @@ ON_ABSENT_DRIVE = [
         r"retag exported/model.onnx optimized.onnx -o Q:\x.onnx",
         r"tune exported/model.onnx -o Q:\x",
         r"sweep plan.txt -o Q:\x",
+        r"view exported/model.onnx -o Q:\x.html",
         r"config -m bert -o Q:\x.json",
     )
 ]
