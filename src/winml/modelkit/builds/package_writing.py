@@ -20,6 +20,7 @@ from winml.modelkit.builds.layouts import package
 from winml.modelkit.file_names import MODEL_CARD_NAME
 from winml.modelkit.onnx.contexts import context_file_attributes
 from winml.modelkit.onnx.files.initializer_bytes import StoredBytes
+from winml.modelkit.onnx.files.moving import remove_file
 from winml.modelkit.onnx.files.output_files import OutputFiles
 from winml.modelkit.onnx.files.placing import copy_data, external_tensors
 from winml.modelkit.onnx.files.reading import read_referring, refer_to_data
@@ -222,7 +223,7 @@ def _remove_files(folder: Path, names: Iterable[str]) -> None:
     """Remove files of an earlier package, and the folders that become empty."""
     for name in names:
         path = folder / name
-        path.unlink(missing_ok=True)
+        remove_file(path)
         for parent in path.relative_to(folder).parents:
             with contextlib.suppress(OSError):  # not empty, or removed already
                 (folder / parent).rmdir()
