@@ -124,7 +124,7 @@ def compare_models(
         few = _few_shared_notes(left, right)
         stack.enter_context(_append_reasons(few))
         samples, notes = _create_samples(left, right, options, folder)
-        values, notes = samples.values, (*notes, *few, *_rounding_notes(left, right))
+        values, notes = samples.values, (*notes, *few, *_rounding_notes(left, right), *_node_notes(left, right))
         pair = SidePair(left, right, [draw.feeds for draw in values], options.names)
         if options.step is not None:
             pair = at_step(pair, options.step)
@@ -222,6 +222,9 @@ def _match_before_running(left: Side, right: Side, options: CompareOptions) -> l
     if not options.by_module:
         return []
     if isinstance(left, OnnxSide) and isinstance(right, OnnxSide):
+        if not left.boundaries and not right.boundaries:
+            for file in (left, right):
+                file.read_nodes_as_modules()
         matched = match_files(left, right)
         _refuse_no_module(left, right, matched)
         for number, file in enumerate((left, right)):
@@ -671,6 +674,13 @@ def _refuse_random_outputs(pair: SidePair, worst: OutputFidelity, tolerance: flo
                 f"{side.shown} returns different outputs for the same inputs: it generates random numbers{drawn}",
                 hint="Compare deterministic models: disable dropout, or make the noise an input.",
             )
+
+
+def _node_notes(*sides: Side) -> tuple[str, ...]:
+    """Note that nodes of files without module information are compared."""
+    if not any(isinstance(side, OnnxSide) and side.is_by_node for side in sides):
+        return ()
+    return ("The files have no module information: nodes are compared, named after their first output.",)
 
 
 _FEW = 0.5

@@ -390,7 +390,7 @@ def example_command(
 
 def _add_provider_options(name: str, path: Path) -> str:
     """Return a model as written on a command line, with the options of the provider it is compiled for."""
-    return f"{name} {provider_options_of(path)}".rstrip()
+    return f"{name} {command_line(provider_options_of(path))}".rstrip()
 
 
 def _command_words(request: RunRequest) -> str:

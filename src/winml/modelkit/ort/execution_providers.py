@@ -6,7 +6,6 @@ Data only: ``devices`` finds the installed providers. No heavy imports.
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -295,14 +294,14 @@ def library_words(ep: str) -> list[str]:
     return [spell_flag("ep_library"), f"{ep}={library}"] if library else []
 
 
-def _options_for_compiled(record: str) -> str:
-    """Return the command options for the provider of a compiled file; ``""`` for other files, and for the CPU provider.
+def _options_for_compiled(record: str) -> tuple[str, ...]:
+    """Return the command options for the provider of a compiled file; ``()`` for other files, and for the CPU provider.
 
     Args:
         record: Compile metadata of the file (``winml.compile``); ``""``: not compiled.
 
     >>> _options_for_compiled('{"provider": "QNNExecutionProvider", "device": "npu", "options": {"soc_model": "60"}}')
-    '--ep qnn --ep-options soc_model=60'
+    ('--ep', 'qnn', '--ep-options', 'soc_model=60')
     """
     from winml.modelkit.options import load_metadata  # imports pydantic, which the help of a command does not import
 
@@ -314,21 +313,21 @@ def _options_for_compiled(record: str) -> str:
             dict(compile_record.get("options") or {}),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
-        return ""
+        return ()
     short = short_name(name)
     provider = EXECUTION_PROVIDERS.get(short)
     if short == "cpu":
-        return ""
+        return ()
     arguments = [spell_flag("ep"), short, *library_words(short)]
     if provider is not None and device in provider.devices[1:]:
         arguments += [spell_flag("device"), str(device)]
     by_device = dict(provider.device_options.values()) if provider is not None else {}
     for key, value in options.items():
         arguments += [] if key in by_device else [spell_flag("ep_options"), f"{key}={value}"]
-    return shlex.join(arguments)
+    return tuple(arguments)
 
 
-def provider_options_of(path: Path) -> str:
+def provider_options_of(path: Path) -> tuple[str, ...]:
     """Return the command options for the provider of a compiled ONNX file; see :func:`_options_for_compiled`.
 
     Raises:

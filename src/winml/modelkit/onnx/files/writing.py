@@ -34,6 +34,7 @@ from winml.modelkit.onnx.files.initializer_bytes import StoredBytes, locate_exte
 from winml.modelkit.onnx.files.output_files import write_error
 from winml.modelkit.onnx.files.reading import refer_to_data
 from winml.modelkit.onnx.files.wire_format import LENGTH_DELIMITED, varint, walk_fields
+from winml.modelkit.onnx.map_types import serialize_model
 from winml.modelkit.onnx.weights import placed_tensor, read_once, replaced_tensors, to_weightless
 from winml.modelkit.progress import count_progress
 from winml.modelkit.words import size_words
@@ -204,7 +205,7 @@ def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
             replaced[value] = placed_tensor(value, tensor, data.name, reference.offset, reference.length)
         files.append(data)
     with replaced_tensors(replaced):
-        path.write_bytes(ir.serde.serialize_model(model).SerializeToString())
+        path.write_bytes(serialize_model(model).SerializeToString())
     return tuple(files)
 
 
