@@ -23,7 +23,7 @@ from winml.modelkit.builds.layouts.layout import PACKAGE_NAME, BuiltFolder
 from winml.modelkit.builds.model_card import CardFacts, CardRow, model_card
 from winml.modelkit.builds.package_records import PackagedVariant, PackageResult
 from winml.modelkit.builds.package_writing import PackageContent, write_package
-from winml.modelkit.builds.plan import BuildPlan
+from winml.modelkit.builds.plan import BuildPlan, is_onnx_path
 from winml.modelkit.builds.verb import BuildRequest, make_plan, python_request
 from winml.modelkit.errors import MissingOutputError, OutputExistsError, UsageError, WinMLError, opt, spell
 from winml.modelkit.file_names import MODEL_CARD_NAME
@@ -282,7 +282,7 @@ def _variant_request(request: BuildRequest, name: str, variant: package.Variant)
         operators=variant.operators,
         level=_LEVEL if request.level is None and has_default_level else request.level,
         ep_options=request.ep_options if variant.is_compiled else (),
-        fixed_sizes=request.fixed_sizes or variant.is_compiled,
+        fixed_sizes=request.fixed_sizes or (variant.is_compiled and not is_onnx_path(request.model.model)),
     )
 
 
