@@ -149,7 +149,7 @@ class Reader:
 
 _LAYOUTS = "tests/integration/test_layouts.py"
 _COMPILERS = "tests/integration/test_compilers.py"
-_PAGES = ("tests/unit/report/test_page.py", "tests/integration/test_module_profile.py")
+_PAGES = ("tests/unit/report/test_page.py", "tests/unit/view/test_view.py", "tests/integration/test_module_profile.py")
 READERS = (
     Reader(
         "genai",

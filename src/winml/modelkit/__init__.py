@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from winml.modelkit.tune.options import TuneOptions
     from winml.modelkit.tune.records import TuneResult
     from winml.modelkit.tune.tuning import tune_model
+    from winml.modelkit.view.verb import view_model
 
 __all__ = [
     "BuildResult", "CheckpointError", "CompareOptions", "ConfigError", "ExportError", "ExportResult", "HTPExporter",
@@ -66,7 +67,7 @@ __all__ = [
     "export_pytorch", "extract_modules", "inspect_model", "load_pipeline", "load_sentence_transformer",
     "optimize_model", "optimize_onnx", "profile_model", "quantization_sensitivity", "quantize_model", "quantize_onnx",
     "refit_model", "retag_model", "run_model", "run_optimize_analyze_loop", "sweep_models", "tune_model",
-    "verify_model",
+    "verify_model", "view_model",
 ]  # fmt: skip
 
 _INFERENCE_PREFIX = "WinMLModelFor"
@@ -111,6 +112,7 @@ _NAMES = {
     "tune.options": "TuneOptions",
     "tune.records": "TuneResult",
     "tune.tuning": "tune_model",
+    "view.verb": "view_model",
 }
 """Module → its public names."""
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

@@ -386,7 +386,7 @@ class _Build(StageWalk):
             companions=self.companions.records,
             deploy=self._deployed_files(models) if status == "done" else (),
             layout=self.plan.config.layout,
-            recipe=recipe_of(self.plan) if self.plan.is_refittable else None,
+            recipe=recipe_of(self.plan, self.folder.path) if self.plan.is_refittable else None,
             input=self.input_record,
             started=self._started.isoformat(timespec="seconds"),
             seconds=round(time.perf_counter() - self._started_at, 3),

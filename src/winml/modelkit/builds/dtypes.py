@@ -83,7 +83,7 @@ def with_weight_format(section: QuantSection, config: WinMLBuildConfig) -> Quant
     if config.optim is not None and config.optim.operators == "standard" and section.weight_operators is None:
         section = section.model_copy(update={"weight_operators": "standard"})
     is_stated = section.tables is not None or requested_provider(config) not in (None, "cpu")
-    if is_stated or not find_layout(config.layout).row_tables:
+    if is_stated or not find_layout(config.layout).for_browsers:
         return section
     return section.model_copy(update={"tables": "rows"})
 

@@ -118,7 +118,7 @@ def _attention_variant(plan: BuildPlan) -> frozenset[str]:
     """
     if plan.layout.pads_right:
         return frozenset(ATTENTION_VARIANT)
-    is_for_webgpu = requested_provider(plan.config) == "webgpu"
+    is_for_webgpu = plan.layout.for_browsers or requested_provider(plan.config) == "webgpu"
     return frozenset(ATTENTION_VARIANT) - {"right_padding"} if is_for_webgpu else frozenset()
 
 

@@ -167,7 +167,7 @@ def run_planned_build(plan: PlannedBuild, request: BuildRequest, listener: Build
 
 @python_function(shape_config="sizes")
 def build_model(
-    model: str | os.PathLike[str],
+    model: str | os.PathLike[str] | None = None,
     output: str | os.PathLike[str] | None = None,
     *,
     config: WinMLBuildConfig | Mapping[str, object] | str | os.PathLike[str] | None = None,
@@ -179,7 +179,8 @@ def build_model(
     Results of earlier builds in the folder are reused stage by stage while model, options and libraries are the same.
 
     Args:
-        model: Hub id, checkpoint, ``file.py:factory`` or an ONNX file.
+        model: Hub id, checkpoint, ``file.py:factory`` or an ONNX file; None: the model in the ``loader`` section of the
+            config.
         output: Folder to build in; None: a folder of the cache, one for each model and config.
         config: Options of every stage: a config, its JSON object, or the path of a file with one.
         listener: Receives the progress.
@@ -231,6 +232,13 @@ def python_request(
     from winml.modelkit.quantize.declared_options import QuantizeFields
 
     parsed = to_build_config(config, listener)
+    loader = {} if parsed.loader is None else parsed.loader.model_dump(exclude_defaults=True)
+    named = model or loader.pop("model", None)
+    if named is None:
+        raise UsageError("no model is specified", hint="Pass one, or a config whose loader section names a model.")
+    if not {"task", "model_class"}.isdisjoint(options):  # each decides the class
+        loader = {name: value for name, value in loader.items() if name not in ("task", "model_class")}
+    options = {**{name: value for name, value in loader.items() if name != "model"}, **options}
     if "with_companions" in options:
         options["tokenizer"] = options.pop("with_companions")
     stages = {name: options.pop(name) for name in stated_keywords(BuildRequest, options)}
@@ -242,7 +250,7 @@ def python_request(
         section = parse_options(QuantSection, {**base, **quant}, function)
         parsed = parsed.model_copy(update={"quant": section})
     return BuildRequest(
-        model=model_request(keyword_options(function, model, options, DynamicFields, dynamic_axes=())),
+        model=model_request(keyword_options(function, named, options, DynamicFields, dynamic_axes=())),
         config=parsed,
         output=None if output is None else Path(output),
         use_cache=output is None,

@@ -567,11 +567,13 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
             for name, given in subject.named.items()
         }
     run_ms = (time.perf_counter() - started) * 1000
+    provider = request.choose_provider()
     result = InferenceResult(
         model=request.name,
         task=subject.task,
         task_rule=subject.task_rule,
-        provider=request.choose_provider().provider.name,
+        provider=provider.provider.name,
+        simulated_on=provider.stand_in,
         inputs=passed,
         kind=answers[0][1].kind,
         entries=_collect_entries(answers),

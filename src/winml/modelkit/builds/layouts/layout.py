@@ -119,9 +119,9 @@ class Layout:
     """Name → dtype that the readers select a file by; empty: they expect one file per part."""
     numbers_data: bool = False
     """True if readers expect data files by name: ``<model>_data``, ``<model>_data_1`` and so on."""
-    row_tables: bool = False
-    """True if readers run where ONNX Runtime has no kernel for embedding tables in blocks, unless a provider is
-    requested."""
+    for_browsers: bool = False
+    """True if readers run on WebAssembly and WebGPU: embedding tables have one scale per row, for WebAssembly has no
+    kernel for blocks, and the attention of decoders rotates queries and keys itself."""
     for_onnxruntime: bool = False
     """True if only ONNX Runtime runs the models: decoders with a cache get its operators unless a level is
     requested."""

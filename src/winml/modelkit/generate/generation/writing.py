@@ -126,7 +126,8 @@ def write_texts(
     fitted = [replace(raw, settings=raw.settings.fitted(raw.decoder_tokens, graph.most_tokens)) for raw in prompts]
     for prompt in fitted:
         loop, tokens = _choose_token_source(graph, prompt)
-        yield _write_text(prompt, graph, loop, tokens, session_ms, show)
+        text = _write_text(prompt, graph, loop, tokens, session_ms, show)
+        yield replace(text, provider=provider.provider.name, simulated_on=provider.stand_in)
 
 
 def refuse_other_task(name: str, task: str | None) -> None:
