@@ -54,9 +54,9 @@ _NAMES: Mapping[str, str] = {
     "image-to-text": "vision-encoder-decoder",
     "image-text-to-text": "llava",
 }
-"""Specified by transformers.js 4.3.2, ``src/models/registry.js``. Of ``image-text-to-text``, the model types whose tokens
-equal those of PyTorch: transformers.js passes no token types (Gemma 3, PaliGemma), and the tokens of Qwen2.5-VL differ
-from the fourth on (measured)."""
+"""Specified by transformers.js 4.3.2, ``src/models/registry.js``. Of ``image-text-to-text``, the model types with the
+tokens of PyTorch: transformers.js passes no token types (Gemma 3, PaliGemma), and the tokens of Qwen2.5-VL differ from
+the fourth on (measured)."""
 
 TYPES: Mapping[str, frozenset[str]] = {task: frozenset(names.split()) for task, names in _NAMES.items()}
 """Task → model types. A task without an entry has no class: models of any type are opened."""
