@@ -72,7 +72,7 @@ import json, sys, onnxruntime, onnxruntime_qnn
 onnxruntime.register_execution_provider_library("QNNExecutionProvider", onnxruntime_qnn.get_library_path())
 options = onnxruntime.SessionOptions()
 devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == "QNNExecutionProvider"]
-options.add_provider_for_devices(devices[:1], {"soc_model": "60"})
+options.add_provider_for_devices(devices[:1], {"backend_type": "htp", "soc_model": "60"})
 package = onnxruntime.ModelPackageContext(sys.argv[1])
 component = package.select_component("model", onnxruntime.ModelPackageOptions(options))
 session = component.create_session(options)

@@ -65,7 +65,7 @@ def load_sentence_transformer(folder: str | os.PathLike[str], *, ep: str | None 
 
 def _make_encoder(folder: Path, ep: str | None) -> Any:
     """Return the module of sentence-transformers that tokenizes texts and runs the graph."""
-    from sentence_transformers.models import Module  # type: ignore[attr-defined, unused-ignore]
+    from sentence_transformers.base.modules import Module
 
     model = WinMLAutoModel.from_pretrained(folder, ep=ep)
     tokenizer = open_processor("tokenizer", folder, "texts")
@@ -74,7 +74,7 @@ def _make_encoder(folder: Path, ep: str | None) -> Any:
     names = [spec.name for spec in model.inputs]
     output_names = [value.name for value in read_structure(Path(model.path)).graph.output]
 
-    class GraphEncoder(Module):  # type: ignore[misc, unused-ignore]
+    class GraphEncoder(Module):
         """Encoder of texts in ONNX Runtime."""
 
         outputs = tuple(output_names)
@@ -116,7 +116,7 @@ def _load_modules(folder: Path, width: int) -> list[Any]:
         UsageError: a module is not of sentence-transformers: it would be code of the checkpoint.
         InputError: ``modules.json`` is damaged.
     """
-    from sentence_transformers.models import Pooling  # type: ignore[attr-defined, unused-ignore]
+    from sentence_transformers.sentence_transformer.modules import Pooling
     from sentence_transformers.util import import_from_string
 
     path = library_file(folder, MODULES_NAME)
@@ -135,5 +135,6 @@ def _load_modules(folder: Path, width: int) -> list[Any]:
                 f"{path}: module {entry['type']} is not of sentence-transformers",
                 hint="Load the model with SentenceTransformer, which can run code of the checkpoint.",
             )
-        modules.append(import_from_string(entry["type"]).load(str(folder), subfolder=entry["path"]))
+        module_class: Any = import_from_string(entry["type"])
+        modules.append(module_class.load(str(folder), subfolder=entry["path"]))
     return modules
