@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,6 +48,8 @@ def load_sentence_transformer(folder: str | os.PathLike[str], *, ep: str | None 
     """
     try:
         from sentence_transformers import SentenceTransformer
+
+        importlib.import_module("sentence_transformers.sentence_transformer.modules")
     except ImportError as error:
         raise InputError(
             "load_sentence_transformer needs sentence-transformers",
