@@ -43,7 +43,7 @@ def load_sentence_transformer(folder: str | os.PathLike[str], *, ep: str | None 
 
     Raises:
         UsageError: a module is not of sentence-transformers, or the provider is unknown.
-        InputError: sentence-transformers is not installed, or a file is damaged.
+        InputError: sentence-transformers 6 is not installed, or a file is damaged.
         StageError: ONNX Runtime cannot load the graph.
     """
     try:
@@ -52,8 +52,8 @@ def load_sentence_transformer(folder: str | os.PathLike[str], *, ep: str | None 
         importlib.import_module("sentence_transformers.sentence_transformer.modules")
     except ImportError as error:
         raise InputError(
-            "load_sentence_transformer needs sentence-transformers",
-            hint="Install it: pip install sentence-transformers",
+            "load_sentence_transformer needs sentence-transformers 6 or later",
+            hint='Install it: pip install "sentence-transformers>=6"',
         ) from error
     path = Path(folder)
     encoder = _make_encoder(path, ep)
