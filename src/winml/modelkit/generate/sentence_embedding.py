@@ -84,7 +84,7 @@ def _make_encoder(folder: Path, ep: str | None) -> Any:
         width = int(getattr(model.config, "hidden_size", 0))
 
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__()  # type: ignore[no-untyped-call]
             self.tokenizer = tokenizer
 
         @property
