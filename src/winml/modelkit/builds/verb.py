@@ -207,7 +207,7 @@ def build_model(
 
 def python_request(
     function: str,
-    model: str | os.PathLike[str],
+    model: str | os.PathLike[str] | None,
     output: str | os.PathLike[str] | None,
     config: WinMLBuildConfig | Mapping[str, object] | str | os.PathLike[str] | None,
     listener: BuildListener,
@@ -217,7 +217,7 @@ def python_request(
 
     Args:
         function: Name of the called function, for messages.
-        model: The model.
+        model: The model; None: that of the config.
         output: Folder to build in; None: a folder of the cache.
         config: Options of every stage.
         listener: Receives notes on the config.
