@@ -7,6 +7,7 @@ module of the same structure. Both are then traced like any module, with tags fr
 from __future__ import annotations
 
 import copy
+import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,7 +74,10 @@ def _unflatten(program: ExportedProgram, requested_by: str) -> nn.Module:
         InputError: torch cannot restore them.
     """
     try:
-        module: Any = torch.export.unflatten(program)
+        with warnings.catch_warnings():
+            # torch calls a function of its own that it has deprecated.
+            warnings.simplefilter("ignore", FutureWarning)
+            module: Any = torch.export.unflatten(program)
     except Exception as error:  # of any library code
         raise InputError(
             f"{requested_by}: the exported program cannot be opened: {first_line(error)}",
