@@ -425,10 +425,11 @@ def spell_options(names: Mapping[str, str]) -> Iterator[None]:
     """Spell some options within the block by other names, such as keys of a config.
 
     Args:
-        names: Option → spelling; the mapping may change within the block.
+        names: Option → spelling; empty: the command has no such option, so that no text may offer it. The mapping may
+            change within the block.
     """
     outer_speller = _speller.get() or spell_flag
-    with spell_by(lambda option: names.get(option) or outer_speller(option)):
+    with spell_by(lambda option: names[option] if option in names else outer_speller(option)):
         yield
 
 

@@ -126,7 +126,7 @@ def refuse_different(
         different = [entry for entry in verification.comparisons if not entry.is_equal]
     # A small difference may be rounding in a deep graph with another order of operations.
     is_near = all(entry.relative_diff <= ROUNDING_FACTOR * entry.threshold for entry in different)
-    if different and (is_near or _rounds_activations(reference)):
+    if different and (is_near or rounds_activations(reference)):
         verification = compare_outputs(
             _reference_outputs(reference, draws, as_written=False),
             _candidate_outputs(candidate, draws, as_written=False),
@@ -313,7 +313,7 @@ def _computes_in_float16(path: Path) -> bool:
     return computes_in(_read_graph(path), ir.DataType.FLOAT16)
 
 
-def _rounds_activations(path: Path) -> bool:
+def rounds_activations(path: Path) -> bool:
     """Return True if a graph rounds activations to integers: the last bit of a float then changes whole steps.
 
     Measured: 18 dB between all-MiniLM-L6-v2 in int8 as written and as ONNX Runtime optimizes it; both are correct.

@@ -79,6 +79,9 @@ class ModelRequest(LoadOptions):
     """Dynamic dimensions, besides those named in ``input_specs`` and ``shape_config``."""
     cross_keys: Literal["decoder"] | None = None
     """Part of an encoder-decoder that computes the cross-attention keys and values; `None`: the encoder."""
+    embedding_of: Literal["tokens"] | None = None
+    """Inputs of the embedding of a vision-language model: tokens alone, and whoever runs it inserts the image
+    features; `None`: tokens and image features."""
 
     def __post_init__(self) -> None:
         """Convert a path to text.
@@ -247,7 +250,7 @@ def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
         if needs_weights:
             raise UsageError(
                 f"{name}: is a config without weights",
-                hint=f"Add {opt.random_weights}, or pass the checkpoint folder.",
+                hint=f"{f'Add {opt.random_weights}, or pass' if opt.random_weights else 'Pass'} the checkpoint folder.",
             )
         return ModelSource("config", name, path=path)
     if suffix == ".py":
@@ -432,7 +435,9 @@ def _without_weights_hint(folder: Path) -> str:
         return f"{foreign_names[0]} has an unsupported format: save the model as safetensors."
     if models := sorted(path.name for path in folder.glob(f"*{MODEL_SUFFIX}")):
         return f"It holds ONNX files; pass one of them: {', '.join(models[:5])}."
-    return f"Add {opt.random_weights} to build the model from its config alone."
+    if opt.random_weights:
+        return f"Add {opt.random_weights} to build the model from its config alone."
+    return "Pass the folder that save_pretrained wrote, with the weights."
 
 
 def checkpoint_path(source: ModelSource, request: ModelRequest) -> Path:

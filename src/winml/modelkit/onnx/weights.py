@@ -201,6 +201,14 @@ def to_weightless(model: ir.Model, *, reads_none: bool = False) -> WeightlessPro
     return WeightlessProto(proto, weights)
 
 
+def file_bytes(model: ir.Model) -> int:
+    """Return the bytes of a model with its graph, metadata and weights when written; large weights are not read."""
+    proto, weights = to_weightless(model)
+    return proto.ByteSize() + sum(
+        tensor.nbytes for tensor in {id(tensor): tensor for tensor in weights.values()}.values()
+    )
+
+
 @contextlib.contextmanager
 def replaced_tensors(tensors: Mapping[ir.Value, ir.TensorProtocol]) -> Iterator[None]:
     """Replace the tensors of initializers for the time of the block."""

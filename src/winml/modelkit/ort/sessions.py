@@ -38,6 +38,7 @@ from winml.modelkit.ort.plug_ins import (
     ort_reason,
 )
 from winml.modelkit.ort.session_settings import SHARE_CONTEXTS, SessionSettings
+from winml.modelkit.words import command_line
 
 # Older versions on Windows ignore the environment variable that ort/__init__.py sets.
 ort.disable_telemetry_events()
@@ -691,7 +692,7 @@ def _refuse_other_provider(source: Path, name: str) -> None:
     if options := provider_options_of(source):
         raise StageError(
             f"{name} is compiled for another execution provider",
-            hint=f"winml run, perf, eval and generate run it with {options}.",
+            hint=f"winml run, perf, eval and generate run it with {command_line(options)}.",
         )
 
 

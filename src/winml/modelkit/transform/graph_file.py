@@ -41,6 +41,7 @@ from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.graph_sessions import newest_ir_version
 from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.tags.carry.carrying import carry_metadata, has_foreign_metadata, lost_metadata_notes
 from winml.modelkit.tags.tagging import Coverage, all_nodes, measure_coverage, operator_name, read_tag
 from winml.modelkit.transform.module_functions import find_function_targets, functions_of_modules
 from winml.modelkit.transform.records import GraphSummary, ModuleFunctions, RecordT, TransformedFile, WrittenFile
@@ -525,12 +526,16 @@ class _TransformationRun(Generic[ResultT]):
             if work.may_be_requested or not can_copy:
                 model = reading_graph(task.source, lambda: load_by_reference(task.source))
             step.summary = f"{before.nodes} nodes, opset {before.opset}"
+        original = model.clone() if has_foreign_metadata(model) else None
         if work.precedes_normalization:
             result = self._apply_work(model)
             notes = self._normalize(result.model, is_plain=False)
         else:
             notes = self._normalize(model, is_plain=is_plain)
             result = self._apply_work(model)
+        if original is not None:
+            carry_metadata(original, result.model)
+            notes += lost_metadata_notes(original, result.model)
         # Decided after the work, which may have requested more.
         is_copy = can_copy and not work.is_requested
         if is_copy:
