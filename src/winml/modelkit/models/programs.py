@@ -7,6 +7,7 @@ module of the same structure. Both are then traced like any module, with tags fr
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -88,7 +89,8 @@ def _unflatten(program: ExportedProgram, requested_by: str) -> nn.Module:
             package, _, name = str(inner._ty).rpartition(".")
             inner.__class__ = type(name, (type(inner),), {"__module__": package})
     package, _, name = str(module._ty or "ExportedProgram").rpartition(".")
-    module.__class__ = module_with_forward(type(module), name, package, _parameter_names(program))
+    parameters = dict.fromkeys(_parameter_names(program), inspect.Parameter.empty)
+    module.__class__ = module_with_forward(type(module), name, package, parameters)
     return module
 
 
