@@ -91,7 +91,8 @@ def _unflatten(program: ExportedProgram, requested_by: str) -> nn.Module:
     package, _, name = str(module._ty or "ExportedProgram").rpartition(".")
     parameters = dict.fromkeys(_parameter_names(program), inspect.Parameter.empty)
     module.__class__ = module_with_forward(type(module), name, package, parameters)
-    return module
+    result: nn.Module = module
+    return result
 
 
 def _parameter_names(program: ExportedProgram) -> list[str]:

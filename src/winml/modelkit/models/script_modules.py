@@ -52,10 +52,10 @@ def module_with_forward(
     return type(name, (base,), {"forward": forward, "__module__": package})
 
 
-def as_python_module(scripted: RecursiveScriptModule) -> nn.Module:
-    """Return a TorchScript module as a Python module that shares its parameters and buffers."""
+def as_python_module(program: nn.Module) -> nn.Module:
+    """Return a scripted or traced module as a Python module that shares its parameters and buffers."""
     # The submodules of a traced module cannot be called, those of its wrapped C++ module can.
-    scripted = wrap_cpp_module(scripted._c)
+    scripted: RecursiveScriptModule = wrap_cpp_module(program._c)
     qualified_name = str(scripted._c._type().qualified_name()).removeprefix("__torch__.")
     package = ".".join(part for part in qualified_name.split(".")[:-1] if "mangle" not in part)
     schema = scripted._c._get_method("forward").schema if scripted._c._has_method("forward") else None
