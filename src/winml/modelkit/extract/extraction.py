@@ -28,6 +28,7 @@ from winml.modelkit.metadata_keys import CUT_KEY, EXPORT_KEY, INPUTS_KEY, MODEL_
 from winml.modelkit.onnx.contexts import refuse_compiled_modules
 from winml.modelkit.onnx.cutting import Cut, GraphModules, ModuleParts, Refusal, cut_model, fused_error
 from winml.modelkit.onnx.files.graph_reading import load_foreign
+from winml.modelkit.onnx.files.moving import remove_file
 from winml.modelkit.onnx.files.output_files import OutputFiles, files_of_model, recover, refuse_existing, refuse_inputs
 from winml.modelkit.onnx.files.reading import read_structure, reading_graph
 from winml.modelkit.onnx.files.recovery import State, file_state
@@ -202,7 +203,7 @@ class _CutWriter:
             worst = compare_with_recording(staged, call, self.recording)
         except StageError as error:
             for file in written_cut.files:
-                file.unlink()
+                remove_file(file)
             return RefusedModule(call.identity, error.message.replace(str(staged), f"{stem}.onnx"))
         if not worst.relative_diff <= CUT_MODULE_THRESHOLD:
             raise VerificationError(

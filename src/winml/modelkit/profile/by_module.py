@@ -27,6 +27,7 @@ from winml.modelkit.onnx.contexts import refuse_compiled_modules
 from winml.modelkit.onnx.files.graph_reading import flat_file, graph_of
 from winml.modelkit.onnx.files.reading import read_structure, reading_graph
 from winml.modelkit.onnx.files.recovery import temporary_folder
+from winml.modelkit.onnx.fingerprint import file_fingerprint
 from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
 from winml.modelkit.onnx.validity import refuse_cycles
 from winml.modelkit.ort import opened_model
@@ -216,7 +217,7 @@ def _profile_torch_phase(
         result, profile_path, counted, block = opened_model.run_at_fitting_sizes(flat, options.run, run_both)
         measured = select_runs(read_profile(profile_path), counted)
         executed = _read_executed(files["optimized_path"])
-    result = replace(result, model_bytes=path.stat().st_size)
+    result = replace(result, model_bytes=path.stat().st_size, fingerprint=file_fingerprint(path))
     profiled = _charge_to_modules(result, (before, executed), path, tree, measured, None)
     torch = charge_torch_modules(select_runs(clock.profile(), counted), profiled.profile)
     return profiled, TorchPhase(torch, compare_modules(profiled.profile, torch, block))
@@ -265,7 +266,7 @@ def profile_modules(
         executed = _read_executed(executed_path)
         run_memory = None if growth is None else (read_memory(profile_path, files["memory_path"]), growth)
     notes = (*result.notes, *busy_notes({"the model with profiling": profiled}))
-    result = replace(result, model_bytes=path.stat().st_size, notes=notes)
+    result = replace(result, model_bytes=path.stat().st_size, fingerprint=file_fingerprint(path), notes=notes)
     return _charge_to_modules(result, (before, executed), path, tree, measured, run_memory)
 
 
@@ -356,7 +357,9 @@ def _profile_on_device(
     charged = charge_modules(renamed, {node.name: node.tag for node in trace.nodes}, modules)
     notes = (*result.notes, *_device_notes(charged, kernels, provider), *tree.notes, *_source_notes(tree))
     return ProfiledModules(
-        result=replace(result, provider=provider, model_bytes=path.stat().st_size, notes=notes),
+        result=replace(
+            result, provider=provider, model_bytes=path.stat().st_size, fingerprint=file_fingerprint(path), notes=notes
+        ),
         profile=charged,
         tree_source=tree.source,
         carried=CarryReport(len({kernel.node for kernel in profile.kernels}), sum(by_way.values()), by_way),
