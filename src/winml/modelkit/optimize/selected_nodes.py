@@ -132,10 +132,9 @@ def _is_same_weight(before: ir.TensorProtocol | None, after: ir.TensorProtocol |
     """Return True for one tensor, or for equal small constants, which an engine may have written again."""
     if before is after or before is None or after is None:
         return before is after
-    is_small = max(before.size, after.size) <= OPERAND_LIMIT_ELEMENTS
-    return (
-        is_small and (before.dtype, before.shape) == (after.dtype, after.shape) and before.tobytes() == after.tobytes()
-    )
+    if before.size > OPERAND_LIMIT_ELEMENTS or (before.dtype, before.shape) != (after.dtype, after.shape):
+        return False
+    return before.tobytes() == after.tobytes()
 
 
 def _replace_output(old: ir.Value, new: ir.Value, graph: ir.Graph) -> None:
