@@ -79,7 +79,8 @@ def plan_requested_refit(request: RefitRequest) -> PlannedBuild:
     if manifest.recipe is None:
         raise _missing_recipe(folder, manifest, request)
     graphs = _find_graphs(folder, manifest)
-    dtype = request.dtype or _check_checkpoint(Path(request.weights), graphs)
+    dtype_of_build = _check_checkpoint(Path(request.weights), graphs)
+    dtype = request.dtype or dtype_of_build
     refuse_input_as_output(request.output, [folder], ())
     if (request.output / BUILD_MANIFEST_NAME).exists() and not request.overwrite:
         raise OutputExistsError(
@@ -113,18 +114,18 @@ def _refuse_other_weights(name: str) -> None:
     """Refuse weights that are no checkpoint.
 
     Raises:
-        UsageError: they are missing, an ONNX file, the folder of a build or an adapter.
-        ModelPathError: a folder on this disk has no weights.
+        UsageError: no weights are named, or an ONNX file, the folder of a build or an adapter.
     """
     from winml.modelkit.builds.plan import is_onnx_path
     from winml.modelkit.models.checkpoints.adapters import ADAPTER_CONFIG_NAME
+    from winml.modelkit.models.checkpoints.weight_files import find_weights
 
     if not name:
         raise UsageError(f"no checkpoint is specified: {opt.weights}", hint="Pass the checkpoint with the weights.")
     files, hint = Path(name), "Pass the checkpoint that the weights are saved in."
     if is_onnx_path(name):
         raise UsageError(f"{opt.weights} {name}: is an ONNX file, not a checkpoint", hint=hint)
-    if (files / BUILD_MANIFEST_NAME).is_file():
+    if (files / BUILD_MANIFEST_NAME).is_file() and find_weights(files) is None:
         raise UsageError(f"{opt.weights} {name}: is the folder of a build, not a checkpoint", hint=hint)
     if (files / ADAPTER_CONFIG_NAME).is_file() and not (files / CHECKPOINT_CONFIG_NAME).is_file():
         raise UsageError(
