@@ -98,11 +98,15 @@ def _own_stream(stream: TextIO | None, original: TextIO | None, descriptor: int)
         with contextlib.suppress(OSError):
             stream.flush()
     raw = _EnduringFile(os.dup(descriptor), "w")
+    encoding = "utf-8" if stream is None else stream.encoding
+    if sys.platform == "win32" and "PYTHONIOENCODING" not in os.environ:
+        encoding = "utf-8"  # the code page lacks letters, and no reader of a file or a pipe knows it
     # A character that the terminal lacks is replaced; it never stops the command.
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
-        encoding="utf-8" if stream is None else stream.encoding,
+        encoding=encoding,
         errors="replace",
+        newline="\n",
         line_buffering=descriptor == 2 or raw.isatty(),
     )
 
@@ -186,9 +190,12 @@ def print_json(record: Mapping[str, object]) -> None:
 
 
 def print_json_text(text: str) -> None:
-    """Write JSON to stdout; if stdout is not UTF-8, which JSON readers expect, non-ASCII letters are escaped."""
+    """Write JSON to stdout; non-ASCII letters are escaped on Windows, and if stdout is not UTF-8.
+
+    PowerShell decodes the output of programs in the code page of the console.
+    """
     encoding = getattr(sys.stdout, "encoding", None)
-    if encoding is not None and codecs.lookup(encoding).name != "utf-8":
+    if sys.platform == "win32" or (encoding is not None and codecs.lookup(encoding).name != "utf-8"):
         import json
 
         text = json.dumps(json.loads(text), indent=2)

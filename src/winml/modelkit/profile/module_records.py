@@ -160,7 +160,8 @@ class ProfiledModules(Result, document="profile.module_table:profile_document", 
         origin = {"tree_source": self.tree_source, "nodes_by_way": dict(self.carried.by_way)}
         placement = {"placement": [entry.as_record() for entry in self.placement]} if self.placement else {}
         memory = {} if self.memory is None else {"memory": self.memory.as_record()}
-        return {"by_module": {**times, **memory, **origin, **placement}}
+        fingerprint = {"fingerprint": self.result.fingerprint} if self.result.fingerprint else {}
+        return {"by_module": {**times, **memory, **origin, **placement, **fingerprint}}
 
 
 @dataclass(frozen=True)

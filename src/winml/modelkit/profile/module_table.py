@@ -132,7 +132,10 @@ def compared_document(
         doc.Fields(
             [*_overhead_fields(compared.phases)]
             if isinstance(compared.baseline, TorchModules)
-            else [("modules", "profiled one model after the other; profiling slows down every kernel")]
+            else [
+                ("modules", "profiled one model after the other; profiling slows down every kernel"),
+                doc.view_field(result.baseline.name, result.model),
+            ]
         ),
         title=f"{result.baseline.name} → {result.model}",
         subject="time by module",

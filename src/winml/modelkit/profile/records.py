@@ -136,6 +136,8 @@ class PerfResult(Result, Measurement, document="profile.table:perf_document"):
     decoding: DecoderRun | None = None
     """Measured run of a decoder with a KV cache; ``None`` for other models, or if the user set all sizes."""
     notes: tuple[str, ...] = ()
+    fingerprint: str = ""
+    """Digest of the file's structure, by which ``winml view`` assigns a result by module; empty for other results."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Additional top-level JSON entries, from other measurements of the same model."""
 

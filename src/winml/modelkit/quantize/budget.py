@@ -242,7 +242,6 @@ class _Study:
             tools.data.model_folder,
             None if judging is None else judging.others(MOST_SAMPLES),
             count=requested.samples or default_samples(self._float_bytes),
-            tries_sizes=True,
             model=tools.data.source,
         )
         self._samples = quantized_variants.take_samples(

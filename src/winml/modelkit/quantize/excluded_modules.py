@@ -62,7 +62,6 @@ def choose_excluded(
         tools.data.model_folder,
         requested.judging_request(run.seed),
         count=requested.samples,
-        tries_sizes=True,
         model=tools.data.source,
     )
     samples, search_samples = (take_samples(graph, each, None) for each in (request, other_samples(request)))

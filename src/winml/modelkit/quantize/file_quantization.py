@@ -506,7 +506,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         if has_data_set and processors is None:
             processors = files_folder(source.absolute())
         data_set = self.judging_request(seed)
-        request = SampleRequest(run, processors, data_set, count=self.options.samples, tries_sizes=True, model=source)
+        request = SampleRequest(run, processors, data_set, count=self.options.samples, model=source)
         fidelity = refuse_unfaithful(source, written, self.minimum, request.read, hint)
         if fidelity.samples is not None and fidelity.samples.note:
             self.outcome.notes.append(fidelity.samples.note)

@@ -22,6 +22,7 @@ from winml.modelkit.compare.words import samples_words
 from winml.modelkit.errors import ConfigError, opt
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.onnx.files.placing import file_digest, model_digest
+from winml.modelkit.onnx.fingerprint import file_fingerprint
 from winml.modelkit.onnx.weights import weight_bytes
 from winml.modelkit.options import options_of, unknown_key_message
 from winml.modelkit.ort.opened_model import RunOptions
@@ -193,6 +194,7 @@ class _Measurement:
         values = samples.values[0]
         return QuantizationSensitivity(
             model=str(self.source),
+            fingerprint=file_fingerprint(self.source),
             tool_version=__version__,
             onnxruntime_version=onnxruntime_version(),
             precision=options.base.name,

@@ -337,6 +337,8 @@ class QuantizationSensitivity(
     """Name of the dataset of the samples, with its split if it has several; empty for other samples."""
     calibration: str | None = field(default=None, metadata=entry(omit_empty=True))
     """Samples that activation ranges were measured on; ``None`` without calibration."""
+    fingerprint: str = field(default="", metadata=entry(before="tool_version", omit_empty=True))
+    """Digest of the structure of the model, by which ``winml view`` assigns the result."""
 
     @property
     def quality_samples(self) -> QualitySamples:
