@@ -154,7 +154,7 @@ def _missing_recipe(folder: Path, manifest: BuildManifest, request: RefitRequest
 _DTYPE_NAMES: Mapping[str, Dtype] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
-def _check_checkpoint(checkpoint: Path, graphs: Mapping[str, Path]) -> Dtype | None:
+def _check_checkpoint(folder: Path, graphs: Mapping[str, Path]) -> Dtype | None:
     """Compare a checkpoint on this disk with the graphs of a build before anything is loaded.
 
     Returns:
@@ -168,7 +168,7 @@ def _check_checkpoint(checkpoint: Path, graphs: Mapping[str, Path]) -> Dtype | N
     from winml.modelkit.models.checkpoints import weight_files
     from winml.modelkit.onnx.files.reading import read_structure
 
-    config = checkpoint / CHECKPOINT_CONFIG_NAME
+    config = folder / CHECKPOINT_CONFIG_NAME
     if not config.is_file():
         return None
     kind, types = read_json_file(config).get("model_type"), set[str]()
@@ -178,12 +178,12 @@ def _check_checkpoint(checkpoint: Path, graphs: Mapping[str, Path]) -> Dtype | N
         expected = record["source"]["config"].get("model_type")
         if None not in (kind, expected) and kind != expected:
             raise CheckpointError(
-                f"{checkpoint}: is a {kind} model, and the build is of a {expected} model",
+                f"{folder}: is a {kind} model, and the build is of a {expected} model",
                 hint="Only weights may differ. winml build builds another architecture.",
             )
         inputs = {value.name: value.type.tensor_type.elem_type for value in graph.graph.input}
         types |= {str(ir.DataType(inputs[name]).numpy()) for name in record["weights"] if name in inputs}
-    weights = weight_files.find_weights(checkpoint)
+    weights = weight_files.find_weights(folder)
     if weights is None or weights.format != "safetensors":
         return None
     stored = {entry.dtype for entry in weight_files.stored_entries(weights.files).values()}
