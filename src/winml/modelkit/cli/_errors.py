@@ -128,7 +128,7 @@ class WinMLCommand(DocumentedCommand):
             self._refuse_single_dash(ctx, args)
             remaining = self._parse(ctx, args)
         except (click.UsageError, UsageError) as error:
-            if IS_SUGGESTION in ctx.meta:
+            if ctx.obj is IS_SUGGESTION:
                 raise
             from winml.modelkit.cli._suggestions import misunderstood_arguments
 

@@ -64,6 +64,10 @@ class ChosenProvider:
         is_open = any("sequence_length" in spec.shape for spec in inputs)
         return {"sequence_length": most} if most is not None and is_open else {}
 
+    def as_record(self) -> dict[str, object]:
+        """Return provider, device and options as entries of a measurement."""
+        return {"ep": self.provider.name, **self.device_record(), "ep_options": dict(self.options)}
+
     @property
     def names(self) -> tuple[str, ...]:
         """The providers for a session: operators unsupported by the chosen provider run on the CPU."""

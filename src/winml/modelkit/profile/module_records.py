@@ -11,7 +11,7 @@ from winml.modelkit.ort.device_trace import ModulePlacement
 from winml.modelkit.profile.latency import LatencyResult
 from winml.modelkit.profile.memory_records import ModuleMemory
 from winml.modelkit.profile.module_profile import ModuleProfile, ModuleTime
-from winml.modelkit.profile.records import SCHEMA_VERSION, Measurement, PerfResult
+from winml.modelkit.profile.records import INFO, SCHEMA_VERSION, Measurement, PerfResult
 from winml.modelkit.profile.statistics import Ratio, Summary, compare_pairs, percentile
 from winml.modelkit.records import Record, entry, json_value, record_keys, recorded
 from winml.modelkit.report.result import Result
@@ -65,27 +65,37 @@ class ClassSummary(Record, digits=6):
     """Sum of the medians of its instances."""
 
 
-@dataclass(frozen=True)
 class ModulePerfResult(Result, Measurement, document="profile.module_table:module_perf_document", rows="instances"):
     """Result of a measurement of single modules."""
 
-    selector: str
+    selector: str = field(metadata=entry(within=INFO))
     instances: tuple[MeasuredModule, ...]
     without_nodes: tuple[ModuleIdentity, ...]
     """Modules without a node in the graph."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), metadata=entry(within=INFO))
 
     @property
     def failed(self) -> tuple[MeasuredModule, ...]:
         """Instances without a measurement."""
         return tuple(module for module in self.instances if module.latency is None)
 
+    @recorded(entry(inline=True, before="instances"))
+    def _counts(self) -> dict[str, object]:
+        return {"instance_count": len(self.instances), "failed_count": len(self.failed)}
+
+    @recorded(entry(within=INFO))
+    def iterations(self) -> int | None:
+        """Return the requested number of runs; ``None`` if a duration was requested."""
+        return self.options.iterations if self.options.duration_s is None else None
+
     @property
+    @recorded(entry(before="instances"))
     def module_class(self) -> str | None:
         """Class of all instances; ``None`` for several classes."""
         names = {module.identity.class_name for module in self.instances}
         return names.pop() if len(names) == 1 else None
 
+    @recorded(entry(before="instances"))
     def classes(self) -> tuple[ClassSummary, ...]:
         """Latencies of each class, in descending order of total time."""
         medians: dict[str, list[float]] = defaultdict(list)
@@ -97,24 +107,6 @@ class ModulePerfResult(Result, Measurement, document="profile.module_table:modul
             for name, times in medians.items()
         ]
         return tuple(sorted(summaries, key=lambda entry: entry.total_ms, reverse=True))
-
-    def as_record(self) -> dict[str, object]:
-        """Return the JSON of ``winml perf --module``."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "benchmark_info": {
-                **self.benchmark_info(),
-                "selector": self.selector,
-                "iterations": self.options.iterations if self.options.duration_s is None else None,
-                "notes": list(self.notes),
-            },
-            "module_class": self.module_class,
-            "instance_count": len(self.instances),
-            "failed_count": len(self.failed),
-            "classes": [entry.as_record() for entry in self.classes()],
-            "instances": [module.as_record() for module in self.instances],
-            "without_nodes": [module.as_record() for module in self.without_nodes],
-        }
 
 
 @dataclass(frozen=True)
