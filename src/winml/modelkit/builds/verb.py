@@ -211,7 +211,7 @@ def python_request(
     output: str | os.PathLike[str] | None,
     config: WinMLBuildConfig | Mapping[str, object] | str | os.PathLike[str] | None,
     listener: BuildListener,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
 ) -> BuildRequest:
     """Return the request of a call from Python.
 
@@ -221,10 +221,11 @@ def python_request(
         output: Folder to build in; None: a folder of the cache.
         config: Options of every stage.
         listener: Receives notes on the config.
-        options: Keywords of the call; emptied.
+        options: Keywords of the call.
 
     Raises:
         ConfigError: an option is unknown or of the wrong kind.
+        UsageError: no model is named.
     """
     from winml.modelkit.builds.build_model import to_build_config
     from winml.modelkit.builds.config import QuantSection

@@ -139,7 +139,9 @@ def compare_modules(model: ModuleProfile, torch: ModuleProfile, block: int) -> t
     slowdown = max(summarize(profile.run_ms).slowdown for profile in (model, torch))
     rows = [
         ModuleRatio.of_blocks(
-            (module.tag, module.path, module.class_name),
+            module.tag,
+            module.path,
+            module.class_name,
             torch_ms.get(module.tag, ()),
             model_ms.get(module.tag, ()),
             slowdown,
