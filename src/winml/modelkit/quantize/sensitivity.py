@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from winml.modelkit.compare.quality_samples import SampleRequest
 from winml.modelkit.compare.words import samples_words
@@ -340,6 +341,10 @@ def _study_notes(study: ModuleStudy, samples: Samples) -> Iterator[str]:
         yield f"The file has no winml tags; modules were read from its {graph.modules.source}."
     if samples.about.source == "random":
         yield f"Measured on random values in the ranges that the file states; {opt.input_data} takes real inputs."
+    if any(node.requested.float_type == ir.DataType.FLOAT16.name for node in study.plan.nodes if node.mode is not None):
+        from winml.modelkit.ort.half_rounding import ROUNDING_NOTE  # needed only by float16 files
+
+        yield ROUNDING_NOTE
     if stored.resumed:
         yield f"{stored.resumed} variants were measured by an interrupted run."
     if any(not np.isfinite(array).all() for output in samples.answers for array in output.values()):
