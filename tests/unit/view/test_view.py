@@ -150,6 +150,36 @@ def test_file_without_tags_is_a_flat_graph(tmp_path: Path) -> None:
     assert 400 == page.models[0].total.nodes
 
 
+def test_unknown_numbers_are_measured(pair: tuple[Path, Path]) -> None:
+    """Times of both models and errors of the second are measured, as no earlier run has."""
+    page = view_model(*pair, measure=True)
+    known = [{entry.title for entry in model.known if entry.source == "this run"} for model in page.models]
+    assert "time" in known[0]
+    assert {"time", "own error", "SQNR"} <= known[1]
+    assert any(page.models[1].notes)  # the verdict on the time
+
+
+def test_histograms_show_the_values_of_weights(net: Path) -> None:
+    """Each weight has its smallest and largest value, and the height of each bin."""
+    histograms = _part(view_model(net, histograms=True))["histograms"]
+    values = _layers().graph.initializers["layers.0.proj.weight"].const_value
+    assert values is not None
+    low, high, heights = histograms["layers.0.proj.weight"]
+    # The page displays three digits.
+    np.testing.assert_allclose([low, high], [values.numpy().min(), values.numpy().max()], rtol=5e-3)
+    assert "z" in heights  # the highest bin
+    assert LAYERS == len(histograms)
+
+
+def test_checkpoint_is_shown_before_its_export() -> None:
+    """The modules of a factory have parameters and no nodes."""
+    factory = Path(__file__).parents[2] / "e2e" / "nets.py"
+    model = view_model(f"{factory}:good").models[0]
+    assert model.parts[0].path is None
+    assert model.total.parameters > 0
+    assert model.total.nodes == 0
+
+
 def test_command_writes_the_page(net: Path) -> None:
     """The command prints a summary and writes one file, which it does not overwrite unasked."""
     output = net.with_name("page.html")
