@@ -180,6 +180,17 @@ def test_checkpoint_is_shown_before_its_export() -> None:
     assert model.total.nodes == 0
 
 
+def test_many_inner_modules_are_grouped(tmp_path: Path) -> None:
+    """The items of a module with many layers are divided into groups; numbers of modules stay those of the file."""
+    net = _saved(_layers(200), tmp_path / "deep.onnx")
+    net.with_name("times.json").write_text(json.dumps(_times(net)))
+    page = view_model(net)
+    root = page.data["templates"][_part(page)["template"]]
+    assert ["items 1 … 150", "items 151 … 200"] == [item[0] for item in root["x"]]
+    assert 401 == page.models[0].parts[0].modules
+    assert [0.5, None, 0.0, None, 1.0] == _part(page)["measures"]["time"][:5]
+
+
 def test_command_writes_the_page(net: Path) -> None:
     """The command prints a summary and writes one file, which it does not overwrite unasked."""
     output = net.with_name("page.html")
