@@ -127,6 +127,23 @@ def test_result_of_another_model_is_refused(net: Path, tmp_path: Path, fingerpri
     result.write_text(json.dumps(_times(net, fingerprint)))
     with pytest.raises(UsageError, match=r"times\.json"):
         view_model(net, results=[result])
+    outcome = run_here("view", net, "--with", result, "-o", net.with_name("page.html"))
+    assert 2 == outcome.code
+    assert "--with" in outcome.err
+    assert not net.with_name("page.html").exists()
+    result.write_text(json.dumps(_times(net)))
+    assert 0 == run_here("view", net, "--with", result, "-o", net.with_name("page.html")).code
+
+
+@pytest.mark.parametrize(("text", "code"), [(None, 1), ("{", 1), ("{}", 2), ("[1]", 2)], ids=str)
+def test_unusable_result_is_refused(net: Path, text: str | None, code: int) -> None:
+    """A named result that is missing, no JSON, or without numbers of modules is an error."""
+    result = net.with_name("result.json")
+    if text is not None:
+        result.write_text(text)
+    outcome = run_here("view", net, "--with", result, "-o", net.with_name("page.html"))
+    assert code == outcome.code
+    assert "result.json" in outcome.err
 
 
 def test_pair_states_changes_by_module(pair: tuple[Path, Path]) -> None:
