@@ -150,7 +150,9 @@ def test_rows_of_results_are_their_keys(folder: Path) -> None:
         _done("quantize", "-m", "model.onnx", "-o", "again.onnx", "--no-verify")
     )
     (compared,) = _tables("## JSON of `winml compare`")
-    assert _keys(compared) - {"parts", "device", "simulates"} == set(_done("compare", "model.onnx", "full.onnx"))
+    assert _keys(compared) - {"parts", "device", "simulates", "fingerprint"} == set(
+        _done("compare", "model.onnx", "full.onnx")
+    )
     (answer,) = _tables("## JSON of `winml run`")
     tokens = [f"--input={name}={[[1] * 16]}" for name in ("input_ids", "attention_mask", "token_type_ids")]
     assert _keys(answer) == set(_done("run", "model.onnx", *tokens))
