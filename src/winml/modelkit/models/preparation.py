@@ -27,7 +27,7 @@ from torch.jit._script import RecursiveScriptModule  # not public; torch.jit.scr
 
 from winml.modelkit.errors import ExportError
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments
-from winml.modelkit.ort.shared_settings import attribute_replaced
+from winml.modelkit.ort.shared_settings import attribute_replaced, attributes_replaced
 from winml.modelkit.tags.torch_modules import suspend_compilation
 
 
@@ -131,8 +131,8 @@ def prepared_for_export(
         ExportError: a module is scripted; exporters cannot trace it.
     """
     _refuse_scripted(model)
-    training = {module: module.training for module in model.modules()}
-    with contextlib.ExitStack() as stack:
+    training = attributes_replaced(*((module, "training", module.training) for module in model.modules()))
+    with training, contextlib.ExitStack() as stack:
         module = model.get_submodule(path)
         forward: Callable[..., Any] = module.forward if entry is None else entry(module)
         if entry is not None and path:
@@ -146,16 +146,12 @@ def prepared_for_export(
         flat = FlatForward(forward, input_names, forward_options, arguments)
         stack.enter_context(attribute_replaced(model, "forward", flat))
         model.eval()
-        try:
-            if plain_attention:
-                mha = torch.backends.mha
-                stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
-                mha.set_fastpath_enabled(False)
-            with torch.no_grad(), suspend_compilation(model):
-                yield flat
-        finally:
-            for module, was_training in training.items():
-                module.training = was_training
+        if plain_attention:
+            mha = torch.backends.mha
+            stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+            mha.set_fastpath_enabled(False)
+        with torch.no_grad(), suspend_compilation(model):
+            yield flat
 
 
 def _modules_along(model: nn.Module, path: str) -> list[nn.Module]:
@@ -295,13 +291,8 @@ def _detach_hooks(module: nn.Module, forward: Callable[..., object]) -> Iterator
         yield forward
         return
     hooks = {name: getattr(module, name) for name in _HOOK_DICTIONARIES}
-    for name in _HOOK_DICTIONARIES:
-        setattr(module, name, OrderedDict())
-    try:
+    with attributes_replaced(*((module, name, OrderedDict()) for name in _HOOK_DICTIONARIES)):
         yield _with_hooks(module, forward, hooks)
-    finally:
-        for name, dictionary in hooks.items():
-            setattr(module, name, dictionary)
 
 
 def _with_hooks(module: nn.Module, forward: Callable[..., object], hooks: Mapping[str, Any]) -> Callable[..., Any]:
