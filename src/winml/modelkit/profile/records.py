@@ -120,6 +120,8 @@ class PerfResult(Result, Measurement, document="profile.table:perf_document"):
     decoding: DecoderRun | None = field(default=None, metadata=entry(within=INFO))
     """Measured run of a decoder with a KV cache; ``None`` for other models, or if the user set all sizes."""
     notes: tuple[str, ...] = field(default=(), metadata=entry(within=INFO))
+    fingerprint: str = field(default="", metadata=entry(skip=True))
+    """Digest of the file's structure, by which ``winml view`` assigns a result by module; empty for other results."""
     extra: Mapping[str, Any] = field(default_factory=dict, metadata=entry(inline=True, last=True))
     """Additional top-level JSON entries, from other measurements of the same model."""
 
