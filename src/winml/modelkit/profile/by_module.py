@@ -45,7 +45,7 @@ from winml.modelkit.ort.host import resident_bytes
 from winml.modelkit.ort.kernel_memory import RunMemory, read_memory
 from winml.modelkit.ort.kernel_times import KernelTime, RunProfile, read_device_profile, read_profile
 from winml.modelkit.ort.sessions import onnxruntime_version
-from winml.modelkit.profile.latency import LatencyOptions, LatencyResult, Progress, measure_latency
+from winml.modelkit.profile.latency import LatencyOptions, LatencyResult, measure_latency
 from winml.modelkit.profile.memory import ExecutedGraph, charge_memory, measure_growth
 from winml.modelkit.profile.memory_records import MemoryGrowth, ModuleMemory
 from winml.modelkit.profile.module_profile import (
@@ -71,7 +71,7 @@ from winml.modelkit.profile.torch_modules import (
     run_alternately,
     select_runs,
 )
-from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.progress import OnStep, Progress, StepClock, Tell
 from winml.modelkit.tags import address
 from winml.modelkit.tags.carry.carrying import CarryReport, carry_tags
 from winml.modelkit.tags.carry.matching import Way
@@ -149,11 +149,7 @@ def _profile_phases(
 
 
 def profile_beside_pytorch(
-    path: Path,
-    options: PerfOptions,
-    *,
-    progress: Progress | None = None,
-    tell: Callable[[str], None] | None = None,
+    path: Path, options: PerfOptions, *, progress: Progress | None = None, tell: Tell | None = None
 ) -> ComparedProfiles:
     """Measure a model and its PyTorch model in alternation: the whole models, then their modules.
 
@@ -181,7 +177,7 @@ def profile_beside_pytorch(
 
 
 def _profile_torch_phase(
-    path: Path, options: PerfOptions, progress: Progress | None, tell: Callable[[str], None] | None
+    path: Path, options: PerfOptions, progress: Progress | None, tell: Tell | None
 ) -> tuple[ProfiledModules, TorchPhase]:
     """Measure a model and its PyTorch model in alternation at fixed sizes, then the modules of both."""
     before, provider = read_structure(path), options.run.choose_provider()
@@ -677,7 +673,7 @@ def measure_modules(
     options: opened_model.RunOptions,
     latency: LatencyOptions,
     *,
-    on_step: Callable[[StepEvent], None] | None = None,
+    on_step: OnStep | None = None,
     progress: Progress | None = None,
 ) -> ModulePerfResult:
     """Measure every selected module alone.
