@@ -131,8 +131,8 @@ def prepared_for_export(
         ExportError: a module is scripted; exporters cannot trace it.
     """
     _refuse_scripted(model)
-    training = attributes_replaced(*((module, "training", module.training) for module in model.modules()))
-    with training, contextlib.ExitStack() as stack:
+    training = {module: module.training for module in model.modules()}
+    with contextlib.ExitStack() as stack:
         module = model.get_submodule(path)
         forward: Callable[..., Any] = module.forward if entry is None else entry(module)
         if entry is not None and path:
@@ -146,12 +146,16 @@ def prepared_for_export(
         flat = FlatForward(forward, input_names, forward_options, arguments)
         stack.enter_context(attribute_replaced(model, "forward", flat))
         model.eval()
-        if plain_attention:
-            mha = torch.backends.mha
-            stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
-            mha.set_fastpath_enabled(False)
-        with torch.no_grad(), suspend_compilation(model):
-            yield flat
+        try:
+            if plain_attention:
+                mha = torch.backends.mha
+                stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+                mha.set_fastpath_enabled(False)
+            with torch.no_grad(), suspend_compilation(model):
+                yield flat
+        finally:
+            for module, was_training in training.items():
+                module.training = was_training
 
 
 def _modules_along(model: nn.Module, path: str) -> list[nn.Module]:
