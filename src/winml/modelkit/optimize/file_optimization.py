@@ -33,7 +33,7 @@ from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
 from winml.modelkit.options import options_of, parse_options
 from winml.modelkit.ort.default_sizes import default_size
 from winml.modelkit.ort.opened_model import RunOptions
-from winml.modelkit.progress import StepEvent
+from winml.modelkit.progress import OnStep
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.samples.data_sets import DataSetRequest
 from winml.modelkit.tags.tagging import all_nodes, operator_name
@@ -76,7 +76,7 @@ def run_optimize_analyze_loop(
     verify: bool = True,
     external_data: bool | None = None,
     seed: int = 0,
-    on_step: Callable[[StepEvent], None] | None = None,
+    on_step: OnStep | None = None,
     **flags: Any,
 ) -> records.OptimizationLoop:
     """Optimize an ONNX file in rounds, until a round changes nothing.

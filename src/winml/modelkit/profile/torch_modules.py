@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from winml.modelkit.ort.kernel_times import KernelTime, RunProfile
-from winml.modelkit.profile.latency import PAIRS, Progress, Run, measure_block
+from winml.modelkit.profile.latency import PAIRS, Run, measure_block
 from winml.modelkit.profile.module_profile import ModuleProfile, charge_modules
 from winml.modelkit.profile.module_records import ModuleRatio
 from winml.modelkit.profile.statistics import percentile, summarize
+from winml.modelkit.progress import Progress
 from winml.modelkit.tags import address
 
 if TYPE_CHECKING:
