@@ -11,7 +11,7 @@ CODE = src tests scripts benchmarks
 # Modules are compiled once, not by every process that a test starts.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test readers test-oldest test-newest architecture format lint types documents notebooks docs wheel release-check release-suites clean
+.PHONY: demo test readers windows test-oldest test-newest architecture format lint types documents notebooks docs wheel release-check release-suites clean
 
 demo: $(READY)
 	$(RUN) scripts/demo.py
@@ -23,6 +23,10 @@ test: $(READY)
 READERS =
 readers: $(READY)
 	$(RUN) scripts/readers.py $(READERS)
+
+# Python, torch and ONNX Runtime for Windows, under Wine.
+windows: $(READY)
+	$(RUN) scripts/readers.py windows
 
 architecture: $(READY)
 	$(RUN) -m pytest tests/architecture

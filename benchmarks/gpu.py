@@ -112,14 +112,8 @@ def count_work(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     import onnxruntime as ort
     from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-    library = options.ep_library.partition("=")[2] if options.ep_library else _installed_library()
-    ort.register_execution_provider_library(PROVIDER, library)
-    device = next(device for device in ort.get_ep_devices() if device.ep_name == PROVIDER)
     with tempfile.TemporaryDirectory() as folder:
-        settings = ort.SessionOptions()
-        settings.enable_profiling, settings.profile_file_prefix = True, str(Path(folder) / "profile")
-        settings.add_provider_for_devices([device], {})
-        session = ort.InferenceSession(str(model), settings)
+        session = provider_session(model, options.ep_library, Path(folder))
         tokens = generate(session, options.tokens)
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
     nodes = len(onnx.load(model, load_external_data=False).graph.node)
@@ -128,7 +122,27 @@ def count_work(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     except (ort_state.InvalidArgument, ort_state.NotImplemented):  # inputs that only the provider's kernels take
         expected = None
     is_equal = None if expected is None else tokens == expected
-    return {"nodes": nodes, **_count_last_run(events), "equal_tokens": is_equal}
+    return {"nodes": nodes, **count_last_run(events), "equal_tokens": is_equal}
+
+
+def provider_session(model: Path, library: str | None, profiles: Path) -> Any:
+    """Open a model on the provider, with a profile of its runs.
+
+    Args:
+        model: The ONNX file.
+        library: ``webgpu=PATH`` of the provider's library; None: the installed package.
+        profiles: Folder of the profile.
+    """
+    import onnxruntime as ort
+
+    if not any(device.ep_name == PROVIDER for device in ort.get_ep_devices()):
+        path = library.partition("=")[2] if library else _installed_library()
+        ort.register_execution_provider_library(PROVIDER, path)
+    device = next(device for device in ort.get_ep_devices() if device.ep_name == PROVIDER)
+    settings = ort.SessionOptions()
+    settings.enable_profiling, settings.profile_file_prefix = True, str(profiles / model.stem)
+    settings.add_provider_for_devices([device], {})
+    return ort.InferenceSession(str(model), settings)
 
 
 def _installed_library() -> str:
@@ -137,7 +151,7 @@ def _installed_library() -> str:
     return str(onnxruntime_ep_webgpu.get_library_path())
 
 
-def _count_last_run(events: list[dict[str, Any]]) -> dict[str, Any]:
+def count_last_run(events: list[dict[str, Any]]) -> dict[str, Any]:
     """Count the kernels of the last run by place, and list the operators that fell back."""
     start = max(event["ts"] for event in events if event["name"] == "model_run")
     kernels = [

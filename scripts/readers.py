@@ -29,6 +29,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import windows
+
 if TYPE_CHECKING:
     import pytest
 
@@ -77,6 +79,26 @@ def _install_newest(requirements: Path, folder: Path) -> None:
     _run(*pip, "-r", requirements, torch)
 
 
+def _install_windows(requirements: Path, folder: Path) -> None:
+    """Install Python for Windows and packages, and a program ``bin/python`` that runs it under Wine."""
+    wine = find_program(windows.WINE)
+    assert wine is not None, "its program was looked up before"
+    tools = folder / "tools"
+    pip = (sys.executable, "-m", "pip")
+    # uv, unlike pip, evaluates the conditions of requirements for Windows.
+    _run(*pip, "install", *_PIP_OPTIONS, "--target", tools, "-r", VERSIONS / "uv.txt")
+    _run(*pip, "download", "-q", "--no-deps", "-d", tools, "-r", requirements.with_stem("windows-python"))
+    uv = str(tools / "bin" / "uv")
+    try:
+        windows.unpack_python(next(tools.glob("*.tar.gz")), folder)
+        packages = windows.packages_folder(folder)
+        _run(uv, "pip", "install", "-q", *windows.TARGET, "--target", packages, "-r", requirements)
+        program = windows.write_program(folder, wine)
+    except OSError as error:
+        raise NotInstalledError(str(error)) from error
+    _run(str(program), "-c", windows.FIRST_RUN)
+
+
 def _install_packages(requirements: Path, folder: Path) -> None:
     _run(sys.executable, "-m", "pip", "install", *_PIP_OPTIONS, "--target", folder, "-r", requirements)
 
@@ -90,7 +112,8 @@ def _install_node_packages(lock: Path, folder: Path) -> None:
 
 
 def _read_python_version(folder: Path, package: str) -> str:
-    path = [folder, *folder.glob("lib/python*/site-packages"), folder / "Lib" / "site-packages"]
+    patterns = ("lib/python*/site-packages", "Lib/site-packages", "cp*/Lib/site-packages")
+    path = [folder, *(place for pattern in patterns for place in folder.glob(pattern))]
     return next(iter(distributions(name=package, path=[str(place) for place in path]))).version
 
 
@@ -105,6 +128,8 @@ NEWEST = Installer("{}.txt", _install_newest, _read_python_version)
 """A virtual environment with what an installation of the project resolves to today."""
 PACKAGES = Installer("{}.txt", _install_packages, _read_python_version)
 """A folder for PYTHONPATH, for packages that are imported together with winml."""
+WINDOWS = Installer("{}.txt", _install_windows, _read_python_version)
+"""Python for Windows with packages, run under Wine."""
 NODE_PACKAGES = Installer("{}/package-lock.json", _install_node_packages, _read_node_version)
 
 
@@ -124,7 +149,7 @@ class Reader:
 
 _LAYOUTS = "tests/integration/test_layouts.py"
 _COMPILERS = "tests/integration/test_compilers.py"
-_PAGES = ("tests/unit/report/test_page.py", "tests/integration/test_module_profile.py")
+_PAGES = ("tests/unit/report/test_page.py", "tests/unit/view/test_view.py", "tests/integration/test_module_profile.py")
 READERS = (
     Reader(
         "genai",
@@ -141,6 +166,7 @@ READERS = (
     Reader(
         "transformers.js", (_LAYOUTS,), NODE_PACKAGES, ("@huggingface/transformers",), (("node",), ("npm",), BROWSERS)
     ),
+    Reader("lm-eval", (_LAYOUTS,), ENVIRONMENT, ("lm_eval", "onnxruntime-genai", "onnxruntime")),
     Reader("openvino", ("tests/integration/test_readers_of_folders.py",), ENVIRONMENT, ("openvino",)),
     # Has neither torch nor transformers.
     Reader(
@@ -159,6 +185,7 @@ READERS = (
     Reader("ray", ("tests/integration/test_ray_sweep.py",), PACKAGES, ("ray",)),
     Reader("site", ("tests/docs/test_site_in_browser.py",), PACKAGES, ("mkdocs", "mkdocs-material"), (BROWSERS,)),
     Reader("chromium", _PAGES, programs=(BROWSERS,)),
+    Reader("windows", ("tests/e2e/test_windows.py",), WINDOWS, ("torch", "onnxruntime"), (windows.WINE,)),
     # Resolves constraints.txt for other systems.
     Reader("uv", ("tests/architecture/test_dependencies.py",), ENVIRONMENT, ("uv",)),
     Reader("zsh", ("tests/e2e/test_completions.py",), programs=(("zsh",),)),
@@ -253,8 +280,9 @@ def _read_program_version(alternatives: tuple[str, ...]) -> str:
 def _digest_pins(pins: Path) -> str:
     text = pins.read_text(encoding="utf-8")
     lines = text.splitlines()
-    constraints = [pins.parent / line[3:] for line in lines if line.startswith("-c ")]
-    parts = [sys.version, text, *(file.read_text(encoding="utf-8") for file in constraints)]
+    others = [pins.parent / line[3:] for line in lines if line.startswith("-c ")]
+    others += pins.parent.glob(f"{pins.stem}-python.txt")  # the interpreter of an installer
+    parts = [sys.version, text, *(file.read_text(encoding="utf-8") for file in others)]
     if "." in lines:  # the project, with whatever its requirements resolve to on this day
         parts += [
             (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"),

@@ -25,7 +25,7 @@ BOUNDARIES: dict[str, str] = {
     "onnx.stage:run_passes": "a library pass raises what it likes; said again with its name and place",
     "generate.generation.transformers_loop:generate_with_loop.work": "raised again in the thread that waits",
     "samples.processors:tokenizer_call": "tokenizers raises nothing more narrow, and panics; the rest is raised",
-    "generate.generation.template_rendering:_render": "a template is foreign code; said again as its, with the folder",
+    "samples.template_rendering:_render": "a template is foreign code; said again as its, with the folder",
     "inspect.model_inspection:run_weightless": "a foreign forward may need values; becomes a result with its reason",
     "models.inputs.axis_names:accepts_shapes.call": "a foreign forward; it does not take the shapes",
     "models.inputs.nested_arguments:_build_record": "a user's constructor; said again with its members",

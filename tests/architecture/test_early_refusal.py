@@ -29,6 +29,7 @@ WITHOUT = {
     "verify": "its plan refuses (verify_verb.py of its subject)",
     "refit": "its plan refuses (refit_verb.py of its subject)",
     "retag": "its plan refuses (verb.py of its subject)",
+    "view": "its plan refuses (verb.py of its subject)",
 }
 """Verb → the reason why it needs no early refusal of its own."""
 

@@ -49,6 +49,7 @@ ORDER: tuple[str, ...] = (
     "generate",
     "tune",
     "sweep",
+    "view",
     "verbs",
     "cli",
     "extend",

@@ -19,6 +19,7 @@ _OTHERS = {
     "diff": set(),
     "extract": set(),
     "retag": set(),
+    "view": set(),  # --measure runs on the CPU
 }
 """Verb → options, for verbs that open no session on a provider."""
 

@@ -12,8 +12,8 @@ import pytest
 from e2e.in_process import run_here
 from generating import PROMPT
 from winml.modelkit.errors import InputError
-from winml.modelkit.generate.generation.text import RENDERING, chat_prompt
 from winml.modelkit.ort.processes import ask_limited
+from winml.modelkit.samples.chat_templates import RENDERING, chat_prompt
 
 NESTED_RANGES = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
@@ -42,7 +42,7 @@ def test_chat_template_is_bounded(llama_copy: Path, template: str, words: str) -
 
 def test_chat_template_that_takes_too_long_is_ended() -> None:
     """The sandbox allows each of the nested loops."""
-    question = {"template": NESTED_RANGES, "messages": [], "variables": {}}
+    question = {"template": NESTED_RANGES, "chats": [{"messages": [], "variables": {}}]}
     with pytest.raises(InputError, match=r"0\.5 s"):
         ask_limited(RENDERING, question, "the template", seconds=0.5, resident_bytes=10**9)
 

@@ -73,7 +73,9 @@ def test_result_has_every_candidate_with_its_cost(tuned: Tuned) -> None:
     assert whole["size_bytes"] < plain["size_bytes"]
     for row in (plain, whole):
         assert row["latency_ms"]["low"] <= row["latency_ms"]["p50"] <= row["latency_ms"]["high"]
-        assert min(row["session_creation_ms"], row["memory"]["peak_bytes"]) > 0
+        assert row["session_creation_ms"] > 0
+        # Python and ONNX Runtime take about 80 MB, the process of the export with PyTorch more than 300 MB.
+        assert 0 < row["memory"]["peak_bytes"] < 200_000_000
     assert ("not needed", None) == (mixed["status"], mixed["latency_ms"])
     assert {**tuned.kept, "next": "winml run tuned --schema"} == record
 

@@ -12,6 +12,7 @@ import onnx
 import pytest
 import torch
 
+import winml.modelkit as winml
 from checkpoints import build_model
 from generating import save_decoder
 from winml.modelkit import build_hf_model
@@ -157,3 +158,10 @@ def test_level_none_keeps_the_plain_operators(checkpoint: Path, tmp_path: Path) 
     config = {"optim": {"level": "none"}}
     result = build_hf_model(checkpoint, tmp_path / "built", config=config, precision="int4", verify=False)
     assert (_operators(result.folder)["GroupQueryAttention"], _operators(result.folder)["Softmax"]) == (0, 1)
+
+
+def test_written_config_builds_the_same_file_again(checkpoint: Path, tmp_path: Path) -> None:
+    """The config of a build states the model, and its inputs with names of their axes."""
+    built = winml.build_model(checkpoint, tmp_path / "built", verify=False)
+    again = winml.build_model(config=built.folder / "winml_build_config.json", output=tmp_path / "again")
+    assert again.model_path.read_bytes() == built.model_path.read_bytes()

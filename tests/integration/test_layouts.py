@@ -20,6 +20,7 @@ import pytest
 import soundfile
 import torch
 import transformers
+import yaml
 from PIL import Image
 from transformers import (
     AutoFeatureExtractor,
@@ -41,7 +42,9 @@ from encoder_decoder import save_encoder_decoder
 from generating import PROMPT, build_decoder, counting_graph, save_decoder, save_tokenizer
 from readers import BROWSERS, REPOSITORY, find_program, folder_of, python_of
 from winml.modelkit.builds.found_models import onnx_file
+from winml.modelkit.builds.layouts.foundry import foundry_record
 from winml.modelkit.builds.manifest_records import read_manifest
+from winml.modelkit.words import size_words
 
 NEW_TOKENS = 12
 PROGRAMS = {
@@ -84,6 +87,21 @@ onnxruntime_genai.register_execution_provider_library(
     "WebGpuExecutionProvider", onnxruntime_ep_webgpu.get_library_path()
 )
 """
+SCORED = """
+import json, sys
+from lm_eval.api.instance import Instance
+from lm_eval.models.onnxruntime_genai import ONNXRuntimeGenAILM
+from lm_eval.models.onnxruntime_ort import ONNXRuntimeLM
+model = {"onnxruntime": ONNXRuntimeLM, "onnxruntime-genai": ONNXRuntimeGenAILM}[sys.argv[2]](pretrained=sys.argv[1])
+requests = [Instance("loglikelihood", {}, tuple(pair), 0) for pair in json.loads(sys.argv[3])]
+print(json.dumps([float(score) for score, is_greedy in model.loglikelihood(requests)]))
+"""
+"""Backends of lm-eval: log-likelihoods of continuations."""
+WITHOUT_SYSTEM = """
+{%- if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}
+{%- for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}
+"""
+"""Chat template that refuses messages in the role ``system``."""
 SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
 """Driver of WebGPU in software, which Debian's package chromium contains; it has no 16-bit floats."""
 ENCODED_PROGRAMS = {
@@ -450,8 +468,9 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of a small encoder with the files that publishers add."""
     folder = save_checkpoint("bert", tmp_path_factory.mktemp("bert") / "checkpoint", num_hidden_layers=1)
     save_tokenizer(folder)
-    for name in ("README.md", "LICENSE.txt", "notes.txt"):
+    for name in ("LICENSE.txt", "notes.txt"):
         (folder / name).write_text(name, encoding="utf-8")
+    (folder / "README.md").write_text("---\nlicense: mit\nauto_map: {}\n---\n# Tiny\n", encoding="utf-8")
     return folder
 
 
@@ -462,7 +481,7 @@ def encoder(bert: Path) -> Path:
 
 
 def test_layout_of_an_encoder_is_one_line(encoder: Path) -> None:
-    """Rows and lengths are dynamic by default; card and licence of the checkpoint are copied."""
+    """Rows and lengths are dynamic by default; the licence of the checkpoint is copied."""
     folder = encoder
     model = onnx.load(folder / "onnx" / "model.onnx", load_external_data=False)
     shapes = {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
@@ -470,6 +489,33 @@ def test_layout_of_an_encoder_is_one_line(encoder: Path) -> None:
     names = {path.name for path in folder.iterdir()}
     assert {"README.md", "LICENSE.txt", "config.json", "tokenizer.json"} <= names
     assert "notes.txt" not in names
+
+
+def test_model_card_states_source_files_and_use(bert: Path, encoder: Path) -> None:
+    """The card of the checkpoint follows; of its front matter, keys that hold for the conversion are kept."""
+    card = (encoder / "README.md").read_text(encoding="utf-8")
+    matter, text = card.split("---\n", 2)[1:]
+    assert {
+        "license": "mit",
+        "pipeline_tag": "feature-extraction",
+        "tags": ["onnx", "transformers.js"],
+    } == yaml.safe_load(matter)
+    size_bytes = (encoder / "onnx" / "model.onnx").stat().st_size
+    assert f"| `onnx/model.onnx` | {size_words(size_bytes)} |" in text
+    assert "Licence of the source: mit (LICENSE.txt)" in text
+    assert "```js\nimport" in text
+    assert str(bert) not in text
+    assert text.rstrip().endswith("# Tiny")
+
+
+def test_card_that_the_user_changed_is_not_replaced(bert: Path, tmp_path: Path) -> None:
+    folder = laid_out(bert, tmp_path / "folder", "transformers.js", "--no-verify")
+    made = (folder / "README.md").read_bytes()
+    laid_out(bert, folder, "transformers.js", "--no-verify", "--precision", "int8", "--min-sqnr", "0")
+    assert made != (folder / "README.md").read_bytes()
+    (folder / "README.md").write_text("mine", encoding="utf-8")
+    laid_out(bert, folder, "transformers.js", "--no-verify")
+    assert "mine" == (folder / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.reader("transformers.js")
@@ -576,6 +622,64 @@ def test_layout_is_part_of_the_build(built: Path, tmp_path: Path) -> None:
     assert 0 == run_here("build", "-m", built / "model.onnx", "-o", folder, "-q").code
     assert not (folder / "genai_config.json").exists()
     assert (folder / "model.onnx").is_file()
+
+
+def test_folder_of_genai_has_the_prompts_of_foundry_local(shallow: Path, tmp_path: Path) -> None:
+    """The texts of the roles are what each message adds to a chat."""
+    source = shutil.copytree(shallow, tmp_path / "tiny chat")
+    template = (
+        "{{ bos_token }}{% if messages[0]['role'] != 'system' %}<|system|>\nBe kind.<|end|>\n{% endif %}"
+        "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] | trim }}<|end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    )
+    (source / "chat_template.jinja").write_text(template, encoding="utf-8")
+    folder = laid_out(source, tmp_path / "folder", "genai", "--no-verify")
+    assert {
+        "Name": "tiny chat",
+        "PromptTemplate": {
+            "system": "<|system|>\n{Content}<|end|>\n",
+            "user": "<|user|>\n{Content}<|end|>\n",
+            "assistant": "<|assistant|>\n{Content}<|end|>\n",
+            "prompt": "<|user|>\n{Content}<|end|>\n<|assistant|>\n",
+        },
+    } == json.loads((folder / "inference_model.json").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("template", "roles"),
+    [
+        (WITHOUT_SYSTEM, ("user", "assistant", "prompt")),
+        ("{{ messages | length }}{{ messages[-1]['content'] }}", ()),
+        ("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}", ()),
+        (None, ()),
+    ],
+    ids=["no system", "no texts", "endless", "no template"],
+)
+def test_prompts_of_foundry_local_are_those_that_a_template_has(
+    template: str | None, roles: tuple[str, ...], tmp_path: Path
+) -> None:
+    if template is not None:
+        (tmp_path / "chat_template.jinja").write_text(template, encoding="utf-8")
+    record = foundry_record("org/tiny", tmp_path)
+    assert ("tiny", roles) == (record["Name"], tuple(record.get("PromptTemplate", ())))
+
+
+@pytest.mark.reader("lm-eval")
+@pytest.mark.parametrize("backend", ["onnxruntime", "onnxruntime-genai"])
+def test_scores_of_lm_eval_equal_those_of_pytorch(checkpoint: Path, built: Path, tmp_path: Path, backend: str) -> None:
+    folder = laid_out(built / "model.onnx", tmp_path / "folder", "genai")
+    pairs = [(PROMPT, " bal"), (PROMPT, " zu ber")]
+    scores = read_with("lm-eval", SCORED, folder, backend, json.dumps(pairs))
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+    expected = []
+    for context, continuation in pairs:
+        count = len(tokenizer(context)["input_ids"])
+        tokens = tokenizer(context + continuation, return_tensors="pt")["input_ids"]
+        with torch.inference_mode():
+            values = model(tokens).logits[0].log_softmax(-1)[count - 1 : -1]
+        expected.append(float(values.gather(-1, tokens[0, count:, None]).sum()))
+    assert expected == pytest.approx(scores, abs=1e-4)  # float32
 
 
 def test_fused_decoder_is_written_once_without_a_comparison(shallow: Path, tmp_path: Path) -> None:

@@ -437,7 +437,7 @@ def test_changed_file_within_its_limits_is_noted_with_the_module(proven: Path, t
     _planted(proven / "net.onnx", tmp_path / "edited/net.onnx", "layers.4.mix")
     result = verify_model(tmp_path / "edited", min_sqnr_db=0)
     assert result.is_within
-    assert "layers.4.mix" == result.most_grown.identity.module
+    assert "layers.4.mix" == result.origin_of_loss.identity.module
     assert any("layers.4.mix" in note for note in result.notes)
 
 

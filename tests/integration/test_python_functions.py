@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import winml.modelkit as winml
+from e2e.in_process import run_here
 from evaluation_checkpoints import save_task_checkpoint, text_tokenizer
 
 
@@ -208,24 +209,21 @@ def test_run_returns_the_answer(exported: Path, tmp_path: Path) -> None:
         winml.run_model(exported, "photo.jpg")
 
 
-def test_file_is_verified_against_its_recorded_checkpoint(exported: Path, checkpoint: Path) -> None:
-    """The reference is read from the file, or passed."""
-    for reference in (None, checkpoint):
-        proof = winml.verify_model(exported, reference)
-        assert str(checkpoint) == str(proof.reference)
-        assert proof.worst.fidelity.cosine == pytest.approx(1, abs=1e-5)
-    with pytest.raises(winml.UsageError, match="no ONNX file"):
-        winml.verify_model(checkpoint)
+def test_file_without_a_proof_is_verified_against_a_named_checkpoint(exported: Path, checkpoint: Path) -> None:
+    """Without a proof and a reference, it is refused, as by the command."""
+    proof = winml.verify_model(exported, checkpoint)
+    assert str(checkpoint) == str(proof.reference)
+    assert proof.worst.fidelity.cosine == pytest.approx(1, abs=1e-5)
+    with pytest.raises(winml.UsageError, match="has no proof"):
+        winml.verify_model(exported)
+    assert run_here("verify", exported).code == 2
 
 
 def test_file_is_verified_against_a_live_module(tmp_path: Path) -> None:
-    """The file states the inputs; without a module, the hint says what to pass."""
+    """The file states the inputs."""
     net, path = torch.nn.Sequential(torch.nn.Linear(3, 2)), tmp_path / "net.onnx"
     winml.export_model(net, path, torch.ones(1, 3))
     assert winml.verify_model(path, net).worst.fidelity.cosine == pytest.approx(1, abs=1e-5)
-    with pytest.raises(winml.UsageError, match=r"reference: .*not a checkpoint") as refused:
-        winml.verify_model(path)
-    assert "module" in refused.value.hint
 
 
 def test_inspect_describes_files_and_checkpoints(exported: Path, checkpoint: Path) -> None:

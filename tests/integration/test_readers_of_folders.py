@@ -7,6 +7,7 @@ own modules process the outputs of ONNX Runtime.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -20,7 +21,8 @@ import transformers
 from e2e.in_process import run_here
 from generating import save_decoder
 from readers import python_of
-from winml.modelkit import HTPExporter, WinMLExportConfig
+from winml.modelkit import HTPExporter, WinMLExportConfig, build_model, load_sentence_transformer
+from winml.modelkit.errors import UsageError
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.specs import DynamicRequest
 from winml.modelkit.ort.sessions import Session
@@ -58,6 +60,32 @@ def test_folder_of_an_export_gives_the_vectors_of_sentence_transformers(minilm_f
         features = import_from_string(entry["type"]).load(str(tmp_path), subfolder=entry["path"])(features)
     expected = SentenceTransformer(str(minilm_folder), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(features["sentence_embedding"].numpy(), expected, rtol=0, atol=1e-5)
+
+
+def test_build_is_a_model_of_sentence_transformers(minilm_folder: Path, tmp_path: Path) -> None:
+    """Pooling, normalization, prompts and the maximum length are those of the checkpoint."""
+    from sentence_transformers import SentenceTransformer
+
+    source = shutil.copytree(minilm_folder, tmp_path / "minilm")
+    settings = source / "config_sentence_transformers.json"
+    prompts = {"prompts": {"query": "question: "}, "similarity_fn_name": "dot"}
+    settings.write_text(json.dumps({**json.loads(settings.read_bytes()), **prompts}), encoding="utf-8")
+    build_model(source, tmp_path / "built", verify=False)
+    model, expected = load_sentence_transformer(tmp_path / "built"), SentenceTransformer(str(source), device="cpu")
+    texts = [*TEXTS, "far too long " * 300]
+    for options in ({}, {"prompt_name": "query"}):
+        np.testing.assert_allclose(model.encode(texts, **options), expected.encode(texts, **options), rtol=0, atol=1e-5)
+    assert ("dot", 384) == (model.similarity_fn_name, model.get_embedding_dimension())
+
+
+def test_module_of_another_package_is_not_imported(minilm_folder: Path, tmp_path: Path) -> None:
+    """It would be code of the checkpoint."""
+    build_model(minilm_folder, tmp_path / "built", verify=False)
+    path = tmp_path / "built" / "modules.json"
+    modules = json.loads(path.read_bytes())
+    path.write_text(json.dumps([modules[0], {**modules[1], "type": "os.path"}]), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"os\.path"):
+        load_sentence_transformer(tmp_path / "built")
 
 
 @pytest.mark.reader("openvino")

@@ -23,7 +23,10 @@ from coded_checkpoints import save_gptq
 from e2e.in_process import run_here
 from encoder_decoder import save_encoder_decoder
 from winml.modelkit import build_model, refit_model
+from winml.modelkit.builds.config import WinMLBuildConfig
 from winml.modelkit.builds.manifest_records import find_manifest
+from winml.modelkit.builds.plan import plan_build
+from winml.modelkit.builds.recipes import plan_refit, recipe_of
 from winml.modelkit.errors import (
     CheckpointError,
     InputError,
@@ -33,6 +36,7 @@ from winml.modelkit.errors import (
     VerificationError,
 )
 from winml.modelkit.export.refit_graph import describe_source
+from winml.modelkit.models.request import ModelRequest
 
 Tensors = dict[str, torch.Tensor]
 
@@ -59,11 +63,18 @@ def model_files(folder: Path) -> Mapping[str, bytes]:
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small BERT ``base``, its fine-tuned copy ``tuned``, the build ``built`` of the one and ``new`` of the other."""
+    """A small BERT ``base``, its fine-tuned copy ``tuned``, builds ``built`` of the one and ``new`` of the other.
+
+    ``unchecked`` is ``built`` as if it had not been compared.
+    """
     folder = tmp_path_factory.mktemp("refit")
     tuned(save_checkpoint("bert", folder / "base", **one_layer("bert")), folder / "tuned")
     build_model(folder / "base", folder / "built", refittable=True)
     build_model(folder / "tuned", folder / "new", verify=False)
+    manifest = Path(shutil.copytree(folder / "built", folder / "unchecked")) / "build_manifest.json"
+    record = json.loads(manifest.read_text(encoding="utf-8"))
+    record["recipe"]["verify"] = record["recipe"]["config"]["export"]["verify"] = False
+    manifest.write_text(json.dumps(record), encoding="utf-8")
     return folder
 
 
@@ -86,7 +97,7 @@ def test_folded_weights_are_computed_again(tmp_path: Path) -> None:
     base = save_checkpoint("resnet", tmp_path / "base", hidden_sizes=[16], depths=[1])
     other = tuned(base, tmp_path / "tuned")
     build_model(base, tmp_path / "built", refittable=True, verify=False)
-    refitted = refit_model(tmp_path / "built", other, tmp_path / "refitted")
+    refitted = refit_model(tmp_path / "built", other, tmp_path / "refitted", verify=False)
     new = build_model(other, tmp_path / "new", verify=False)
     assert refitted.model_path.read_bytes() == new.model_path.read_bytes()
 
@@ -96,7 +107,7 @@ def test_codes_of_quantized_checkpoint_are_refitted(tmp_path: Path) -> None:
     base = save_gptq(tmp_path)
     other = tuned(base.folder, tmp_path / "tuned")
     built = build_model(base.folder, tmp_path / "built", refittable=True, verify=False)
-    refitted = refit_model(built.folder, other, tmp_path / "refitted")
+    refitted = refit_model(built.folder, other, tmp_path / "refitted", verify=False)
     assert (
         refitted.model_path.read_bytes() == build_model(other, tmp_path / "new", verify=False).model_path.read_bytes()
     )
@@ -104,14 +115,13 @@ def test_codes_of_quantized_checkpoint_are_refitted(tmp_path: Path) -> None:
         refit_model(tmp_path / "built", base.reference, tmp_path / "float")
 
 
-@pytest.mark.slow
 def test_parts_are_refitted_together(tmp_path: Path) -> None:
     """Encoder and decoder of one checkpoint get its embedding, which is one tensor for both."""
-    base = save_encoder_decoder(tmp_path / "base", "t5", num_layers=1)
+    base = save_encoder_decoder(tmp_path / "base", "bart", encoder_layers=1, decoder_layers=1)
     other = tuned(base, tmp_path / "tuned")
     build_model(base, tmp_path / "built", refittable=True, verify=False, optimize=False)
-    refitted = refit_model(tmp_path / "built", other, tmp_path / "refitted").folder
-    embedding = load_file(other / "model.safetensors")["shared.weight"].numpy()
+    refitted = refit_model(tmp_path / "built", other, tmp_path / "refitted", verify=False).folder
+    embedding = load_file(other / "model.safetensors")["model.shared.weight"].numpy()
     for part in ("encoder", "decoder"):
         weights = [numpy_helper.to_array(weight) for weight in onnx.load(refitted / f"{part}.onnx").graph.initializer]
         assert any(np.array_equal(weight, embedding) for weight in weights)
@@ -160,12 +170,44 @@ def test_damaged_weights_are_refused_by_name(
     assert not (tmp_path / "out" / "model.onnx").exists()
 
 
+def test_refit_compares_though_the_build_did_not(bert: Path, tmp_path: Path) -> None:
+    """The build ``new`` was made without a comparison, and for its graph alone."""
+    result = refit_model(bert / "unchecked", bert / "tuned", tmp_path / "refitted")
+    assert "equals PyTorch" in result.manifest.stages[0].summary
+    plain = refit_model(bert / "unchecked", bert / "tuned", tmp_path / "plain", verify=False)
+    assert "equals PyTorch" not in plain.manifest.stages[0].summary
+    assert plain.manifest.recipe == result.manifest.recipe
+
+
+def test_paths_of_a_recipe_are_relative_to_its_build(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refit runs in another folder than the build, and on a moved copy of it with its data."""
+    texts = tmp_path / "data/texts.jsonl"
+    texts.parent.mkdir()
+    texts.write_text("a\n")
+    monkeypatch.chdir(tmp_path)
+    plan = plan_build(
+        WinMLBuildConfig.model_validate({"quant": {"precision": "w8a8", "calibration_data": "data/texts.jsonl"}}),
+        ModelRequest(str(bert / "base")),
+    )
+    recipe = recipe_of(plan, tmp_path / "built")
+    assert recipe.config["quant"]["calibration_data"] == "../data/texts.jsonl"
+    (tmp_path / "moved/built").mkdir(parents=True)
+    shutil.copytree(texts.parent, tmp_path / "moved/data")
+    monkeypatch.chdir(tmp_path / "moved/built")
+    refit = plan_refit(recipe, tmp_path / "moved/built", {}, {"model": str(bert / "tuned")})
+    assert refit.config.quant is not None
+    assert refit.config.quant.calibration_data == str(Path("../data/texts.jsonl"))
+    assert recipe_of(refit, tmp_path / "moved/built").config["quant"] == recipe.config["quant"]
+
+
 @pytest.mark.parametrize(
     ("architecture", "changes", "named"),
     [
         ("bert", {"hidden_size": 64}, "hidden_size"),
         ("bert", {"hidden_act": "relu"}, "hidden_act"),
-        ("gpt2", {}, "GPT2LMHeadModel"),
+        ("gpt2", {}, "gpt2 model"),
     ],
 )
 def test_other_architecture_is_refused(
@@ -177,13 +219,16 @@ def test_other_architecture_is_refused(
         refit_model(bert / "built", other, tmp_path / "out")
 
 
-def test_checkpoint_of_half_precision_fits_after_conversion(bert: Path, tmp_path: Path) -> None:
-    """The refusal names the conversion, and the conversion works."""
+def test_checkpoint_of_half_precision_is_converted_to_the_type_of_the_build(bert: Path, tmp_path: Path) -> None:
+    """Fine-tuned weights are often saved in 16 bits; a requested type is not changed."""
     AutoModel.from_pretrained(bert / "tuned", dtype=torch.float16).save_pretrained(tmp_path / "half")
+    result = refit_model(bert / "built", tmp_path / "half", tmp_path / "out", verify=False)
+    assert any("fp32" in note for note in result.notes)
+    weights = {tensor.data_type for tensor in onnx.load(result.model_path).graph.initializer}
+    assert onnx.TensorProto.FLOAT16 not in weights
     with pytest.raises(CheckpointError) as refusal:
-        refit_model(bert / "built", tmp_path / "half", tmp_path / "out")
+        refit_model(bert / "built", tmp_path / "half", tmp_path / "other", dtype="fp16")
     assert "fp32" in refusal.value.hint
-    assert refit_model(bert / "built", tmp_path / "half", tmp_path / "out", dtype="fp32").manifest.status == "done"
 
 
 def test_config_may_differ_in_training_and_tools(bert: Path, tmp_path: Path) -> None:
@@ -215,7 +260,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_decoder_is_fused_and_quantized_again(gpt2: Path, tmp_path: Path) -> None:
     """The decoder of other weights has other tokens of generation, too: the folder has those of the checkpoint."""
     other = changed_config(tuned(gpt2 / "base", tmp_path / "tuned"), tmp_path / "other", eos_token_id=3, pad_token_id=4)
-    refitted = refit_model(gpt2 / "built", other, tmp_path / "refitted")
+    refitted = refit_model(gpt2 / "built", other, tmp_path / "refitted", verify=False)
     new = build_model(other, tmp_path / "new", precision="int4", verify=False)
     assert refitted.model_path.read_bytes() == new.model_path.read_bytes()
     config = json.loads((refitted.folder / "config.json").read_text())
@@ -264,6 +309,17 @@ def test_unusable_requests_are_refused(bert: Path, tmp_path: Path) -> None:
     lora = save_adapter(tmp_path / "lora", small_model("bert", **one_layer("bert")), ("query",), seed=3)
     with pytest.raises(UsageError, match="is an adapter"):
         refit_model(built, lora, out)
+    with pytest.raises(UsageError, match="folder of a build"):
+        refit_model(built, plain, out)
+    (tmp_path / "config_alone").mkdir()
+    shutil.copy(base / "config.json", tmp_path / "config_alone")
+    with pytest.raises(ModelPathError) as refusal:
+        refit_model(built, tmp_path / "config_alone", out)
+    assert "random" not in refusal.value.hint
+    assert run_here("quantize", "-m", built, "-p", "bf16", "-o", tmp_path / "quantized", "--no-verify", "-q").code == 0
+    with pytest.raises(UsageError) as refusal:
+        refit_model(tmp_path / "quantized", base, out)
+    assert f"Refit {built}" in refusal.value.hint
     with pytest.raises(ModelPathError):
         refit_model(tmp_path / "missing", base, out)
     with pytest.raises(UsageError, match="has no build"):

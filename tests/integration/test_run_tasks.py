@@ -28,7 +28,7 @@ from evaluation_checkpoints import WORDS, pipeline_of, save_task_checkpoint, sen
 from installed_versions import PICTURES_WITHOUT_TORCHVISION
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.exporting import HTPExporter
-from winml.modelkit.generate.task_inputs import run_task
+from winml.modelkit.generate.task_inputs import LOADED_TASKS, run_task
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.specs import DynamicRequest
 
@@ -98,8 +98,49 @@ def _save_audio(class_name: str) -> Callable[[Path], object]:
     return save
 
 
+def _save_owl(path: Path) -> None:
+    tokenizer, encoder = text_tokenizer(), {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    text = {**encoder, **_ONE_LAYER, "vocab_size": len(tokenizer), "eos_token_id": 3}
+    vision = {**encoder, **_ONE_LAYER, "image_size": 32, "patch_size": 16}
+    config = transformers.OwlViTConfig(text_config=text, vision_config=vision, projection_dim=32)
+    _save_model(path, transformers.OwlViTForObjectDetection(config), tokenizer)
+    transformers.OwlViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(path)
+
+
+def _save_clap(path: Path) -> None:
+    tokenizer, encoder = text_tokenizer(), {"hidden_size": 32, "projection_dim": 32}
+    text = {**encoder, **_ONE_LAYER, "vocab_size": len(tokenizer), "intermediate_size": 64, "num_attention_heads": 2}
+    audio = {
+        **encoder, "patch_embeds_hidden_size": 16, "depths": [1, 1], "num_attention_heads": [2, 2], "spec_size": 64,
+        "num_mel_bins": 16, "patch_size": 4, "patch_stride": [4, 4], "window_size": 4,
+    }  # fmt: skip
+    config = transformers.ClapConfig(text_config={**text, "pad_token_id": 0}, audio_config=audio, projection_dim=32)
+    _save_model(path, transformers.ClapModel(config), tokenizer)
+    transformers.ClapFeatureExtractor(
+        feature_size=16, sampling_rate=16_000, max_length_s=1, hop_length=80, fft_window_size=1024,
+        truncation="rand_trunc",
+    ).save_pretrained(path)  # fmt: skip
+
+
+def _save_video(path: Path) -> None:
+    config = transformers.VideoMAEConfig(
+        image_size=32, patch_size=16, num_frames=4, hidden_size=32, num_attention_heads=2, intermediate_size=64,
+        id2label={0: "run", 1: "jump"}, **_ONE_LAYER,
+    )  # fmt: skip
+    _save_model(path, transformers.VideoMAEForVideoClassification(config))
+    size = {"height": 32, "width": 32}
+    transformers.VideoMAEImageProcessorPil(size=size, crop_size=size).save_pretrained(path)
+
+
+def _save_model(path: Path, model: Any, *processors: Any) -> None:
+    make_distinct(model)
+    for saved in (model, *processors):
+        saved.save_pretrained(path)
+
+
 PHOTO = ("--image", "photo.png")
-DRAWN = {"object-detection", "image-segmentation", "depth-estimation"}
+DRAWN = {"object-detection", "zero-shot-object-detection", "image-segmentation", "depth-estimation"}
+LABELS = ("--label", WORDS[0], "--label", WORDS[1])
 CASES = {
     "text-classification": Case(_text("BertForSequenceClassification", ("bad", "good", "so")), ("--text", TEXT), TEXT),
     "token-classification": Case(
@@ -124,9 +165,18 @@ CASES = {
         PHOTO, "photo.png", is_open=False,
     ),
     "zero-shot-image-classification": Case(
-        _save_clip, (*PHOTO, "--label", WORDS[0], "--label", WORDS[1]), "photo.png",
+        _save_clip, (*PHOTO, *LABELS), "photo.png",
         {"candidate_labels": [WORDS[0], WORDS[1]]},
     ),
+    "zero-shot-object-detection": Case(
+        _save_owl, (*PHOTO, *LABELS, "--threshold", "0.01"), "photo.png",
+        {"candidate_labels": [WORDS[0], WORDS[1]], "threshold": 0.01}, is_open=False,
+    ),
+    "zero-shot-audio-classification": Case(
+        _save_clap, ("--audio", "sound.wav", *LABELS), "samples", {"candidate_labels": [WORDS[0], WORDS[1]]},
+        is_open=False,
+    ),
+    "video-classification": Case(_save_video, PHOTO * 5, is_open=False),
     "depth-estimation": Case(_save_depth, PHOTO, "photo.png", is_open=False),
     "automatic-speech-recognition": Case(_save_audio("Wav2Vec2ForCTC"), ("--audio", "sound.wav"), "sound"),
     "audio-classification": Case(_save_audio("Wav2Vec2ForSequenceClassification"), ("--audio", "sound.wav"), "sound"),
@@ -151,7 +201,7 @@ def exported(checkpoint: Path, task: str, *, is_open: bool) -> Path:
     model.parent.mkdir()
     dynamic = DynamicRequest(batch=is_open, sequence=is_open, image_size=task == "depth-estimation")
     HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint(
-        ModelRequest(str(checkpoint), task=task, dynamic=dynamic), model
+        ModelRequest(str(checkpoint), task=LOADED_TASKS.get(task, task), dynamic=dynamic), model
     )
     return model
 
@@ -191,6 +241,8 @@ def test_task_answer_equals_the_pipeline(task: str, folder: Path, monkeypatch: p
     if case.passed is None:
         return
     passed = case.passed
+    if passed == "samples":
+        passed, _ = soundfile.read("sound.wav", dtype="float32")
     if passed == "sound":
         samples, rate = soundfile.read("sound.wav", dtype="float32")
         passed = {"raw": samples, "sampling_rate": rate}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml.modelkit.quantize.budget import GRAINS, Choice, allocate
+from winml.modelkit.quantize.knapsack import GRAINS, Choice, allocate
 
 CHOICES = st.builds(Choice, st.integers(0, 60), st.floats(0, 10).map(lambda loss: round(loss, 3)))
 MODULES = st.lists(st.lists(CHOICES, min_size=1, max_size=4), min_size=1, max_size=5)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.config import WinMLBuildConfig
     from winml.modelkit.builds.evaluated_models import evaluate_model
     from winml.modelkit.builds.manifest_records import BuildResult
+    from winml.modelkit.builds.package_records import PackageResult
+    from winml.modelkit.builds.package_verb import build_package
     from winml.modelkit.builds.proofs import verify_model
     from winml.modelkit.builds.refit_verb import refit_model
     from winml.modelkit.builds.verb import build_model
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from winml.modelkit.generate.auto_model import WinMLAutoModel
     from winml.modelkit.generate.diffusion import load_pipeline
     from winml.modelkit.generate.run_verb import run_model
+    from winml.modelkit.generate.sentence_embedding import load_sentence_transformer
     from winml.modelkit.inspect.verb import inspect_model
     from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec
     from winml.modelkit.optimize.file_optimization import check_optimization, run_optimize_analyze_loop
@@ -53,16 +56,18 @@ if TYPE_CHECKING:
     from winml.modelkit.tune.options import TuneOptions
     from winml.modelkit.tune.records import TuneResult
     from winml.modelkit.tune.tuning import tune_model
+    from winml.modelkit.view.verb import view_model
 
 __all__ = [
     "BuildResult", "CheckpointError", "CompareOptions", "ConfigError", "ExportError", "ExportResult", "HTPExporter",
-    "InputError", "InputTensorSpec", "OutputTensorSpec", "StageError", "TuneOptions", "TuneResult", "UsageError",
-    "VerificationError", "WinMLAutoModel", "WinMLBuildConfig", "WinMLError", "WinMLExportConfig", "__version__",
-    "build_hf_model", "build_model", "build_onnx_model", "check_optimization", "compare_models", "compile_model",
-    "compile_onnx", "diff_models", "evaluate_model", "export_model", "export_pytorch", "extract_modules",
-    "inspect_model", "load_pipeline", "optimize_model", "optimize_onnx", "profile_model", "quantization_sensitivity",
-    "quantize_model", "quantize_onnx", "refit_model", "retag_model", "run_model", "run_optimize_analyze_loop",
-    "sweep_models", "tune_model", "verify_model",
+    "InputError", "InputTensorSpec", "OutputTensorSpec", "PackageResult", "StageError", "TuneOptions", "TuneResult",
+    "UsageError", "VerificationError", "WinMLAutoModel", "WinMLBuildConfig", "WinMLError", "WinMLExportConfig",
+    "__version__", "build_hf_model", "build_model", "build_onnx_model", "build_package", "check_optimization",
+    "compare_models", "compile_model", "compile_onnx", "diff_models", "evaluate_model", "export_model",
+    "export_pytorch", "extract_modules", "inspect_model", "load_pipeline", "load_sentence_transformer",
+    "optimize_model", "optimize_onnx", "profile_model", "quantization_sensitivity", "quantize_model", "quantize_onnx",
+    "refit_model", "retag_model", "run_model", "run_optimize_analyze_loop", "sweep_models", "tune_model",
+    "verify_model", "view_model",
 ]  # fmt: skip
 
 _INFERENCE_PREFIX = "WinMLModelFor"
@@ -77,6 +82,8 @@ _NAMES = {
     "builds.config": "WinMLBuildConfig",
     "builds.evaluated_models": "evaluate_model",
     "builds.manifest_records": "BuildResult",
+    "builds.package_verb": "build_package",
+    "builds.package_records": "PackageResult",
     "builds.proofs": "verify_model",
     "builds.refit_verb": "refit_model",
     "builds.verb": "build_model",
@@ -92,6 +99,7 @@ _NAMES = {
     "generate.auto_model": "WinMLAutoModel",
     "generate.diffusion": "load_pipeline",
     "generate.run_verb": "run_model",
+    "generate.sentence_embedding": "load_sentence_transformer",
     "inspect.verb": "inspect_model",
     "onnx.specs": "InputTensorSpec OutputTensorSpec",
     "optimize.file_optimization": "check_optimization run_optimize_analyze_loop",
@@ -104,6 +112,7 @@ _NAMES = {
     "tune.options": "TuneOptions",
     "tune.records": "TuneResult",
     "tune.tuning": "tune_model",
+    "view.verb": "view_model",
 }
 """Module → its public names."""
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

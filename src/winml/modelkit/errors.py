@@ -173,6 +173,10 @@ class MeasureError(StageError):
     """Nothing could be measured: the graph does not run, or the execution provider records no profile."""
 
 
+class NoInputsError(StageError):
+    """A graph accepts none of the inputs that were generated for it."""
+
+
 class NoAnswerError(StageError):
     """A process did not answer in time, which may be due to a busy machine."""
 
@@ -351,6 +355,7 @@ _TEXTS = {"output_folder": "-o FOLDER", "another_output": "another output path"}
 _KEYWORDS = {
     "another_output": "another output path",
     "asymmetric": "symmetric=False",
+    "custom_ops": "the variable WINML_CUSTOM_OPS",
     "debug": "the cause of this exception",
     "dynamic_seq_len": "dynamic_sequence",
     "dynamo": "exporter='dynamo'",
@@ -368,8 +373,8 @@ _KEYWORDS = {
 }
 """Option → keyword of Python, if their names differ."""
 _SWITCHES = frozenset({
-    "allow_dynamic", "by_module", "deploy_only", "overwrite", "random_weights", "rebuild", "skip_pre_normalization",
-    "smooth_quant", "symmetric", "trust_remote_code", "verify",
+    "allow_dynamic", "by_module", "deploy_only", "freeze_inputs", "overwrite", "random_weights", "rebuild",
+    "skip_pre_normalization", "smooth_quant", "symmetric", "trust_remote_code", "verify",
 })  # fmt: skip
 """Options that are on or off, as Python spells them: ``overwrite=True``, and ``verify=False`` for ``no_verify``."""
 
@@ -420,10 +425,11 @@ def spell_options(names: Mapping[str, str]) -> Iterator[None]:
     """Spell some options within the block by other names, such as keys of a config.
 
     Args:
-        names: Option → spelling; the mapping may change within the block.
+        names: Option → spelling; empty: the command has no such option, so that no text may offer it. The mapping may
+            change within the block.
     """
     outer_speller = _speller.get() or spell_flag
-    with spell_by(lambda option: names.get(option) or outer_speller(option)):
+    with spell_by(lambda option: names[option] if option in names else outer_speller(option)):
         yield
 
 

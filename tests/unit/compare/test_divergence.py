@@ -7,6 +7,9 @@ import math
 import pytest
 
 from winml.modelkit.compare.by_module.module_comparison import ModuleErrors, first_divergence, own_error
+from winml.modelkit.compare.fidelity import OutputFidelity, QualitySamples
+from winml.modelkit.compare.records import ComparedModule, ComparedOutput, ProofReplay
+from winml.modelkit.tags.address import ModuleIdentity
 
 EXACT = ModuleErrors(0.0, 0.0)
 LIMIT = 1e-3
@@ -43,6 +46,22 @@ def test_first_module_with_equal_inputs_is_selected() -> None:
     assert first_divergence([EXACT, unknown, unchanged, behind], LIMIT, is_rounded=False) is None
 
 
+@pytest.mark.parametrize("is_rounded", [False, True])
+def test_overflow_is_an_error_of_the_module_whatever_the_error_of_its_inputs(is_rounded: bool) -> None:
+    """Inputs with an error beyond the tolerance do not excuse outputs that are not finite."""
+    overflow = ModuleErrors(2e-3, math.inf, is_overflowing=True)
+    behind = ModuleErrors(math.inf, math.inf)
+    zeros = ModuleErrors(2e-3, math.inf)  # of a reference of zeros
+    assert 2 == first_divergence([ModuleErrors(0.0, 2e-4), zeros, overflow, behind], LIMIT, is_rounded=is_rounded)
+
+
+def test_overflow_of_a_rounded_module_precedes_finite_errors() -> None:
+    """Of rounded modules, one that is far off explains no NaN; of others, it may."""
+    modules = [ModuleErrors(0.0, 0.5), ModuleErrors(0.5, math.inf, is_overflowing=True)]
+    assert 1 == first_divergence(modules, LIMIT, is_rounded=True)
+    assert 0 == first_divergence(modules, LIMIT, is_rounded=False)
+
+
 def test_rounded_modules_must_exceed_the_usual_error() -> None:
     """A rounded module has to exceed the usual own error and its input error.
 
@@ -53,3 +72,28 @@ def test_rounded_modules_must_exceed_the_usual_error() -> None:
     assert 0 == first_divergence([ModuleErrors(0.0, 0.015)], LIMIT, is_rounded=False)
     assert 4 == first_divergence([*usual, ModuleErrors(0.01, 0.2)], LIMIT, is_rounded=True)
     assert first_divergence([*usual, ModuleErrors(0.05, 0.2)], LIMIT, is_rounded=True) is None
+
+
+def test_origin_of_a_growth_is_no_module_that_amplifies_and_not_the_root() -> None:
+    """The own error of a module that amplifies an inherited one, and of the root, may be larger."""
+    output = OutputFidelity("y", 40.0, 1.0, 1e-2, 1e-2)
+    errors = {"a": (1e-7, 1e-7), "b": (2e-7, 5e-3), "c": (5e-3, 1.4e-2), "": (0.0, 2e-2)}
+    replay = ProofReplay(
+        reference="",
+        candidate="",
+        samples=QualitySamples("random", 1, 0),
+        outputs=(ComparedOutput(output),),
+        threshold=None,
+        modules=tuple(
+            ComparedModule(ModuleIdentity(name, f"/Net/{name}".rstrip("/"), "Net"), output, fed, own)
+            for name, (fed, own) in errors.items()
+        ),
+    )
+    before = {(module.identity.tag, 1): 1e-7 for module in replay.modules or ()}
+    origin = replay.find_origin(before)
+    assert origin is not None
+    assert "b" == origin.identity.module
+    assert replay.find_origin({}) is None
+    only_root = replay.find_origin({**dict.fromkeys(before, 1.0), ("/Net", 1): 1e-7})
+    assert only_root is not None
+    assert "" == only_root.identity.module

@@ -21,9 +21,10 @@ from winml.modelkit.generate.generation.settings import (
     position_limit,
     read_settings,
 )
-from winml.modelkit.generate.generation.text import chat_prompt, read_tokenizer
+from winml.modelkit.generate.generation.text import read_tokenizer
 from winml.modelkit.ort.decoding.decoder import DecoderGraph
 from winml.modelkit.ort.sessions import Session
+from winml.modelkit.samples.chat_templates import chat_prompt
 
 
 class _Processors(GenerationMixin):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -365,18 +366,39 @@ def test_operators_the_execution_provider_lacks_are_named(tmp_path: Path) -> Non
 
 PERIODS = """m (float[N, time] x) => (float[N, P, 7] y) <int64[3] shape = {0, -1, 7}>
     { a = Identity (x) b = Reshape (a, shape) y = Relu (b) }"""
-"""Accepts multiples of 7 only, and no default size is one."""
+"""Accepts multiples of 7 only: no default size is one, and the refusal names it."""
 
 
 @pytest.mark.parametrize("sizes", [{"time": 14}, {"x:1": 21, "N": 2}])
 def test_stated_sizes_are_compared(sizes: dict[str, int], tmp_path: Path) -> None:
-    """A size is given by name or by position; without sizes nothing can be compared, and the hint says so."""
+    """A size is given by name or by position; a size that the graph refuses is an error, with a hint."""
     source = _save(tmp_path / "in.onnx", stamped=False, body=PERIODS)
     with pytest.raises(StageError) as caught:
-        optimize_onnx(source, tmp_path / "out.onnx")
+        optimize_onnx(source, tmp_path / "out.onnx", sizes={**sizes, "time": 15} if "time" in sizes else {"x:1": 15})
     assert "with sizes." in str(caught.value.hint)
     result = optimize_onnx(source, tmp_path / "out.onnx", sizes=sizes)
     assert result.verification is not None
+
+
+def test_size_named_in_a_refusal_is_tried(tmp_path: Path) -> None:
+    """ONNX Runtime's reason has the 7 of the reshape, and the result is compared at that size."""
+    source = _save(tmp_path / "in.onnx", stamped=False, body=PERIODS)
+    assert optimize_onnx(source, tmp_path / "out.onnx").verification is not None
+
+
+NO_INPUTS = """m (seq(float[N, 4]) s) => (float[N, 8] y) <float[4, 8] w>
+    { c = ConcatFromSequence <axis = 0> (s) y = MatMul (c, w) }"""
+
+
+def test_result_without_inputs_is_written_unchecked(tmp_path: Path) -> None:
+    """No values of a sequence are generated: the note says so, and the file is written if it opens."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 17]> {NO_INPUTS}')
+    del model.graph.initializer[:]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 8), np.float32), "w"))
+    onnx.save(model, tmp_path / "in.onnx")
+    result = optimize_onnx(tmp_path / "in.onnx", tmp_path / "out.onnx", level="full")
+    assert result.verification is None
+    assert any(note.startswith("Not checked: ") for note in result.notes)
 
 
 def test_size_of_an_unknown_dimension_is_refused_with_the_known_dimensions(tmp_path: Path) -> None:

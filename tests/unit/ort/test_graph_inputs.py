@@ -80,12 +80,13 @@ def test_missing_sizes_are_chosen_with_a_note() -> None:
     assert ("default sizes: sequence 128 (change them with --shape-config)",) == sizes.notes
 
 
-def test_size_of_unknown_meaning_is_required() -> None:
-    """A first dimension is usually the batch; other dimensions have no likely size."""
-    with pytest.raises(UsageError, match="x:2") as caught:
-        settle_sizes([NAMELESS], {})
-    assert '--shape-config \'{"x:0": 8, "x:2": 8}\'' in caught.value.hint
+def test_size_of_unknown_meaning_is_chosen_by_its_place() -> None:
+    """A first dimension is usually the batch; an axis of four is an edge of an image, and a count is small."""
     assert {"x:0": 1, "x:2": 7} == settle_sizes([NAMELESS], {"x:2": 7}).by_name
+    assert {"x:0": 1, "x:2": 8} == settle_sizes([NAMELESS], {}).by_name
+    image = graph_input("image", "float32", (1, 3, "h", "w"))
+    edges = graph_input("edges", "int64", (2, "num_edges"))
+    assert {"h": 224, "w": 224, "num_edges": 8} == settle_sizes([image, edges], {}).by_name
 
 
 @pytest.mark.parametrize(
@@ -128,9 +129,22 @@ def test_draws_have_the_dtype_of_the_input(dtype: str) -> None:
     assert dtype == str(draw_feeds([graph_input("x", dtype, (2,))], {}, 0)["x"].dtype)
 
 
-@pytest.mark.parametrize("dtype", ["string", "float8e4m3fn", "seq(tensor(float))"])
+def test_stated_values_are_drawn() -> None:
+    """Text and numbers take stated values only, and offsets ascend; text without stated values is words."""
+    rate = graph_input("rate", "int64", (), {"values": (8000, 16000)})
+    column = graph_input("column", "string", (9,), {"values": ("a", "b")})
+    offsets = graph_input("offsets", "int64", (20,), {"value_range": (0, 9), "ascending": True})
+    feeds = draw_feeds([rate, column, offsets, graph_input("text", "string", (2,))], {}, 0)
+    assert int(feeds["rate"]) in (8000, 16000)
+    assert {"a", "b"} == set(feeds["column"])
+    assert sorted(feeds["offsets"]) == list(feeds["offsets"]) != [0] * 20
+    assert "U" == feeds["text"].dtype.kind
+    assert {"values": [8000, 16000]}.items() <= rate.as_record().items()
+
+
+@pytest.mark.parametrize("dtype", ["float8e4m3fn", "seq(tensor(float))"])
 def test_undrawable_values_are_required(dtype: str) -> None:
-    """Text, exotic dtypes and sequences cannot be drawn."""
+    """Exotic dtypes and sequences cannot be drawn."""
     with pytest.raises(UsageError, match="x takes") as caught:
         draw_feeds([graph_input("x", dtype, (2,))], {}, 0)
     assert "--input-data" in caught.value.hint

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from winml.modelkit.ort.kernel_times import KernelTime, RunProfile
 from winml.modelkit.profile.module_profile import ModuleProfile, charge_modules
+from winml.modelkit.profile.module_records import ModuleRatio
 from winml.modelkit.profile.torch_modules import charge_torch_modules, compare_modules
 
 
@@ -145,3 +146,19 @@ def test_times_of_pytorch_are_charged_to_the_owner_of_a_fused_module() -> None:
     assert ratios["/Net/Conv"].ratio is not None
     assert math.isclose(0.2, ratios["/Net/Conv"].ratio.value)
     assert "undecided" == ratios["/Net/Conv"].verdict  # one pair of runs has no interval
+
+
+def test_ratio_of_equal_layers_is_that_of_their_sums() -> None:
+    """Times, ratio, interval and verdict are of the same blocks."""
+    layers = [
+        ModuleRatio.of_blocks((f"/Net/Layer.{number}", f"layer.{number}", "Layer"), torch_ms, model_ms, 1.0)
+        for number, (torch_ms, model_ms) in enumerate([([2.0] * 6, [1.0] * 6), ([4.0] * 6, [2.0] * 5 + [8.0])])
+    ]
+    joined = ModuleRatio.of_layers(layers)
+    assert (6.0, 3.0) == (joined.torch_ms, joined.model_ms)
+    assert joined.ratio is not None
+    assert (0.5, 0.5, 1.5) == (joined.ratio.value, joined.ratio.low, joined.ratio.high)
+    assert "undecided" == joined.verdict_words
+    assert layers[0] is ModuleRatio.of_layers(layers[:1])
+    slowed = ModuleRatio.of_blocks(("/Net", "", "Net"), [2.0] * 6, [1.8] * 6, 2.0)
+    assert "undecided (other load)" == slowed.verdict_words

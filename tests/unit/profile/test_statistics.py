@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from winml.modelkit.profile.statistics import NOISE, Ratio, compare_pairs, percentile, summarize
@@ -81,6 +83,17 @@ def test_verdict_is_a_difference_only_for_a_whole_interval(low: float | None, hi
 def test_interval_beyond_the_load_is_decided_on_a_busy_machine(ends: tuple[float, float], verdict: str) -> None:
     """Load that doubled the time of one side alone would not explain the ratio."""
     assert verdict == Ratio(1.0, *ends, 0.95, 30, slowdown=2.0).verdict
+
+
+def test_ratio_that_its_medians_contradict_is_undecided_on_a_busy_machine() -> None:
+    """Load that changes during the measurement: the pairs say 0.2, the medians of the two series 0.5."""
+    first, second = [1.0] * 10 + [5.0] * 9, [5.0] * 6 + [2.0] * 4 + [25.0] * 9
+    ratio = replace(compare_pairs(first, second), slowdown=2.5)
+    assert ratio.of_medians == pytest.approx(0.2)
+    assert "faster" == ratio.verdict  # far beyond the load
+    contradicted = replace(ratio, of_medians=0.52)
+    assert "undecided" == contradicted.verdict
+    assert contradicted.answer("").is_undecided
 
 
 def test_outlier_moves_neither_ratio_nor_interval() -> None:

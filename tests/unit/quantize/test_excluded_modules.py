@@ -1,4 +1,4 @@
-"""The fewest modules that stay float32 in a file of 16-bit floats, as selectors that every export shares."""
+"""Modules that stay float32 in the smallest file of 16-bit floats, as selectors that every export shares."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 
 from winml.modelkit import HTPExporter, WinMLExportConfig, quantization_sensitivity, quantize_onnx
 from winml.modelkit.errors import UsageError, VerificationError
+from winml.modelkit.ort.half_rounding import ROUNDING_NOTE
 
 GAIN = 1e6
 """Inner values are about this large, beyond 65504."""
@@ -41,12 +42,12 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
-    """Residual layers and a head."""
+    """Residual layers, and a head so large that the bytes of conversions do not count."""
 
     def __init__(self, *gains: float) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers, self.head = nn.ModuleList(Layer(gain) for gain in gains), nn.Linear(48, 4)
+        self.layers, self.head = nn.ModuleList(Layer(gain) for gain in gains), nn.Linear(48, 8000)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -78,6 +79,7 @@ def test_overflowing_module_is_named_by_its_path_in_every_export(one_layer: dict
     assert listed is not None
     assert listed.is_met
     assert {"layers.1.mlp": "fp32"} == listed.rules
+    assert ROUNDING_NOTE in result.notes
 
 
 def test_equal_modules_share_one_selector(tmp_path: Path) -> None:
@@ -93,6 +95,55 @@ def test_equal_modules_share_one_selector(tmp_path: Path) -> None:
     assert written.fidelity.worst.lower_db >= 40
     types = {value.const_value.dtype for value in ir.load(tmp_path / "h.onnx").graph.initializers.values()}
     assert {ir.DataType.FLOAT16, ir.DataType.FLOAT} <= types
+
+
+class Lookup(nn.Module):
+    """A table with most bytes, and layers with most noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.layers = nn.Embedding(4000, 48), nn.ModuleList(Layer(1) for _ in range(4))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.fixture(scope="module")
+def lookup(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The exported table with its layers."""
+    path = tmp_path_factory.mktemp("lookup") / "lookup.onnx"
+    config = WinMLExportConfig(verify=False)
+    HTPExporter(config).export(Lookup().eval(), path, {"ids": torch.randint(0, 4000, (2, 8))})
+    return path
+
+
+def test_small_modules_stay_float32_instead_of_a_large_one(lookup: Path, tmp_path: Path) -> None:
+    """The bytes of the file count, not the number of modules: the table has 16 bits."""
+    output = tmp_path / "h.onnx"
+    all_half = quantize_onnx(lookup, output, precision="fp16", min_sqnr_db=40).fidelity
+    assert all_half is not None
+    least_db = all_half.worst.lower_db + 3
+    written = quantize_onnx(lookup, output, precision="fp16", budget="smallest", min_sqnr_db=least_db, overwrite=True)
+    assert written.fidelity is not None
+    assert written.fidelity.worst.lower_db >= least_db
+    actual = {module.tag: module.actual for module in written.modules}
+    assert "fp16" == actual["/Lookup/Embedding"]
+    assert written.budget is not None
+    assert len(written.budget.rules) > 1
+    # Only the table alone in float32 reaches the quality with fewer modules.
+    assert output.stat().st_size < 0.65 * lookup.stat().st_size
+
+
+def test_target_that_only_the_float_model_reaches_is_not_met(lookup: Path) -> None:
+    """A list of all modules quantizes nothing, and is no answer."""
+    result = quantization_sensitivity(lookup, precision="fp16", target="sqnr_db=140", iterations=1)
+    assert result.exclude_list is not None
+    assert not result.exclude_list.is_met
+    assert result.exclude_list.form.weight_bytes < result.float_bytes
 
 
 def test_nodes_without_weights_stay_float32_alone(tmp_path: Path) -> None:
@@ -113,6 +164,7 @@ def test_model_within_the_quality_excludes_nothing(tmp_path: Path) -> None:
         assert written.budget is not None
         assert {} == written.budget.rules
         assert precision == written.precision
+        assert (precision == "fp16") is (ROUNDING_NOTE in written.notes)
 
 
 def test_unreachable_quality_is_refused(one_layer: dict[str, Path], tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_colours_represent_classes_or_self_time(browser: Browser, page: Path) ->
     assert "Attention" in browser.run(legend)
     assert 0 == browser.run("document.querySelectorAll('.plot .heat').length")
     browser.run(
-        "{const c = document.querySelector('.colour'); c.value = 'shade'; c.dispatchEvent(new Event('change'))}"
+        "{const c = document.querySelector('.colour'); c.value = 'shade 0'; c.dispatchEvent(new Event('change'))}"
     )
     assert "self time" in browser.run(legend)
     assert 0 < browser.run("document.querySelectorAll('.plot .heat').length")

@@ -14,8 +14,7 @@ from PIL import Image
 from evaluation_checkpoints import WORDS, text_tokenizer
 from generating import CHAT_TEMPLATE
 from winml.modelkit.errors import InputError
-from winml.modelkit.generate.generation import template_rendering
-from winml.modelkit.samples import processors
+from winml.modelkit.samples import processors, template_rendering
 from winml.modelkit.samples.file_image_processor import DEFAULTS, FileImageProcessor, is_readable
 from winml.modelkit.samples.file_tokenizer import FileTokenizer
 

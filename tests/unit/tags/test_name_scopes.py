@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from winml.modelkit.tags.tagging import name_scope
+from winml.modelkit.tags.dialects import name_scope
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def operators(path: Path) -> list[str]:
 
 def files(folder: Path) -> dict[str, bytes]:
     """Return every file of a folder by its name."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_result_is_plain_verified_tagged_and_counted_in_the_file(tmp_path: Path) -> None:

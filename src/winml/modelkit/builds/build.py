@@ -59,6 +59,7 @@ from winml.modelkit.onnx.files.named_paths import drop_read
 from winml.modelkit.onnx.files.output_files import OutputFiles
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.options import read_json_file
 from winml.modelkit.ort.host import PeakMemory
 from winml.modelkit.progress import StepClock, StepEvent
@@ -385,7 +386,7 @@ class _Build(StageWalk):
             companions=self.companions.records,
             deploy=self._deployed_files(models) if status == "done" else (),
             layout=self.plan.config.layout,
-            recipe=recipe_of(self.plan) if self.plan.is_refittable else None,
+            recipe=recipe_of(self.plan, self.folder.path) if self.plan.is_refittable else None,
             input=self.input_record,
             started=self._started.isoformat(timespec="seconds"),
             seconds=round(time.perf_counter() - self._started_at, 3),
@@ -441,6 +442,11 @@ class _Build(StageWalk):
 
     def _place_models(self) -> dict[str, PlacedModel]:
         """Write the last result of each part under its final name, and the resolved config; return part → files."""
+        with temporary_folder() as temporary:
+            return self._place_models_and_card(temporary / file_names.MODEL_CARD_NAME)
+
+    def _place_models_and_card(self, card: Path) -> dict[str, PlacedModel]:
+        """Write the models as :meth:`_place_models` does; ``card`` is a temporary path for the model card."""
         folder = self.folder.path
         reusable = {part.name: self.reusable_model(part) for part in self.parts}
         names: dict[str, tuple[str, ...]] = {}
@@ -456,6 +462,12 @@ class _Build(StageWalk):
                 # A name that is not derived from the content may be that of a user's file.
                 owned_names = self.folder.owned_names()
                 self.folder.claim([name for _, *data in names.values() for name in data if name not in owned_names])
+            if self.layout.has_card:
+                sizes = {path.relative_to(folder.absolute()).as_posix(): n for path, n in files.written_sizes().items()}
+                placed = [name for model_names in names.values() for name in model_names]
+                sizes = {name: sizes.get(name) or (folder / name).stat().st_size for name in placed}
+                card.write_text(self.layout.card(self.parts, sizes), encoding="utf-8", newline="\n")
+                self.companions.add(card.name, card)
             self.companions.reserve(files)
             # The manifest lists the next files before they are put in place, so that a kill leaves no unknown file.
             self.folder.save(self._make_manifest("unfinished", {}))

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,6 +29,7 @@ from winml.modelkit.errors import WinMLError, WriteError, first_line, spell_opti
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.models.request import ModelRequest, resolve_source
 from winml.modelkit.onnx.files.content_digest import hash_file
+from winml.modelkit.onnx.files.moving import remove_file, remove_folder
 from winml.modelkit.onnx.files.named_paths import (
     CACHE_VARIABLE,
     COPIES_FOLDER,
@@ -284,10 +284,10 @@ def remove_builds(contents: CacheContents) -> CacheContents:
     copies = [*(root / COPIES_FOLDER).rglob("*")] if is_empty else []
     freed = stored_bytes((*dead_notes, *copies))
     if is_empty:
-        shutil.rmtree(root / COPIES_FOLDER, ignore_errors=True)
+        remove_folder(root / COPIES_FOLDER)
     for path in dead_notes:
         with _removal_errors(path):
-            path.unlink(missing_ok=True)
+            remove_file(path)
     for name in (*_NOTE_FOLDERS, _BUILDS_FOLDER):
         with contextlib.suppress(OSError):
             (root / name).rmdir()  # if it is empty
@@ -365,10 +365,10 @@ def _remove_folder(folder: Path) -> bool:
     try:
         with _removal_errors(folder):
             # Without a manifest, the remaining files are no result if the removal is interrupted.
-            (folder / BUILD_MANIFEST_NAME).unlink(missing_ok=True)
+            remove_file(folder / BUILD_MANIFEST_NAME)
             if sys.platform == "win32":
                 lock.release(force=True)  # Windows cannot remove an open file
-            shutil.rmtree(folder)
+            remove_folder(folder, ignore_errors=False)
     finally:
         lock.release(force=True)
     return True

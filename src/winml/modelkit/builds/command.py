@@ -70,6 +70,9 @@ def command(context: click.Context, /, **options: Any) -> None:
       winml build ./checkpoint -o built --precision int8 --exclude BertLayer.0
     """
     request = _read_request(options)
+    if "package" in (request.layout, request.config.layout):
+        _build_package(request, options)
+        return
     with library_output_to_stderr():
         plan = plan_requested_build(request)
     end_dry_run(plan, options, refuse_unloadable)
@@ -87,6 +90,21 @@ def command(context: click.Context, /, **options: Any) -> None:
     show_build(result, options)
     if result.evaluation is not None and not result.evaluation.is_good_enough:
         context.exit(NEGATIVE_RESULT)
+
+
+def _build_package(request: BuildRequest, options: Mapping[str, Any]) -> None:
+    """Build a model package, and print it."""
+    from winml.modelkit.builds.layouts.layout import BuiltFolder
+    from winml.modelkit.builds.layouts.package import package_usage
+    from winml.modelkit.builds.package_verb import plan_package, run_package
+
+    with library_output_to_stderr():
+        plan = plan_package(request)
+    end_dry_run(plan, options)
+    with library_output_to_stderr():
+        result = run_package(plan, make_listener(options, []))
+    opened = BuiltFolder(str(result.folder), "", (), result.parts[0], has_processors=False)
+    show_result(result.as_record(), options, lambda: result.document(package_usage(opened)))
 
 
 def _read_request(options: Mapping[str, Any]) -> BuildRequest:

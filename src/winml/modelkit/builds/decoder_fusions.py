@@ -31,7 +31,7 @@ def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) 
     """
     if DecoderInterface.of(model) is None:
         return section
-    if plan.layout.row_tables:
+    if plan.layout.for_browsers:
         # Browsers run a file on WebGPU, too, whose kernel of QMoE takes neither zero points nor other shares.
         section = section.with_disabled(["mixture_of_experts_fusion"])
     variant = fused_attention_variant(plan)

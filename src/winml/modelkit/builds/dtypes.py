@@ -24,7 +24,7 @@ from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS
 
 _OPTIONS_OF_ONE_FILE = ("precision", "mode", "per_module", "kv_cache", "budget", "max_size", "max_drop")
 """Options of the quantize stage that decide the precision, which each dtype decides itself."""
-_OPTIONS_OF_FLOATS = {
+OPTIONS_OF_FLOATS = {
     "include", "exclude", "min_sqnr_db", "ep", "device", "dataset", "split", "columns", "samples",
 }  # fmt: skip
 """Options of the quantize stage that apply to a conversion to float16."""
@@ -61,7 +61,7 @@ def dtype_quantization(config: WinMLBuildConfig, dtype: str) -> QuantizeOptions 
         return None
     section = config.quant or QuantSection()
     if PRECISIONS[entry.precision].float_type:
-        stated = {name: getattr(section, name) for name in section.model_fields_set & _OPTIONS_OF_FLOATS}
+        stated = {name: getattr(section, name) for name in section.model_fields_set & OPTIONS_OF_FLOATS}
         if entry.of and section.min_sqnr_db is None:
             # The file has to be as good as other files with such weights.
             stated["min_sqnr_db"] = PRECISIONS[known[entry.of].precision or FLOAT32].least_sqnr_db
@@ -83,7 +83,7 @@ def with_weight_format(section: QuantSection, config: WinMLBuildConfig) -> Quant
     if config.optim is not None and config.optim.operators == "standard" and section.weight_operators is None:
         section = section.model_copy(update={"weight_operators": "standard"})
     is_stated = section.tables is not None or requested_provider(config) not in (None, "cpu")
-    if is_stated or not find_layout(config.layout).row_tables:
+    if is_stated or not find_layout(config.layout).for_browsers:
         return section
     return section.model_copy(update={"tables": "rows"})
 
@@ -154,7 +154,7 @@ def _refuse_unread_by_all(config: WinMLBuildConfig, section: QuantSection) -> No
     is_float = {precision is None or bool(PRECISIONS[precision].float_type) for precision in names.values()}
     if is_float != {True}:
         return
-    read = _OPTIONS_OF_FLOATS if any(names.values()) else {"ep", "device"}
+    read = OPTIONS_OF_FLOATS if any(names.values()) else {"ep", "device"}
     for field in fields_of(QuantizeFields):
         value = getattr(section, field.name)
         if field.name in section.model_fields_set - read and value != field.default:

@@ -21,6 +21,7 @@ from winml.modelkit.builds import manifest_records
 from winml.modelkit.errors import OutputExistsError, UsageError, opt
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.onnx.files.foreign_names import lies_within
+from winml.modelkit.onnx.files.moving import remove_file
 from winml.modelkit.onnx.files.output_files import refuse_existing, refuse_special, waiting_files, write_error
 from winml.modelkit.onnx.files.recovery import settle_interrupted
 from winml.modelkit.onnx.files.resumable_results import write_atomically
@@ -177,7 +178,7 @@ class BuildFolder:
         data = [data_file for name in outdated for data_file in replaceable_data(self.path / name)]
         for name in outdated:
             path = self.path / name
-            path.unlink(missing_ok=True)
+            remove_file(path)
             if path.parent != self.path:
                 with contextlib.suppress(OSError):
                     path.parent.rmdir()  # if it is empty now
@@ -190,7 +191,7 @@ class BuildFolder:
         """
         is_empty = not any(os.path.lexists(self.path / name) for name in self._names)
         if not self._was_built and is_empty:
-            (self.path / BUILD_MANIFEST_NAME).unlink(missing_ok=True)
+            remove_file(self.path / BUILD_MANIFEST_NAME)
 
     def owned_names(self) -> tuple[str, ...]:
         """Return every file name that belongs to builds."""
@@ -306,5 +307,5 @@ def _release_lock(lock: filelock.BaseFileLock) -> None:
     """Release the lock of a folder, and remove its file except on Windows."""
     if sys.platform != "win32":
         # The file is removed while the lock is held: a waiting build sees that the file is gone and creates a new one.
-        Path(lock.lock_file).unlink(missing_ok=True)
+        remove_file(Path(lock.lock_file))
     lock.release(force=True)

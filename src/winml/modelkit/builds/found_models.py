@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from winml.modelkit.models.checkpoints.weight_files import find_weights
 from winml.modelkit.models.request import ModelRequest, resolve_source
 from winml.modelkit.onnx.files.foreign_files import library_file
 from winml.modelkit.onnx.files.foreign_names import file_within, name_problem
-from winml.modelkit.onnx.files.moving import move_file
+from winml.modelkit.onnx.files.moving import move_file, remove_folder
 from winml.modelkit.onnx.files.named_paths import COPIES_FOLDER, cache_root, named_path
 from winml.modelkit.words import message_words
 
@@ -252,7 +251,7 @@ def _resolve_links(path: Path) -> Path:
         except OSError as error:
             raise write_error(folder, error) from error
         finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            remove_folder(unfinished)
     return folder / path.relative_to(root)
 
 

@@ -82,6 +82,9 @@ class ProviderComparison(Options):
     """The output with the lowest SQNR; null if not compared."""
     sqnr_db: float | None = None
     """SQNR of that output relative to the CPU provider, in dB."""
+    cpu_rounding_db: float | None = None
+    """SQNR of the CPU provider in dB, if kernels round activations to 8 bits, which each provider does in its own way.
+    Both SQNRs are relative to float activations. Null for other files."""
     min_sqnr_db: float | None = None
     """Minimum of every output, in dB."""
     samples: int | None = None
@@ -96,9 +99,15 @@ class ProviderComparison(Options):
             return f"not compared ({self.problem}); the stages compared the result on the CPU"
         device = f"{self.device}, simulated on the {self.simulated_on}" if self.simulated_on else self.device
         assert self.sqnr_db is not None
+        rounded = self.cpu_rounding_db is not None
+        activations, rounding = (
+            (" with activations in float", f"the CPU in 8 bits {sqnr_words(self.cpu_rounding_db)}, ")
+            if rounded
+            else ("", "")
+        )
         text = (
-            f"{device}: {sqnr_words(self.sqnr_db)} relative to the CPU for {self.output} on {self.samples} samples "
-            f"(minimum {self.min_sqnr_db:.4g} dB)"
+            f"{device}: {sqnr_words(self.sqnr_db)} relative to the CPU{activations} for {self.output} on "
+            f"{self.samples} samples ({rounding}minimum {self.min_sqnr_db:.4g} dB)"
         )
         below = "; below the minimum: the simulation or the provider computes the file differently, a device may not"
         return text if self.is_near else f"{text}{below}"

@@ -22,7 +22,7 @@ from winml.modelkit.builds.config import (
 )
 from winml.modelkit.builds.dtypes import refuse_dtypes, requested_quantizations, with_weight_format
 from winml.modelkit.builds.evaluated_models import refuse_missing_evaluations, refuse_unfit_limits
-from winml.modelkit.builds.layouts.layout import Layout, find_layout, refuse_provider
+from winml.modelkit.builds.layouts.layout import PACKAGE_NAME, Layout, find_layout, refuse_provider
 from winml.modelkit.errors import (
     ConfigError,
     ModelPathError,
@@ -118,7 +118,7 @@ def _attention_variant(plan: BuildPlan) -> frozenset[str]:
     """
     if plan.layout.pads_right:
         return frozenset(ATTENTION_VARIANT)
-    is_for_webgpu = requested_provider(plan.config) == "webgpu"
+    is_for_webgpu = plan.layout.for_browsers or requested_provider(plan.config) == "webgpu"
     return frozenset(ATTENTION_VARIANT) - {"right_padding"} if is_for_webgpu else frozenset()
 
 
@@ -185,6 +185,11 @@ def plan_build(
             needs.
     """
     sections_off = dict(switched_off or {})
+    if config.layout == PACKAGE_NAME:
+        raise UsageError(
+            f"{opt.layout} {PACKAGE_NAME}: a package has several builds, and one is requested",
+            hint="Use winml build, or build_package() in Python.",
+        )
     config = _apply_provider(config)
     config = config.model_copy(update={"loader": loader_section(request), **dict.fromkeys(sections_off)})
     if config.optim is not None:
@@ -239,7 +244,8 @@ def plan_build(
     for quantization in requested_quantizations(config):
         _refuse_requantization(request, quantization)
     request = configured_request(request, config.export, "export.{}")
-    request = replace(request, cross_keys=find_layout(config.layout).cross_keys)
+    layout = find_layout(config.layout)
+    request = replace(request, cross_keys=layout.cross_keys, embedding_of=layout.embedding_of)
     if not verify:
         config = with_values(config, {"export": {"verify": False}})
     is_coded = config.optim is not None and _has_coded_weights(request)

@@ -258,12 +258,16 @@ class _Outline(StageWalk):
 
     def _note_other_files(self) -> None:
         """Note the files beside the models, and the build config and manifest."""
-        plan, folder = self.plan, self.folder.path
+        plan, folder, folder_names = self.plan, self.folder.path, self.folder.owned_names()
         copied_names = self.companions.outdated()
         self._remaining_names.update(name for name in self.companions.planned if name not in copied_names)
         for name in copied_names:
             self._note_file(folder / name)
         layout = plan.layout
+        if self.layout.has_card and file_names.MODEL_CARD_NAME in folder_names:
+            self._remaining_names.add(file_names.MODEL_CARD_NAME)  # rewritten if a fact in it changes
+        elif self.layout.has_card:
+            self._note_file(folder / file_names.MODEL_CARD_NAME)
         for name in self.layout.rewritten:
             self._note_file(folder / name)
         for name in adapter_names(plan):

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.builds.compared_models import compare_models, resolve_pairs
 from winml.modelkit.builds.executions import measure_execution
-from winml.modelkit.builds.found_models import resolve_side
 from winml.modelkit.compare.proof.records import Proof, ProofPart, read_proof
 from winml.modelkit.compare.proof.replay import RECORDED_PYTORCH, replay_part
 from winml.modelkit.compare.proof.upgrade import check_upgrade, read_baseline, refuse_other_baseline
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.records import ProofReplay
 from winml.modelkit.errors import ModelPathError, StageError, UsageError, VerificationError, first_line, opt
-from winml.modelkit.fields import RECORDED
 from winml.modelkit.file_names import ONLY_PART, PROOF_RECORD_NAME, files_folder
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.bundle import read_part_description
@@ -275,13 +273,13 @@ def _replay_file(
 
 
 def _change_notes(result: ProofReplay) -> Iterator[str]:
-    """Note a changed file, or outputs that are worse than recorded with the module whose error grew most."""
+    """Note a changed file, or outputs that are worse than recorded with the module in which the error has grown."""
     words = ", ".join(
         f"{output} from {sqnr_words(before)} to {sqnr_words(after)}"
         for output, (before, after) in result.losses.items()
     )
-    if words and (grown := result.most_grown) is not None:
-        words += f". The error grew most in {grown.identity.words} ({grown.identity.tag})"
+    if words and (origin := result.origin_of_loss) is not None:
+        words += f". The error begins in {origin.identity.words} ({origin.identity.tag})"
     if result.is_changed_file:
         change = f"{Path(result.candidate).name} differs from the file that the proof was made of"
         yield f"{change}, and is worse: {words}." if words else f"{change}."
@@ -305,14 +303,13 @@ def verify_model(
     baseline: str | os.PathLike[str] | None = None,
     **changes: Any,
 ) -> ModelComparison:
-    """Compare an ONNX file with the PyTorch model that it was exported from, on the same inputs.
+    """Compare an ONNX file with its proof, the recorded outputs of PyTorch (``winml verify``), or with PyTorch itself.
 
-    With a proof beside the file, PyTorch is not needed: its recorded outputs are the reference (``winml verify``).
+    With a proof, PyTorch is not needed.
 
     Args:
         model: ONNX file or build folder.
-        reference: The PyTorch model; None: the proof beside the file, or else the checkpoint recorded in the file, if
-            it is on this machine.
+        reference: The PyTorch model or its checkpoint, to compare with PyTorch itself; None: the proof beside the file.
         options: As for :func:`compare_models`; of a proof, the samples and their sizes are recorded.
         against: File or folder that is compared with the proof in place of ``model``.
         min_sqnr_db: Minimum SQNR of every output, with a proof; None: the recorded limits.
@@ -325,49 +322,35 @@ def verify_model(
         their limits.
 
     Raises:
-        UsageError: the file has no proof and names no checkpoint on this machine; an argument does not apply to a
-            proof; or as :func:`compare_models` raises.
+        UsageError: there is neither a proof nor a reference; an argument does not apply to a proof; or as
+            :func:`compare_models` raises.
         InputError: a file is damaged.
         StageError: one of the models cannot be run.
     """
     name = os.fspath(model)
     proof_options = {"against": against, "min_sqnr_db": min_sqnr_db, "baseline": baseline}
     stated = [key for key, value in proof_options.items() if value is not None]
+    if reference is not None and not stated:
+        return compare_models(reference, model, options, submodel=submodel, **changes)
     unread = [key for key, value in {"reference": reference, "options": options}.items() if value is not None]
     unread += [key for key in changes if key not in _PROOF_KEYWORDS]
-    if stated and unread:
+    folder = proof_folder(name)
+    if unread:
+        other = f"omit {' and '.join(stated)}" if stated else "pass the module or its checkpoint as reference"
         raise UsageError(
-            f"{unread[0]} does not apply to a proof, which {' and '.join(stated)} compares with: its samples and "
-            "reference outputs are recorded",
-            hint=f"Omit {unread[0]}, or omit {' and '.join(stated)}.",
+            f"{unread[0]} does not apply to the proof in {folder}: its samples and reference outputs are recorded",
+            hint=f"Omit {unread[0]}, or {other}.",
         )
-    if stated or (not unread and find_proof(name) is not None):
-        from winml.modelkit.ort.opened_model import RunOptions
+    from winml.modelkit.ort.opened_model import RunOptions
 
-        proof_folder(name)  # raises without one
-        run = RunOptions(name, **{key: value for key, value in changes.items() if key != "by_module"})
-        parts = resolve_verified(name, None if against is None else os.fspath(against), submodel)
-        by_module = bool(changes.get("by_module"))
-        return replay_model(
-            name,
-            parts,
-            by_module=by_module,
-            provider=run.stated_provider,
-            min_sqnr_db=min_sqnr_db,
-            measures_execution=by_module,
-            baseline=None if baseline is None else Path(baseline),
-        )
-    if reference is None:
-        from winml.modelkit.models.request import reference_checkpoint
-        from winml.modelkit.onnx.files.reading import read_metadata
-
-        side = resolve_side(os.fspath(model))
-        if isinstance(side, ModelRequest):
-            raise UsageError(f"{model}: no ONNX file", hint="Export it first: export_model.")
-        metadata = read_metadata(side)
-        try:
-            reference = reference_checkpoint(metadata, str(model), RECORDED)
-        except UsageError as error:
-            error.hint = "Pass the module, or its checkpoint, as the second argument."
-            raise
-    return compare_models(reference, model, options, submodel=submodel, **changes)
+    run = RunOptions(name, **{key: value for key, value in changes.items() if key != "by_module"})
+    by_module = bool(changes.get("by_module"))
+    return replay_model(
+        name,
+        resolve_verified(name, None if against is None else os.fspath(against), submodel),
+        by_module=by_module,
+        provider=run.stated_provider,
+        min_sqnr_db=min_sqnr_db,
+        measures_execution=by_module,
+        baseline=None if baseline is None else Path(baseline),
+    )

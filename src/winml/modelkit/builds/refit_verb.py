@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.errors import InputError, ModelPathError, OutputExistsError, UsageError, opt
+from winml.modelkit.errors import (
+    CheckpointError,
+    InputError,
+    ModelPathError,
+    OutputExistsError,
+    UsageError,
+    opt,
+    spell_options,
+)
 from winml.modelkit.export.declared_options import ProofFields
 from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare, fields_of
 from winml.modelkit.file_names import BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAME, refit_path
+from winml.modelkit.metadata_keys import REFIT_KEY
 from winml.modelkit.models.load_options import Dtype
+from winml.modelkit.options import read_json_file
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.verbs.named_models import model_name, stated_keywords
 
@@ -33,8 +44,8 @@ class RefitRequest(ProofFields):
     adapter: tuple[str, ...] = declare((), MODEL, metavar="[NAME=]PATH", is_common=True)
     """Folder of a LoRA adapter (PEFT format), which is merged into the weights. With NAME=PATH it remains separate and
     is selected at run time."""
-    dtype: Dtype | None = declare(None, MODEL, default_words="as in the checkpoint")
-    """Convert floating-point weights to this type, if it differs from that of the build."""
+    dtype: Dtype | None = declare(None, MODEL, default_words="that of the build")
+    """Convert floating-point weights to this type, such as for a build that was made with --dtype."""
     revision: str | None = declare(None, MODEL, default_words="main")
     """Branch, tag or commit of the checkpoint on the Hub."""
     trust_remote_code: bool = declare(False, MODEL)
@@ -44,7 +55,7 @@ class RefitRequest(ProofFields):
     overwrite: bool = declare(False, OUTPUT)
     """Replace a build in the output folder. Files that were not written by a build are preserved."""
     verify: bool = declare(True, VERIFICATION, is_common=True)
-    """Verify the outputs, if the build did: PyTorch with the other weights is the reference."""
+    """Verify the outputs: PyTorch with the other weights is the reference."""
 
 
 def plan_requested_refit(request: RefitRequest) -> PlannedBuild:
@@ -57,36 +68,18 @@ def plan_requested_refit(request: RefitRequest) -> PlannedBuild:
         WriteError: the folder cannot be written.
     """
     from winml.modelkit.builds.folder import refuse_input_as_output
-    from winml.modelkit.builds.plan import is_onnx_path
     from winml.modelkit.builds.planned_build import planned_build
     from winml.modelkit.builds.recipes import plan_refit
-    from winml.modelkit.models.checkpoints.adapters import ADAPTER_CONFIG_NAME
 
     name = model_name({"model": request.model}, "the folder of a build")
-    if not request.weights:
-        raise UsageError(f"no checkpoint is specified: {opt.weights}", hint="Pass the checkpoint with the weights.")
-    if is_onnx_path(request.weights):
-        raise UsageError(
-            f"{opt.weights} {request.weights}: is an ONNX file, not a checkpoint",
-            hint="Pass the checkpoint that the weights are saved in.",
-        )
-    files = Path(request.weights)
-    if (files / ADAPTER_CONFIG_NAME).is_file() and not (files / CHECKPOINT_CONFIG_NAME).is_file():
-        raise UsageError(
-            f"{opt.weights} {request.weights}: is an adapter, not a checkpoint",
-            hint=f"Pass its base model with {opt.weights}, and the adapter with {opt.adapter} {request.weights}.",
-        )
+    _refuse_other_weights(request.weights)
     if request.output is None:
         raise UsageError("no output folder is specified", hint="Use -o FOLDER.")
     folder, manifest = _find_build(name)
     if manifest.recipe is None:
-        config = folder / BUILD_CONFIG_NAME
-        options = f"the options of {config}" if config.is_file() else "the same options"
-        raise UsageError(
-            f"{folder}: was built without {opt.refittable}, so it has no graph that other weights can be put into",
-            hint=f"Build {request.weights} instead, with {options} and {opt.refittable}.",
-        )
+        raise _missing_recipe(folder, manifest, request)
     graphs = _find_graphs(folder, manifest)
+    dtype = request.dtype or _check_checkpoint(Path(request.weights), graphs)
     refuse_input_as_output(request.output, [folder], ())
     if (request.output / BUILD_MANIFEST_NAME).exists() and not request.overwrite:
         raise OutputExistsError(
@@ -100,17 +93,102 @@ def plan_requested_refit(request: RefitRequest) -> PlannedBuild:
         "revision": request.revision,
         "trust_remote_code": request.trust_remote_code,
         "random_weights": False,
-        **({} if request.dtype is None else {"dtype": request.dtype}),
+        **({} if dtype is None else {"dtype": dtype}),
     }
     seed = int(recipe.request.get("seed", 0))
-    plan = plan_refit(recipe, graphs, changes, verify=request.verify, proof=request.proof_request(seed))
-    planned = planned_build(plan, request.output, rebuild=request.overwrite)
+    plan = plan_refit(recipe, folder, graphs, changes, verify=request.verify, proof=request.proof_request(seed))
+    with spell_options({"random_weights": ""}):
+        planned = planned_build(plan, request.output, rebuild=request.overwrite)
     notes = []
+    if dtype != request.dtype:
+        notes.append(f"The weights of {request.weights} are converted to {dtype}, the type of the build.")
     if manifest.proof is not None and plan.proof is None:
         notes.append(f"The proof of {folder} is of its own weights, and is left out; {opt.proof} makes another.")
     if recipe.request.get("adapter") and not request.adapter:
         notes.append(f"The adapters of {folder} are left out; {opt.adapter} adds some.")
     return replace(planned, verb="refit", reads=(*planned.reads, *graphs.values()), notes=tuple(notes))
+
+
+def _refuse_other_weights(name: str) -> None:
+    """Refuse weights that are no checkpoint.
+
+    Raises:
+        UsageError: they are missing, an ONNX file, the folder of a build or an adapter.
+        ModelPathError: a folder on this disk has no weights.
+    """
+    from winml.modelkit.builds.plan import is_onnx_path
+    from winml.modelkit.models.checkpoints.adapters import ADAPTER_CONFIG_NAME
+
+    if not name:
+        raise UsageError(f"no checkpoint is specified: {opt.weights}", hint="Pass the checkpoint with the weights.")
+    files, hint = Path(name), "Pass the checkpoint that the weights are saved in."
+    if is_onnx_path(name):
+        raise UsageError(f"{opt.weights} {name}: is an ONNX file, not a checkpoint", hint=hint)
+    if (files / BUILD_MANIFEST_NAME).is_file():
+        raise UsageError(f"{opt.weights} {name}: is the folder of a build, not a checkpoint", hint=hint)
+    if (files / ADAPTER_CONFIG_NAME).is_file() and not (files / CHECKPOINT_CONFIG_NAME).is_file():
+        raise UsageError(
+            f"{opt.weights} {name}: is an adapter, not a checkpoint",
+            hint=f"Pass its base model with {opt.weights}, and the adapter with {opt.adapter} {name}.",
+        )
+
+
+def _missing_recipe(folder: Path, manifest: BuildManifest, request: RefitRequest) -> UsageError:
+    """Return the error of a folder without a recipe: of a build, or made of a build by another command."""
+    if not any(part.stages for part in manifest.parts):
+        source = str(manifest.input.get("model"))
+        return UsageError(
+            f"{folder}: was made from {source} by a command such as winml quantize, and has no graph that other "
+            "weights can be put into",
+            hint=f"Refit {source}, and run that command on the result.",
+        )
+    config = folder / BUILD_CONFIG_NAME
+    options = f"the options of {config}" if config.is_file() else "the same options"
+    return UsageError(
+        f"{folder}: was built without {opt.refittable}, so it has no graph that other weights can be put into",
+        hint=f"Build {request.weights} instead, with {options} and {opt.refittable}.",
+    )
+
+
+_DTYPE_NAMES: Mapping[str, Dtype] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def _check_checkpoint(checkpoint: Path, graphs: Mapping[str, Path]) -> Dtype | None:
+    """Compare a checkpoint on this disk with the graphs of a build before anything is loaded.
+
+    Returns:
+        The type to which weights have to be converted; ``None`` if they have the types of the build, or if unknown.
+
+    Raises:
+        CheckpointError: the checkpoint is of another kind of model.
+    """
+    import onnx_ir as ir
+
+    from winml.modelkit.models.checkpoints import weight_files
+    from winml.modelkit.onnx.files.reading import read_structure
+
+    config = checkpoint / CHECKPOINT_CONFIG_NAME
+    if not config.is_file():
+        return None
+    kind, types = read_json_file(config).get("model_type"), set[str]()
+    for path in graphs.values():
+        graph = read_structure(path)
+        record = json.loads(next(entry.value for entry in graph.metadata_props if entry.key == REFIT_KEY))
+        expected = record["source"]["config"].get("model_type")
+        if None not in (kind, expected) and kind != expected:
+            raise CheckpointError(
+                f"{checkpoint}: is a {kind} model, and the build is of a {expected} model",
+                hint="Only weights may differ. winml build builds another architecture.",
+            )
+        inputs = {value.name: value.type.tensor_type.elem_type for value in graph.graph.input}
+        types |= {str(ir.DataType(inputs[name]).numpy()) for name in record["weights"] if name in inputs}
+    weights = weight_files.find_weights(checkpoint)
+    if weights is None or weights.format != "safetensors":
+        return None
+    stored = {entry.dtype for entry in weight_files.stored_entries(weights.files).values()}
+    of_build, of_checkpoint = (found & _DTYPE_NAMES.keys() for found in (types, stored))
+    is_other = len(of_build) == 1 and bool(of_checkpoint) and of_build != of_checkpoint
+    return _DTYPE_NAMES[of_build.pop()] if is_other else None
 
 
 def _find_build(name: str) -> tuple[Path, BuildManifest]:
@@ -179,7 +257,8 @@ def run_planned_refit(plan: PlannedBuild, request: RefitRequest, listener: Build
     from winml.modelkit.builds.build import run_build
 
     plan.recover()
-    result = run_build(plan.build, plan.folder, rebuild=request.overwrite, listener=listener)
+    with spell_options({"random_weights": ""}):
+        result = run_build(plan.build, plan.folder, rebuild=request.overwrite, listener=listener)
     return replace(result, notes=(*result.notes, *plan.notes))
 
 

@@ -232,11 +232,18 @@ def undo_export_resolution(options: dict[str, Any], earlier: StageRecord) -> dic
 
 
 def relevant_options(options: dict[str, Any], parts: Collection[str]) -> dict[str, Any]:
-    """Omit the part that computes the keys of the encoded input from the options of an export, if no part encodes."""
-    if set(parts) <= {file_names.ENCODER, file_names.DECODER} or "request" not in options:
+    """Omit options of an export that apply to parts of other names only."""
+    if "request" not in options:
         return options
-    return {**options, "request": {key: value for key, value in options["request"].items() if key != "cross_keys"}}
+    unused = {key for key, names in _OPTIONS_OF_PARTS.items() if not set(parts) <= names}
+    return {**options, "request": {key: value for key, value in options["request"].items() if key not in unused}}
 
+
+_OPTIONS_OF_PARTS: Mapping[str, frozenset[str]] = {
+    "cross_keys": frozenset({file_names.ENCODER, file_names.DECODER}),
+    "embedding_of": frozenset({file_names.VISION, file_names.EMBEDDING, file_names.DECODER}),
+}
+"""Key of a request → parts of the models that it applies to."""
 
 _SIZES_OF_DECODERS = {"batch": "batch_size", "sequence": "sequence_length"}
 """Key of a request for dynamic dimensions → dimension that is always dynamic in a decoder with a cache."""

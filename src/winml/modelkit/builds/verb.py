@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.builds.layouts.layout import LAYOUTS
+from winml.modelkit.builds.layouts.layout import LAYOUTS, PACKAGE_NAME
 from winml.modelkit.errors import MissingOutputError, UsageError, opt, spell
 from winml.modelkit.export.declared_options import (
     ACCEPT_ASSUMPTIONS,
@@ -61,6 +61,11 @@ class BuildRequest(ProofFields):
     dtypes: str | None = declare(None, OUTPUT, metavar="NAMES")
     """Files to write with --layout transformers.js, by its names of dtypes. Separated by commas, such as q4,q4f16,fp16;
     one export serves all. The first one is the model that winml itself opens in the folder."""
+    variants: str | None = declare(
+        None, OUTPUT, metavar="NAMES", default_words="cpu,webgpu,standard, and qnn if it is installed"
+    )
+    """Variants of a model package, with --layout package: cpu, cpu-int8, cpu-int4, webgpu, cuda, dml, standard
+    (operators of ONNX only) and qnn. Separated by commas. Of two for one provider, ONNX Runtime chooses the first."""
     fixed_sizes: bool = declare(False, SIZES)
     """Fix all sizes, as winml export does. By default, batch and sequence are dynamic as far as the model and the
     provider support it."""
@@ -116,7 +121,7 @@ def plan_requested_build(request: BuildRequest) -> PlannedBuild:
         raise MissingOutputError("no output folder is specified", hint=f"Use -o FOLDER or {opt.use_cache}.")
     if request.output is not None and request.use_cache:
         raise UsageError(f"-o and {opt.use_cache} cannot be combined", hint="Omit one of them.")
-    plan = _make_plan(request)
+    plan = make_plan(request)
     from winml.modelkit.builds.planned_build import planned_build
 
     return planned_build(plan, request.output, rebuild=request.rebuild)
@@ -162,7 +167,7 @@ def run_planned_build(plan: PlannedBuild, request: BuildRequest, listener: Build
 
 @python_function(shape_config="sizes")
 def build_model(
-    model: str | os.PathLike[str],
+    model: str | os.PathLike[str] | None = None,
     output: str | os.PathLike[str] | None = None,
     *,
     config: WinMLBuildConfig | Mapping[str, object] | str | os.PathLike[str] | None = None,
@@ -174,7 +179,8 @@ def build_model(
     Results of earlier builds in the folder are reused stage by stage while model, options and libraries are the same.
 
     Args:
-        model: Hub id, checkpoint, ``file.py:factory`` or an ONNX file.
+        model: Hub id, checkpoint, ``file.py:factory`` or an ONNX file; None: the model in the ``loader`` section of the
+            config.
         output: Folder to build in; None: a folder of the cache, one for each model and config.
         config: Options of every stage: a config, its JSON object, or the path of a file with one.
         listener: Receives the progress.
@@ -193,13 +199,46 @@ def build_model(
         VerificationError: the outputs of a stage differ from those of its input.
     """
     from winml.modelkit.builds.build import BuildListener
+
+    listener = listener or BuildListener()
+    request = python_request("build_model", model, output, config, listener, options)
+    return run_planned_build(plan_requested_build(request), request, listener)
+
+
+def python_request(
+    function: str,
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None,
+    config: WinMLBuildConfig | Mapping[str, object] | str | os.PathLike[str] | None,
+    listener: BuildListener,
+    options: dict[str, Any],
+) -> BuildRequest:
+    """Return the request of a call from Python.
+
+    Args:
+        function: Name of the called function, for messages.
+        model: The model.
+        output: Folder to build in; None: a folder of the cache.
+        config: Options of every stage.
+        listener: Receives notes on the config.
+        options: Keywords of the call; emptied.
+
+    Raises:
+        ConfigError: an option is unknown or of the wrong kind.
+    """
     from winml.modelkit.builds.build_model import to_build_config
     from winml.modelkit.builds.config import QuantSection
     from winml.modelkit.options import parse_options
     from winml.modelkit.quantize.declared_options import QuantizeFields
 
-    listener = listener or BuildListener()
     parsed = to_build_config(config, listener)
+    loader = {} if parsed.loader is None else parsed.loader.model_dump(exclude_defaults=True)
+    named = model or loader.pop("model", None)
+    if named is None:
+        raise UsageError("no model is specified", hint="Pass one, or a config whose loader section names a model.")
+    if not {"task", "model_class"}.isdisjoint(options):  # each decides the class
+        loader = {name: value for name, value in loader.items() if name not in ("task", "model_class")}
+    options = {**{name: value for name, value in loader.items() if name != "model"}, **options}
     if "with_companions" in options:
         options["tokenizer"] = options.pop("with_companions")
     stages = {name: options.pop(name) for name in stated_keywords(BuildRequest, options)}
@@ -208,19 +247,18 @@ def build_model(
     quant = {name: options.pop(name) for name in stated_keywords(QuantizeFields, options)}
     if quant:
         base = {} if parsed.quant is None else parsed.quant.model_dump(mode="json", exclude_unset=True)
-        section = parse_options(QuantSection, {**base, **quant}, "build_model")
+        section = parse_options(QuantSection, {**base, **quant}, function)
         parsed = parsed.model_copy(update={"quant": section})
-    request = BuildRequest(
-        model=model_request(keyword_options("build_model", model, options, DynamicFields, dynamic_axes=())),
+    return BuildRequest(
+        model=model_request(keyword_options(function, named, options, DynamicFields, dynamic_axes=())),
         config=parsed,
         output=None if output is None else Path(output),
         use_cache=output is None,
         **stages,
     )
-    return run_planned_build(plan_requested_build(request), request, listener)
 
 
-def _make_plan(request: BuildRequest) -> BuildPlan:
+def make_plan(request: BuildRequest) -> BuildPlan:
     """Return the build plan; refuses errors that names and paths show, without importing a model library."""
     from winml.modelkit.builds.folder import refuse_input_as_output
     from winml.modelkit.builds.plan import is_onnx_path, plan_build, refuse_missing_compiler
@@ -231,6 +269,11 @@ def _make_plan(request: BuildRequest) -> BuildPlan:
         raise UsageError(
             f"{opt.refittable} and {opt.deploy_only} cannot be combined: the graph is not deployed",
             hint="Omit one of them; the manifest lists the files to deploy.",
+        )
+    if request.variants is not None:
+        raise UsageError(
+            f"{opt.variants} {request.variants} requires {opt.layout} {PACKAGE_NAME}",
+            hint="Add it, or omit the option.",
         )
     config = _apply_options(request)
     source = None if is_onnx_path(request.model.model) else resolve_source(request.model).path

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
 from winml.modelkit.cli import _synonyms as synonyms
-from winml.modelkit.cli._meant_options import is_named_shape
+from winml.modelkit.cli._meant_options import choices_of, is_named_shape
 
 _SHAPE = re.compile(r"(?:(?P<name>[\w.]+?)[:=]?)??\[?(?P<sizes>\d+(?:[x,]\d+)*)\]?")
 """Shape of an input: ``input_ids:1x128``, ``input_ids[1,128]``, ``1,3,224,224``."""
@@ -41,20 +41,25 @@ class CollectedOptions:
 
     def __init__(self, parameters: Mapping[str, click.Option]) -> None:
         """Start without any; ``parameters`` are the options of the command by name."""
-        self._precision = parameters.get("precision")
+        self._precisions = choices_of(parameters["precision"]) if "precision" in parameters else []
         self._has_sizes = not {"shape_config", "sizes"}.isdisjoint(parameters)
         self._has_specs = "input_specs" in parameters
         self._sizes, self._shapes, self._bits = dict[str, str](), dict[str, list[str]](), dict[str, str]()
 
-    def collect_bits(self, name: str, value: str) -> bool:
-        """Collect an option with bits of weights or activations; return False if it is none."""
-        kinds = {"w": synonyms.WEIGHT_BITS, "a": synonyms.ACTIVATION_BITS}
-        kind = next((kind for kind, names in kinds.items() if name in names.split()), "")
+    def collect_bits(self, name: str, value: str) -> str | None:
+        """Collect an option with bits of weights or activations.
+
+        Returns:
+            The precision of all bits so far, empty if there is none of these bits; ``None`` for another option.
+        """
+        kind = "w" if name in synonyms.WEIGHT_BITS.split() else "a" if name in synonyms.ACTIVATION_BITS.split() else ""
         bits = _BITS.fullmatch(value.lower())
-        if not kind or bits is None or self._precision is None:
-            return False
+        if not kind or bits is None or not self._precisions:
+            return None
         self._bits[kind] = bits[1]
-        return True
+        weights, activations = self._bits.get("w", "8"), self._bits.get("a")
+        names = [f"w{weights}a{activations}"] if activations else [f"int{weights}", f"fp{weights}"]
+        return next((name for name in names if name in self._precisions), "")
 
     def collect(self, name: str, values: Sequence[str]) -> int:
         """Collect an option with sizes or shapes; return how many of the values belong to it, 0 if it is none.
@@ -86,23 +91,13 @@ class CollectedOptions:
         """Collect the shape of an input, with its name or without; return False if it is none."""
         shape = _SHAPE.fullmatch(text.strip())
         sizes = re.split(r"[x,]", shape["sizes"]) if shape is not None else []
-        keys = _KEYS.get(len(sizes), ())
-        if shape is None or not (shape["name"] or keys):
+        if shape is None or not (shape["name"] or len(sizes) in _KEYS):
             return False
-        if not shape["name"]:
-            self._sizes.update((key, size) for key, size in zip(keys, sizes, strict=True) if key)
-        else:
+        if shape["name"]:
             self._shapes[shape["name"]] = sizes
+        else:
+            self._sizes.update((key, size) for key, size in zip(_KEYS[len(sizes)], sizes, strict=True) if key)
         return True
-
-    def precision(self) -> list[str]:
-        """Return the option of the collected bits; empty without any, or without such a precision."""
-        weights, activations = self._bits.get("w"), self._bits.get("a")
-        names = [f"w{weights or 8}a{activations}"] if activations else []
-        names += [f"int{weights}", f"fp{weights}"] if weights else []
-        kind = self._precision.type if self._precision is not None else None
-        known = [name for name in names if not isinstance(kind, click.Choice) or name in kind.choices]
-        return ["-p", known[0]] if known else []
 
     def differ_from(self, inputs: Mapping[str, Sequence[str]]) -> bool:
         """Return True if a collected size is another than that of the inputs, by name → sizes."""
@@ -111,14 +106,14 @@ class CollectedOptions:
         is_same = all(key in places and size in by_axis[places[key]] for key, size in self._sizes.items())
         return not is_same or any([*inputs.get(name, ())] != shape for name, shape in self._shapes.items())
 
-    def sizes(self, *, is_of_file: bool) -> list[str]:
-        """Return the options of the collected sizes and shapes; those of an ONNX file are set by axis."""
+    def sizes(self, *, is_of_file: bool) -> Iterator[tuple[str, str]]:
+        """Yield flag and value of the collected sizes and shapes; those of an ONNX file are set by axis."""
         sizes, specs = dict(self._sizes), dict[str, str]()
         for name, shape in self._shapes.items():
             if self._has_specs and not is_of_file:
                 specs[name] = f"[{','.join(shape)}]"
             else:
                 sizes.update({f"{name}:{axis}": size for axis, size in enumerate(shape)})
-        pairs = {"--shape-config": sizes, "--input-specs": specs}
-        texts = {flag: ",".join(f"{name}={size}" for name, size in given.items()) for flag, given in pairs.items()}
-        return [word for flag, text in texts.items() if text for word in (flag, text)]
+        for flag, given in (("--shape-config", sizes), ("--input-specs", specs)):
+            if given:
+                yield flag, ",".join(f"{name}={size}" for name, size in given.items())

@@ -126,6 +126,9 @@ def _convert_error(error: Exception) -> WinMLError | None:
 
 def _convert_system_error(error: OSError) -> WinMLError | None:
     """Convert an error of the operating system with a known cause; None for other causes."""
+    from winml.modelkit.onnx.files.moving import is_held
+    from winml.modelkit.onnx.files.output_files import write_error
+
     if _raises_os_error(Path.cwd):
         return InputError(
             "the working directory was deleted, by code of the model or by another process",
@@ -137,8 +140,10 @@ def _convert_system_error(error: OSError) -> WinMLError | None:
             "no temporary file can be written: every temporary folder is full, read-only or missing",
             hint="Free disk space, or set TMPDIR (on Windows TEMP) to a different folder.",
         )
+    file = error.filename2 or error.filename
+    if isinstance(file, (str, bytes)) and is_held(error, held := Path(os.fsdecode(file))):
+        return write_error(held, error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        file = error.filename2 or error.filename
         return WriteError(
             f"cannot write {file if file is not None else 'a file'}: {error.strerror}",
             hint="Free some space, or choose another output path.",

@@ -9,7 +9,7 @@ import os
 import re
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -76,6 +76,20 @@ def _value_problem(value: object) -> str:
     return ""
 
 
+_WITHOUT_PROVIDERS = ("extract",)
+"""Verbs without an execution provider option that run models on the CPU."""
+
+
+def _custom_ops_option() -> GroupedOption:
+    """Return the option of libraries with custom operators."""
+    text = (
+        "Library of custom operators of the model, or onnxruntime-extensions. The variable WINML_CUSTOM_OPS also "
+        "takes it."
+    )
+    field = Field("custom_ops", str, (), DEVICE, text=text)
+    return GroupedOption(["--custom-ops"], field, multiple=True, metavar="LIB")
+
+
 class WinMLCommand(DocumentedCommand):
     """A verb: a WinMLError ends the command with a message and its exit code."""
 
@@ -88,14 +102,17 @@ class WinMLCommand(DocumentedCommand):
         complete_values(self.params)
 
     def _add_libraries(self) -> None:
-        """Add ``--ep-library`` to a verb with an execution provider option, to sweeps, and to the list of providers.
+        """Add the options of libraries to a verb with an execution provider option, to sweeps, and to the providers.
 
         The providers of a sweep are named in its configurations.
         """
         position = next((number for number, param in enumerate(self.params) if param.name == "ep"), None)
-        if position is None and self.name in ("sweep", "sys"):
+        if position is None and self.name in ("sweep", "sys", *_WITHOUT_PROVIDERS):
             position = -1
         if position is None:
+            return
+        self.params.insert(position + 1, _custom_ops_option())
+        if self.name in _WITHOUT_PROVIDERS:
             return
         text = "Library of a plug-in execution provider. The variable WINML_EP_LIBRARY also takes it."
         field = Field("ep_library", str, (), DEVICE, text=text)
@@ -111,7 +128,7 @@ class WinMLCommand(DocumentedCommand):
             self._refuse_single_dash(ctx, args)
             remaining = self._parse(ctx, args)
         except (click.UsageError, UsageError) as error:
-            if IS_SUGGESTION in ctx.meta:
+            if ctx.obj is IS_SUGGESTION:
                 raise
             from winml.modelkit.cli._suggestions import misunderstood_arguments
 
@@ -211,19 +228,20 @@ class WinMLCommand(DocumentedCommand):
 
     @staticmethod
     def _set_libraries(ctx: click.Context) -> None:
-        """Set the libraries of plug-ins in the environment until the verb ends; child processes inherit them.
+        """Set the libraries of the user in the environment until the verb ends; child processes inherit them.
 
         Raises:
-            UsageError: a library is not ``NAME=PATH``, or the file does not exist.
+            UsageError: a plug-in is not ``NAME=PATH``, or a file does not exist.
         """
-        if not (libraries := ctx.params.pop("ep_library", ())):
-            return
-        from winml.modelkit.ort.execution_providers import LIBRARY_VARIABLE, add_library
+        plug_ins, operators = ctx.params.pop("ep_library", ()), ctx.params.pop("custom_ops", ())
+        if plug_ins:
+            from winml.modelkit.ort.execution_providers import LIBRARY_VARIABLE, add_library
 
-        old_value = os.environ.get(LIBRARY_VARIABLE, "")
-        new_value = functools.reduce(lambda value, text: add_library(text, value), libraries, old_value)
-        os.environ[LIBRARY_VARIABLE] = new_value
-        ctx.call_on_close(lambda: os.environ.update({LIBRARY_VARIABLE: old_value}))
+            _add_to_variable(ctx, LIBRARY_VARIABLE, plug_ins, add_library)
+        if operators:
+            from winml.modelkit.ort.custom_operators import LIBRARIES_VARIABLE, add_custom_library
+
+            _add_to_variable(ctx, LIBRARIES_VARIABLE, operators, add_custom_library)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb. Without ``--debug``, Python warnings are suppressed."""
@@ -244,6 +262,13 @@ class WinMLCommand(DocumentedCommand):
             if error.exit_code == NEGATIVE_RESULT and ctx.params.get("format_") == "json":
                 print_json({"exit_code": error.exit_code, **error.as_record()})
             ctx.exit(report_error(error))
+
+
+def _add_to_variable(ctx: click.Context, variable: str, texts: Sequence[str], add: Callable[[str, str], str]) -> None:
+    """Add texts to an environment variable until the command ends."""
+    old_value = os.environ.get(variable, "")
+    os.environ[variable] = functools.reduce(lambda value, text: add(text, value), texts, old_value)
+    ctx.call_on_close(lambda: os.environ.update({variable: old_value}))
 
 
 class WinMLGroup(DocumentedCommand, click.Group):

@@ -31,8 +31,8 @@ _WITHOUT_GROUP = "Options"
 _LIMITLESS = 1_000_000
 """Chosen: upper limits from this value on are omitted from the help, since no user reaches them."""
 _IS_WHOLE = f"{__name__}.is_whole"
-IS_SUGGESTION = f"{__name__}.is_suggestion"
-"""Key of a context that parses a suggested command line: its errors lead to no other suggestion."""
+IS_SUGGESTION = object()
+"""Object of a context that parses a suggested command line: its errors lead to no other suggestion."""
 POSITIONAL = "positional_model"
 """Parameter with the first positional argument of a command, if an option may state its value instead."""
 

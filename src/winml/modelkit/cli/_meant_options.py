@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -37,6 +38,10 @@ _LEAST_LETTERS = 4
 """Chosen: letters of an abbreviated option, and of a plural."""
 
 
+_KNOWN = frozenset(name for names, _, _ in synonyms.OPTIONS for name in names.split())
+"""Names of options of other tools."""
+
+
 def plain_name(name: str) -> str:
     """Return the name of an option without dashes, in lower case and with hyphens; one letter stays as it is.
 
@@ -61,10 +66,9 @@ def value_synonym(value: str, choices: Iterable[str]) -> str | None:
 
 def parts_of(name: str) -> list[str]:
     """Return the words of a name that may mean an option alone, the last word first; empty for a single word."""
-    plain = plain_name(name)
-    words = plain.split("-")
-    negations = ("no", *(start.rstrip("-") for start in synonyms.NEGATIONS))
-    if len(words) == 1 or words[0] in negations or any(plain in names.split() for names, _, _ in synonyms.OPTIONS):
+    words = plain_name(name).split("-")
+    is_negation = words[0] == "no" or f"{words[0]}-" in synonyms.NEGATIONS
+    if len(words) == 1 or is_negation or plain_name(name) in _KNOWN:
         return []
     return [word for word in reversed(words) if len(word) > 1 and word not in synonyms.VAGUE_WORDS]
 
@@ -72,6 +76,14 @@ def parts_of(name: str) -> list[str]:
 def is_flag(param: click.Option) -> bool:
     """Return True if an option has no value."""
     return bool(param.is_flag or param.count)
+
+
+def choices_of(param: click.Option) -> list[str]:
+    """Return the values of an option that has a list of them; empty for other options."""
+    from winml.modelkit.quantize.precisions import PRECISIONS
+
+    is_free = not isinstance(param.type, click.Choice)
+    return [*map(str, PRECISIONS if is_free and param.name == "precision" else getattr(param.type, "choices", ()))]
 
 
 def is_named_shape(value: str) -> bool:
@@ -93,6 +105,12 @@ class MeantOptions:
         self.by_flag = {flag: param for param in options for flag in (*param.opts, *param.secondary_opts)}
         self.by_name = {str(param.name): param for param in options}
         self._context = command.context_class(command, info_name=command.name, **command.context_settings)
+        self._meanings: defaultdict[str, list[tuple[click.Option, str]]] = defaultdict(list)
+        for flag, param in self.by_flag.items():
+            self._meanings[flag.lstrip("-")].append((param, flag if is_flag(param) else f"{flag} {{}}"))
+        for names, parameter, spelling in synonyms.OPTIONS:
+            for name in names.split() if parameter in self.by_name else ():
+                self._meanings[name].append((self.by_name[parameter], spelling))
 
     def knows(self, name: str) -> bool:
         """Return True if the command has the option of a name of winml or of another tool."""
@@ -102,47 +120,34 @@ class MeantOptions:
         """Yield options and spellings that a name means, the likeliest first; ``{}`` stands for the value."""
         plain = plain_name(name)
         bare = next((plain.removesuffix(noun) for noun in synonyms.NOUNS if plain.endswith(noun)), plain)
-        flags = [name] if name in self.by_flag else [f"--{plain}", f"-{plain}"]  # --per_channel, -ep
-        variants = [f"--{plain.removesuffix('s')}", f"--{plain}s"] if len(plain) >= _LEAST_LETTERS else []
-        is_name = plain.endswith("-name")  # --output-name is a name in the graph, no path
-        variants += [f"--{bare}"] if bare != plain and not (is_name and self._is_path(f"--{bare}")) else []
-        variants += [f"--{start}-{plain}{ending}" for start in synonyms.STARTS for ending in ("", "s")]
-        variants += [f"--no-{plain.removeprefix(start)}" for start in synonyms.NEGATIONS if plain.startswith(start)]
-        # The outputs of a graph are no output path.
-        flags += [
-            flag for flag in variants if flag in self.by_flag and (flag != f"--{plain[:-1]}" or not self._is_path(flag))
-        ]
-        for flag in flags:
-            if (param := self.by_flag.get(flag)) is not None:
-                yield param, flag if is_flag(param) else f"{flag} {{}}"
-        for named in dict.fromkeys((plain, bare, plain.removesuffix("s"))):
-            for names, parameter, spelling in synonyms.OPTIONS:
-                is_meant = named == plain or (named == bare and not is_name) or not self._is_path(spelling.split()[0])
-                if parameter in self.by_name and named in names.split() and is_meant:
-                    yield self.by_name[parameter], spelling
+        exact = [plain] if plain.endswith("-name") else [plain, bare]
+        variants = [plain.removesuffix("s"), f"{plain}s"]
+        variants += [f"{start}-{plain}{ending}" for start in synonyms.STARTS for ending in ("", "s")]
+        variants += [f"no-{plain.removeprefix(start)}" for start in synonyms.NEGATIONS if plain.startswith(start)]
+        for variant in dict.fromkeys([*exact, bare, *variants]):
+            for param, spelling in self._meanings.get(variant, ()):
+                # Outputs of a graph, or --output-name, are no output path.
+                if variant in exact or not (param.name == "model" or isinstance(param.type, click.Path)):
+                    yield param, spelling
         if plain.endswith(synonyms.COLUMN) and "columns" in self.by_name:
             yield self.by_name["columns"], f"--columns {plain.removesuffix(synonyms.COLUMN)}={{}}"
 
     def find_similar(self, name: str) -> Iterator[tuple[click.Option, str]]:
         """Yield the options that an abbreviated or misspelled name means."""
         plain = plain_name(name)
-        is_known = any(plain in names.split() for names, _, _ in synonyms.OPTIONS)
-        flags = [flag for flag in self.by_flag if flag.startswith("--")]
-        flags = [flag for flag in flags if f"--{plain}" != f"{flag}s" or not self._is_path(flag)]
+        flags = [flag for flag in self.by_flag if flag.startswith("--") and f"{flag}s" != f"--{plain}"]
         started = [flag for flag in flags if flag.startswith(f"--{plain}") or re.match(rf"{flag}[a-z]", f"--{plain}")]
-        is_abbreviated = len(plain) >= _LEAST_LETTERS and len(started) == 1 and not is_known
+        is_abbreviated = len(plain) >= _LEAST_LETTERS and len(started) == 1 and plain not in _KNOWN
         if is_abbreviated and len(started[0].strip("-")) > _LEAST_LETTERS:
             yield from self.find(started[0])
-        cutoff = _KNOWN_RATIO if is_known else _LEAST_RATIO
+        cutoff = _KNOWN_RATIO if plain in _KNOWN else _LEAST_RATIO
         for flag in difflib.get_close_matches(f"--{plain}", flags, n=1, cutoff=cutoff):
             yield from self.find(flag)
 
     def find_by_part(self, name: str) -> Iterator[tuple[click.Option, str]]:
         """Yield the options that a word of a name means, the last word first: ``--random-seed`` is ``--seed``."""
-        words = parts_of(name)
-        for param, spelling in (option for word in words for option in self.find(word)):
-            if param.name not in _VAGUE:
-                yield param, spelling
+        for word in parts_of(name):
+            yield from (option for option in self.find(word) if option[0].name not in _VAGUE)
 
     def spell(self, param: click.Option, flag: str, value: str) -> list[str] | None:
         """Return the words of an option with a value of another tool; ``None`` if the option does not take it.
@@ -150,16 +155,12 @@ class MeantOptions:
         A value of another option is moved there: ``--dtype int8`` is a precision, ``--device cuda`` a provider.
         """
         if isinstance(param.type, click.Choice):
-            choices = [*map(str, param.type.choices)]
-            if value in choices:
-                return [flag, value]
-            provider = value.lower().partition(":")[0]
+            choices, provider = choices_of(param), value.lower().partition(":")[0]
             ep = self.by_name.get("ep") if param.name == "device" and provider not in choices else None
             if ep is not None and self._takes(ep, provider):
                 return ["--ep", provider.removesuffix("executionprovider")]
-            if (meant := value_synonym(value, choices)) is not None:
-                return ["-p" if param.name == "precision" else flag, meant]
-            return self.of_value(value) or None
+            meant = value if value in choices else value_synonym(value, choices)
+            return self.of_value(value) or None if meant is None else [flag, meant]
         unit_s = _UNITS_OF_METAVARS.get(param.metavar or "")
         measured = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)", value)
         if unit_s is not None and measured is not None and measured[2] in _UNITS_S:
@@ -170,21 +171,11 @@ class MeantOptions:
 
     def of_value(self, value: str) -> list[str]:
         """Return the option that a value alone means, with the value: ``int8`` is a precision; empty: none."""
-        from winml.modelkit.quantize.precisions import PRECISIONS
-
-        for name, param in self.by_name.items():
-            choices = param.type.choices if isinstance(param.type, click.Choice) else PRECISIONS
-            if name not in _NAMED_BY_VALUE or (choices is PRECISIONS and name != "precision") or value.isdecimal():
-                continue
-            if (meant := value_synonym(value, map(str, choices))) is not None:
+        for name, param in self.by_name.items() if not value.isdecimal() else ():
+            if name in _NAMED_BY_VALUE and (meant := value_synonym(value, choices_of(param))) is not None:
                 return ["-p" if name == "precision" else max(param.opts, key=len), meant]
         flag = f"--{plain_name(value)}"  # --scheme asymmetric
         return [flag] if flag in self.by_flag and is_flag(self.by_flag[flag]) else []
-
-    def _is_path(self, flag: str) -> bool:
-        """Return True for the model and for paths: no plural of ``--output`` means it."""
-        param = self.by_flag.get(flag)
-        return param is not None and (param.name == "model" or isinstance(param.type, click.Path))
 
     def _takes(self, param: click.Option, value: str) -> bool:
         """Return True if an option accepts a value."""

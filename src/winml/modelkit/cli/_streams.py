@@ -98,11 +98,15 @@ def _own_stream(stream: TextIO | None, original: TextIO | None, descriptor: int)
         with contextlib.suppress(OSError):
             stream.flush()
     raw = _EnduringFile(os.dup(descriptor), "w")
+    encoding = "utf-8" if stream is None else stream.encoding
+    if sys.platform == "win32" and "PYTHONIOENCODING" not in os.environ:
+        encoding = "utf-8"  # the code page lacks letters, and no reader of a file or a pipe knows it
     # A character that the terminal lacks is replaced; it never stops the command.
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
-        encoding="utf-8" if stream is None else stream.encoding,
+        encoding=encoding,
         errors="replace",
+        newline="\n",
         line_buffering=descriptor == 2 or raw.isatty(),
     )
 
@@ -186,9 +190,12 @@ def print_json(record: Mapping[str, object]) -> None:
 
 
 def print_json_text(text: str) -> None:
-    """Write JSON to stdout; if stdout is not UTF-8, which JSON readers expect, non-ASCII letters are escaped."""
+    """Write JSON to stdout; non-ASCII letters are escaped on Windows, and if stdout is not UTF-8.
+
+    PowerShell decodes the output of programs in the code page of the console.
+    """
     encoding = getattr(sys.stdout, "encoding", None)
-    if encoding is not None and codecs.lookup(encoding).name != "utf-8":
+    if sys.platform == "win32" or (encoding is not None and codecs.lookup(encoding).name != "utf-8"):
         import json
 
         text = json.dumps(json.loads(text), indent=2)
@@ -212,6 +219,8 @@ def show_answer(
     files: Mapping[str, Sequence[Path]],
     options: Mapping[str, Any],
     describe: Callable[[], Document],
+    *,
+    is_answer: bool = True,
     **texts: Callable[[Path], str],
 ) -> None:
     """Write the files of a result, all or none of them, and print the result in the requested format.
@@ -221,6 +230,7 @@ def show_answer(
         files: Option → its files.
         options: Options of the command, with ``overwrite`` and ``format_``.
         describe: Makes the document of the result.
+        is_answer: As for :func:`show_result`.
         texts: Option other than ``output`` → function that returns the text of one of its files.
 
     Raises:
@@ -229,7 +239,7 @@ def show_answer(
     """
     texts = {"output": lambda _path: f"{json_text(record)}\n", **texts}
     paths = write_answer(files, texts, overwrite=options["overwrite"])
-    show_result(record, options, lambda: describe().with_files(paths), is_answer=True)
+    show_result(record, options, lambda: describe().with_files(paths), is_answer=is_answer)
 
 
 def show_result(

@@ -18,7 +18,7 @@ import click
 from winml.modelkit.cli import _synonyms as synonyms
 from winml.modelkit.cli._help import SuggestionError
 from winml.modelkit.cli._meant_options import MeantOptions, plain_name
-from winml.modelkit.cli._translation import Translation
+from winml.modelkit.cli._translation import Translation, is_model
 from winml.modelkit.errors import UsageError
 from winml.modelkit.file_names import MODEL_SUFFIX
 from winml.modelkit.words import command_line
@@ -61,36 +61,28 @@ def unknown_command(
     if name in ("help", "help-all"):
         verb = next((word for word in arguments if word in commands), "")
         return _Suggested([command_line(["winml", *filter(None, [verb]), "--help"])]).as_error(problem)
-    if name in synonyms.SERVING.split():
-        hint = (
-            "winml has no server. It writes the folder that a server reads: winml build MODEL -o built; "
-            "with --layout genai for onnxruntime-genai."
-        )
-        return UsageError(problem, hint=hint)
     while name in synonyms.RUNTIMES.split() and arguments:
         name, *arguments = arguments
     table = {word: lines for words, lines in synonyms.COMMANDS.items() for word in words.split()}
     if name not in table and not group and Path(typed).exists():
-        arguments, name = [typed, *arguments], _FILE if _is_model(typed) else _FOLDER
+        arguments, name = [typed, *arguments], _FILE if is_model(typed) else _FOLDER
     table |= {**{verb: f"{verb} {{}}" for verb in commands}, **_OF_PATHS}
     if arguments and (both := f"{name}-{arguments[0]}") in table:
         name, *arguments = both, *arguments[1:]
     if typed.startswith("-") and name not in table:
         return None
-    if name not in table and commands and (words := MeantOptions(commands["quantize"]).of_value(name)):
-        templates: str | None = f"quantize {{}} {' '.join(words)}"  # winml int8 model.onnx
-    else:
-        templates = _find_command(name, table, descriptions)
-    if templates is None:
+    words = MeantOptions(commands["quantize"]).of_value(name) if name not in table and commands else []
+    is_value = f"quantize {{}} {' '.join(words)}" if words else None  # winml int8 model.onnx
+    if (templates := is_value or _find_command(name, table, descriptions)) is None:
         return None
-    if templates.startswith("export") and any(map(_is_model, arguments[:1])):
+    if templates.startswith("export") and any(map(is_model, arguments[:1])):
         templates = synonyms.OF_ONNX  # an export starts from PyTorch
     lines = [line for line in templates.split("; ") if not line.startswith("verify ") or _has_proof(arguments)]
-    remarks = [_PROOF_REMARK] if len(lines) < len(templates.split("; ")) else []
     filled = [_fill_template(line, arguments, commands, is_alone=len(lines) == 1) for line in lines]
     if len(filled) == 1:
         return filled[0].as_error(problem)
     omitted = [name for suggested in filled for name in suggested.omitted]
+    remarks = [_PROOF_REMARK] if len(lines) < len(templates.split("; ")) else []
     return _Suggested([suggested.lines[0] for suggested in filled], omitted, remarks).as_error(problem)
 
 
@@ -107,10 +99,6 @@ def _find_command(name: str, table: Mapping[str, str], descriptions: Mapping[str
     stems = [part[:-2] for part in parts if len(part) >= _LEAST_LETTERS]
     verbs = [verb for verb, text in descriptions.items() if any(f" {stem}" in f" {text.lower()}" for stem in stems)]
     return "; ".join(f"{verb} {{}}" for verb in verbs) if 0 < len(verbs) <= _MOST_TAKERS else None
-
-
-def _is_model(word: str) -> bool:
-    return word.lower().endswith(MODEL_SUFFIX)
 
 
 def _has_proof(words: Iterable[str]) -> bool:

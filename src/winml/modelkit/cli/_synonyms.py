@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, str] = {
     "quant quantise quantization compress": "quantize {}",
     "quantize-dynamic": "quantize {} --mode dynamic",
     "quantize-static": "quantize {} --mode qdq",
+    "serve server serving": "build MODEL -o built; build MODEL -o built --layout genai",
     "deploy package pack bundle make pipeline auto-opt": "build {}",
     "predict infer inference classify embed execute pipe": "run {}",
     "chat": "generate {} --chat -p Hello",
@@ -41,7 +42,6 @@ COMMANDS: Mapping[str, str] = {
 """Words of other tools → command lines of winml, separated by semicolons; ``{}`` stands for the arguments."""
 OF_ONNX = "optimize {}; quantize {} -p fp16"
 """Command lines that convert an ONNX file."""
-SERVING = "serve server serving"
 RUNTIMES = "onnxruntime ort optimum optimum-cli olive transformers genai winml polygraphy yolo"
 """Words before the command in other tools: ``optimum-cli onnxruntime quantize``."""
 SUBCOMMANDS: Mapping[str, str] = {"export": "onnx pytorch torch hf", "config": "init create new show generate"}

@@ -72,8 +72,7 @@ class Translation:
             after: Arguments of winml that stand behind them.
         """
         self._command, self._verb = command, str(command.name)
-        own = {param.name: param.opts for param in command.params if isinstance(param, click.Option)}
-        self._output_flags = own.get("output", [])
+        self._output_flags = next((param.opts for param in command.params if param.name == "output"), [])
         self.file = self._find_file([*before, *arguments, *after])
         self.options = MeantOptions(command, _REFUSED_BY_FILES if self.file else ())
         self.line, self.unknown, self.omitted = list(before), list[str](), list[str]()
@@ -87,27 +86,16 @@ class Translation:
         self._takes_texts = any(isinstance(param, GroupedArgument) and param.group == INPUTS for param in positionals)
         counts = [param.nargs for param in positionals]
         self._free = len(arguments) if -1 in counts else max(sum(counts) - len(before), 0)
-        named = itertools.starmap(self._names_model, itertools.pairwise([*arguments, ""]))
-        self._free -= POSITIONAL in self._positionals and any(named)
         self._collected = CollectedOptions(self.options.by_name)
-        self._place_of_precision = -1
         self._repeated: str | None = None
         """After the value of an option: its flag if it may be repeated, else empty."""
         while self._rest:
             self._add_word(self._rest.pop(0))
-        place = self._place_of_precision
-        self.line[place:place] = self._collected.precision()
-        sizes = self._collected.sizes(is_of_file=bool(self.file))
-        if not sizes or not self.fixed_sizes:
-            self.line += sizes
-        elif not self._collected.differ_from(self.fixed_sizes):
+        if self.fixed_sizes and not self._collected.differ_from(self.fixed_sizes):
             self.refused_words.clear()
         for word in self._surplus:
             self.line += self._place(word)
-        if after or self.line or POSITIONAL not in self._positionals:
-            self.line += after
-        else:
-            self.line.append("MODEL")
+        self.line += after or (["MODEL"] if POSITIONAL in self._positionals and not self.line else [])
         self._complete()
         self.is_parsed = self._parses()
 
@@ -131,14 +119,7 @@ class Translation:
             for flag, word in itertools.pairwise(["", *words])
             if flag not in self._output_flags
         )
-        return next(filter(_is_model, named), "")
-
-    def _names_model(self, word: str, following: str) -> bool:
-        name, equals, value = word.partition("=")
-        options = self.options.find(name) if name.startswith("-") or (equals and self._is_pair(name, word)) else ()
-        value = value if equals else following
-        taker = next((param for param, _ in options if self.options.spell(param, name, value) is not None), None)
-        return taker is not None and taker.name == "model"
+        return next(filter(is_model, named), "")
 
     def _add_word(self, word: str) -> None:
         """Add a word of the command line, with its value if it is an option."""
@@ -150,10 +131,8 @@ class Translation:
         elif equals and self._is_pair(name, word):  # model=ckpt
             self._add_option(name, value)
         elif self._repeated is not None and not _is_path(word) and (self._free <= 0 or NUMBER.fullmatch(word)):
-            if self._repeated:  # --exclude A B
-                self.line += [self._repeated, word]
-            else:
-                self.omitted.append(word)
+            self.line += [self._repeated, word] if self._repeated else []  # --exclude A B
+            self.omitted += [] if self._repeated else [word]
         elif self.line and "iterations" in self.options.by_name and NUMBER.fullmatch(word):
             self.line += ["--iterations", word]
         elif self._free > 0 and not (self.line and self._is_record(word)):
@@ -207,10 +186,10 @@ class Translation:
         Yields:
             How many of the values were used; `None` if it has no such meaning, and nothing was added.
         """
-        options, collected, plain = self.options, self._collected, plain_name(name)
+        options, plain = self.options, plain_name(name)
         is_own, value = name in options.by_flag, next(iter(values), "")
-        if not is_own and collected.collect_bits(plain, value):
-            self._place_of_precision = len(self.line) if self._place_of_precision < 0 else self._place_of_precision
+        if not is_own and (precision := self._collected.collect_bits(plain, value)) is not None:
+            self._set_value("-p", precision)
             yield 1
         if is_named_shape(value) or (values and is_size(plain) and self.fixed_sizes):
             yield self._collect_sizes(name, values)
@@ -230,7 +209,16 @@ class Translation:
         """Collect sizes or shapes; return how many values were used, ``None`` if the option has none."""
         used = self._collected.collect(plain_name(name), values)
         self.refused_words += [name, *values[:used]] if used and self.fixed_sizes else []
+        for flag, value in self._collected.sizes(is_of_file=bool(self.file)) if not self.fixed_sizes else ():
+            self._set_value(flag, value)
         return used or None
+
+    def _set_value(self, flag: str, value: str) -> None:
+        """Add an option with a value, or change its value; an empty value adds nothing."""
+        if flag in self.line:
+            self.line[self.line.index(flag) + 1] = value
+        elif value:
+            self.line += [flag, value]
 
     def _extend(self, words: Sequence[str]) -> bool:
         """Add the words of an option unless the line has it; return True if they were added."""
@@ -249,22 +237,20 @@ class Translation:
             if flag in self.line and not param.multiple and name not in self.options.by_flag:
                 continue
             if "{}" not in spelling:
-                own = self.options.by_flag.get(name)
-                switch = values[0].lower() if values else ""
+                own, switch = self.options.by_flag.get(name), "".join(values[:1]).lower()
                 if switch in _FALSE:
                     flag, text = next(iter(param.secondary_opts), ""), []
                 self.line += filter(None, [flag, *text])
-                has_value = not is_flag(own) if own is not None else self._is_value(values)
-                return int(
-                    bool(values) and (switch in _SWITCH_VALUES or (has_value and not self._is_record(values[0])))
-                )
-            if not values:
-                if getattr(param, "_flag_needs_value", False):
-                    self.line.append(flag)
-                    return 0
-                continue
-            if (words := self.options.spell(param, flag, text[0].replace("{}", values[0]))) is not None:
+                has_value = self._is_value(values) if own is None else bool(values) and not is_flag(own)
+                return int(switch in _SWITCH_VALUES or (has_value and not self._is_record(values[0])))
+            if not values and getattr(param, "_flag_needs_value", False):
+                self.line.append(flag)
+                return 0
+            if values and (words := self.options.spell(param, flag, text[0].replace("{}", values[0]))) is not None:
                 self.line += words
+                self._free -= param.name == "model" and POSITIONAL in self._positionals
+                if self._free < 0 and not self.line[0].startswith("-"):  # optimize out.onnx -m model.onnx
+                    self._surplus.append(self.line.pop(0))
                 self._repeated = flag if param.multiple or param.metavar == "SELECTOR" else ""
                 return 1
         return None
@@ -285,10 +271,8 @@ class Translation:
         for flag, param in self._open_options():
             if param.required or self._verb not in _RECORDING or word.lower().endswith(_RECORD_SUFFIX):
                 return [flag, word]
-        if not self._positionals:
-            self.omitted.append(word)
-            return []
-        return [word]
+        self.omitted += [] if self._positionals else [word]
+        return [word] if self._positionals else []
 
     def _option_of(self, word: str) -> list[str]:
         """Return the words of the option that a value means, by its content or the suffix of a file; empty: none."""
@@ -309,7 +293,7 @@ class Translation:
             is_known = implied.split()[0] in self.options.by_flag
             if is_known and flag in self.line and not {*others.split()} & {*self.line}:
                 self.line += implied.split()
-        is_of_file = self._verb in _OF_FILES and (self._verb == "export" or any(map(_is_model, self.line)))
+        is_of_file = self._verb in _OF_FILES and (self._verb == "export" or any(map(is_model, self.line)))
         for flag, param in [*self._open_options()]:
             if param.name == "output" and self._verb in _OUTPUTS and not _WITHOUT_OUTPUT & {*self.line}:
                 self.line += [flag, _free_name(_OUTPUTS[self._verb], MODEL_SUFFIX if is_of_file else "")]
@@ -317,25 +301,22 @@ class Translation:
                 self.line += [flag, str(param.name).upper()]
         place = next((place for place, word in enumerate(self.line, 1) if word in self._output_flags), len(self.line))
         for name in self.line[place : place + 1]:
-            if is_of_file and name.strip() and not _is_model(name):
+            if is_of_file and name.strip() and not is_model(name):
                 self.line[place] = f"{name.rstrip('/')}/model{MODEL_SUFFIX}"
-            elif self._verb in _OUTPUTS and self._verb not in _OF_FILES and _is_model(name):
+            elif self._verb in _OUTPUTS and self._verb not in _OF_FILES and is_model(name):
                 self.line[place] = name[: -len(MODEL_SUFFIX)]
 
     def _parses(self) -> bool:
         """Return True if the command takes the line."""
-        command = self._command
-        context = command.context_class(command, info_name=command.name, **command.context_settings)
-        context.meta[IS_SUGGESTION] = True
         try:
-            with context.scope(cleanup=False):
-                command.parse_args(context, [word for word in self.line if word not in _HELP])
+            words = [word for word in self.line if word not in _HELP]
+            self._command.make_context(self._verb, words, obj=IS_SUGGESTION)
         except (click.UsageError, UsageError):
             return False
         return True
 
 
-def _is_model(word: str) -> bool:
+def is_model(word: str) -> bool:
     return word.lower().endswith(MODEL_SUFFIX)
 
 
@@ -354,7 +335,7 @@ def _read_fixed_sizes(file: str) -> dict[str, list[str]]:
 
 
 def _is_path(word: str) -> bool:
-    return _is_model(word) or "/" in word or Path(word).exists()
+    return is_model(word) or "/" in word or Path(word).exists()
 
 
 def _free_name(stem: str, suffix: str) -> str:

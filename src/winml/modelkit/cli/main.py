@@ -26,6 +26,7 @@ COMMANDS = {
     "run": "Run a model on text, an image, audio or tensors, and print the result.",
     "generate": "Generate text with a model.",
     "inspect": "Show the contents of an ONNX model, or the planned export of a checkpoint.",
+    "view": "Write a page that shows the modules and the graph of a model, or of two side by side.",
     "perf": "Measure the latency and memory of a model, in total or by module.",
     "compare": "Run two models on the same inputs and find the first module whose outputs diverge.",
     "verify": "Check a model on this machine against the recorded outputs of PyTorch, without PyTorch.",

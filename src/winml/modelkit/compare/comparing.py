@@ -26,6 +26,8 @@ from winml.modelkit.compare.quality_samples import (
 from winml.modelkit.compare.records import ModelComparison
 from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.request import ModelRequest, processor_folder, with_recorded_seed
+from winml.modelkit.onnx.files.graph_reading import graph_of
+from winml.modelkit.onnx.fingerprint import fingerprint
 from winml.modelkit.onnx.specs import InputTensorSpec, names_among
 from winml.modelkit.ort.decoding.inputs import (
     SCORES,
@@ -35,6 +37,7 @@ from winml.modelkit.ort.decoding.inputs import (
     next_feeds,
     prompt_before,
 )
+from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.feeds import make_feeds
 from winml.modelkit.ort.graph_inputs import graph_inputs, load_feeds, sizes_by_key
 from winml.modelkit.ort.opened_model import RunOptions, Values, refusals_explained
@@ -107,6 +110,10 @@ def compare_models(
             f"{opt.ep if options.run.ep else opt.device} requires an ONNX file as candidate, and PyTorch runs this one",
             hint="Omit it, or pass the ONNX file as the second model.",
         )
+    limits: tuple[str, ...] = ()
+    if provider is not None and options.data_set is None and options.run.input_data is None:
+        assert isinstance(candidate, Path)  # refused above
+        options, limits = _within_simulation(options, provider, candidate)
     with ExitStack() as stack:
         # The candidate runs like in production, with ONNX Runtime's optimizations, unless modules are compared.
         left_file, right_file = (
@@ -124,7 +131,10 @@ def compare_models(
         few = _few_shared_notes(left, right)
         stack.enter_context(_append_reasons(few))
         samples, notes = _create_samples(left, right, options, folder)
-        values, notes = samples.values, (*notes, *few, *_rounding_notes(left, right))
+        values, notes = (
+            samples.values,
+            (*notes, *limits, *few, *_rounding_notes(left, right), *_node_notes(left, right)),
+        )
         pair = SidePair(left, right, [draw.feeds for draw in values], options.names)
         if options.step is not None:
             pair = at_step(pair, options.step)
@@ -222,6 +232,9 @@ def _match_before_running(left: Side, right: Side, options: CompareOptions) -> l
     if not options.by_module:
         return []
     if isinstance(left, OnnxSide) and isinstance(right, OnnxSide):
+        if not left.boundaries and not right.boundaries:
+            for file in (left, right):
+                file.read_nodes_as_modules()
         matched = match_files(left, right)
         _refuse_no_module(left, right, matched)
         for number, file in enumerate((left, right)):
@@ -347,6 +360,20 @@ def _compare_whole(
     return result
 
 
+def _within_simulation(
+    options: CompareOptions, provider: ChosenProvider, candidate: Path
+) -> tuple[CompareOptions, tuple[str, ...]]:
+    """Return options with the sizes that a simulated device computes like a real one, and notes about them."""
+    limits = provider.simulated_sizes(inputs_of_file(candidate))
+    added = {name: size for name, size in limits.items() if name not in options.run.sizes}
+    if not added:
+        return options, ()
+    words = ", ".join(f"{name} {size}" for name, size in added.items())
+    run = replace(options.run, sizes={**options.run.sizes, **added})
+    note = f"{words}: {provider.provider.name} simulated on the {provider.stand_in} computes attention of more wrongly"
+    return replace(options, run=run), (f"{note} ({opt.shape_config} sets another size)",)
+
+
 def _rounding_notes(reference: Side, candidate: Side) -> tuple[str, ...]:
     """Note files whose float16 values are rounded, unlike in an application on the CPU."""
     files = [side for side in (reference, candidate) if isinstance(side, OnnxSide)]
@@ -397,6 +424,7 @@ def _compare_by_module(
         divergence=compared.divergence(options.tolerance),
         graph_name=file.structure.graph.name if file is not None else "",
         node_tags=file.node_tags() if file is not None else {},
+        fingerprint=fingerprint(graph_of(file.structure, file.path)) if file is not None else "",
     )
 
 
@@ -671,6 +699,13 @@ def _refuse_random_outputs(pair: SidePair, worst: OutputFidelity, tolerance: flo
                 f"{side.shown} returns different outputs for the same inputs: it generates random numbers{drawn}",
                 hint="Compare deterministic models: disable dropout, or make the noise an input.",
             )
+
+
+def _node_notes(*sides: Side) -> tuple[str, ...]:
+    """Note that nodes of files without module information are compared."""
+    if not any(isinstance(side, OnnxSide) and side.is_by_node for side in sides):
+        return ()
+    return ("The files have no module information: nodes are compared, named after their first output.",)
 
 
 _FEW = 0.5

@@ -177,6 +177,7 @@ def _diff_fields(diff: records.StructureDiff) -> Iterator[doc.Field]:
     yield from (("interface", change) for change in diff.interface)
     if diff.is_rewired:
         yield "wiring", "nodes and weights of every module are as before, and read each other otherwise"
+    yield doc.view_field(str(diff.before.path), str(diff.after.path))
     yield from doc.note_fields(diff.notes)
 
 

@@ -43,6 +43,8 @@ LOSS_DB = 6.0
 """Loss of an output between two runs of a file. Chosen: the error has doubled."""
 ROUNDING_DB = 100.0
 """SQNR of rounding. Chosen: float32 sums in another order have 110 dB and more."""
+ROUNDING = 10 ** (-ROUNDING_DB / 20)
+"""The same as a relative error."""
 
 
 def is_loss(before_db: float, after_db: float, loss_db: float = LOSS_DB) -> bool:

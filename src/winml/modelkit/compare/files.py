@@ -22,20 +22,12 @@ from winml.modelkit.compare.outputs import ROUNDING_FACTOR, TEXT_KINDS, Rounding
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.verification.single_rows import reads_consecutive_tokens, with_consecutive_tokens
 from winml.modelkit.compare.words import difference_words, fidelity_words, samples_words
-from winml.modelkit.errors import StageError, UsageError, VerificationError, opt
+from winml.modelkit.errors import NoInputsError, StageError, UsageError, VerificationError, opt
 from winml.modelkit.onnx.contexts import proto_nodes
 from winml.modelkit.onnx.files.reading import read_structure
-from winml.modelkit.onnx.specs import InputTensorSpec, current_name
 from winml.modelkit.onnx.weights import ROUNDING_OPERATORS
+from winml.modelkit.ort.accepted_inputs import AcceptedInputs, accepted_inputs
 from winml.modelkit.ort.decoding.inputs import MASK
-from winml.modelkit.ort.default_sizes import default_size
-from winml.modelkit.ort.graph_inputs import (
-    bounds_by_name,
-    draw_feeds,
-    graph_inputs,
-    insert_sums,
-    sizes_by_key,
-)
 from winml.modelkit.ort.graph_sessions import open_session, widened_graph
 from winml.modelkit.ort.plug_ins import missing_kernel_hint
 from winml.modelkit.ort.quantized_states import QuantizedStates
@@ -85,12 +77,15 @@ def refuse_different(
         The comparison: every output equal within the threshold of its dtype.
 
     Raises:
+        NoInputsError: the reference accepts none of the generated values.
         StageError: the reference cannot be run; or both cannot be run at the fixed sizes.
         VerificationError: the outputs differ, or the candidate cannot be run.
     """
+    accepted: list[AcceptedInputs] = []
     if has_fixed_sizes:
         try:
-            draws, outputs = _draws_and_outputs(candidate, seed, sizes or {})
+            accepted = _accepted(candidate, seed, sizes or {})
+            draws, outputs = [entry.feeds for entry in accepted], [entry.outputs for entry in accepted]
         except (StageError, UsageError) as error:
             # The model may not support these sizes, which is no error of the candidate.
             raise StageError(
@@ -104,7 +99,8 @@ def refuse_different(
         outputs = _candidate_outputs(candidate, draws)
     else:
         with _runs_of_reference(reference):
-            draws, expected = _draws_and_outputs(reference, seed, sizes or {})
+            accepted = _accepted(reference, seed, sizes or {})
+            draws, expected = [entry.feeds for entry in accepted], [entry.outputs for entry in accepted]
             if MASK in draws[0] and reads_consecutive_tokens(_read_graph(candidate)):
                 draws = list(map(with_consecutive_tokens, draws))
                 expected = outputs_of_file(reference, draws)
@@ -130,7 +126,7 @@ def refuse_different(
         different = [entry for entry in verification.comparisons if not entry.is_equal]
     # A small difference may be rounding in a deep graph with another order of operations.
     is_near = all(entry.relative_diff <= ROUNDING_FACTOR * entry.threshold for entry in different)
-    if different and (is_near or _rounds_activations(reference)):
+    if different and (is_near or rounds_activations(reference)):
         verification = compare_outputs(
             _reference_outputs(reference, draws, as_written=False),
             _candidate_outputs(candidate, draws, as_written=False),
@@ -149,10 +145,22 @@ def refuse_different(
     )
     return replace(
         verification,
+        note=next((entry.note for entry in accepted), ""),
         has_signal=has_signal,
         silent=None if has_signal else verification.silent,
         in_float32=widened_graph(reference) is not None,
     )
+
+
+def refuse_unopenable(reference: Path, candidate: Path) -> None:
+    """Refuse a result that ONNX Runtime cannot open, if no values are known to run it on.
+
+    Raises:
+        VerificationError: the result cannot be opened, and the reference can.
+        StageError: the reference cannot be opened either.
+    """
+    _candidate_outputs(candidate, [])
+    _refuse_crashing(reference, candidate)
 
 
 def _refuse_crashing(reference: Path, candidate: Path) -> None:
@@ -305,7 +313,7 @@ def _computes_in_float16(path: Path) -> bool:
     return computes_in(_read_graph(path), ir.DataType.FLOAT16)
 
 
-def _rounds_activations(path: Path) -> bool:
+def rounds_activations(path: Path) -> bool:
     """Return True if a graph rounds activations to integers: the last bit of a float then changes whole steps.
 
     Measured: 18 dB between all-MiniLM-L6-v2 in int8 as written and as ONNX Runtime optimizes it; both are correct.
@@ -320,7 +328,7 @@ def _rounds_activations(path: Path) -> bool:
     )
 
 
-def _draws_and_outputs(path: Path, seed: int, requested: Mapping[str, int]) -> tuple[list[Arrays], list[Arrays]]:
+def _accepted(path: Path, seed: int, requested: Mapping[str, int]) -> list[AcceptedInputs]:
     """Create samples that a file accepts, and compute its outputs.
 
     Args:
@@ -329,98 +337,11 @@ def _draws_and_outputs(path: Path, seed: int, requested: Mapping[str, int]) -> t
         requested: Dynamic dimension → size in the user's request.
 
     Raises:
-        StageError: the file accepts no tried sizes.
-        UsageError: no values can be drawn for an input.
+        NoInputsError: the file accepts none of the generated samples.
+        StageError: the file cannot be opened.
     """
     session = open_session(path, as_written=True)
-    accepted = list(itertools.islice(_accepted_samples(session, seed, requested), _DRAWS))
-    return [feeds for _, feeds, _ in accepted], [outputs for _, _, outputs in accepted]
-
-
-def _accepted_samples(
-    session: Session, seed: int, requested: Mapping[str, int]
-) -> Iterator[tuple[Mapping[str, int], Arrays, Arrays]]:
-    """Yield accepted sizes, samples of these sizes, and the outputs of a file; at least one.
-
-    Args:
-        session: The opened file.
-        seed: Seed of the first sample.
-        requested: Dynamic dimension → size in the user's request.
-
-    Raises:
-        StageError: the file accepts no tried sizes.
-        UsageError: no values can be drawn for an input.
-    """
-    refusal: StageError | UsageError = StageError("no sizes were tried")
-    inputs, count = graph_inputs(session), 0
-    for sizes in _sizes_to_try(inputs, requested):
-        try:
-            feeds = draw_feeds(inputs, sizes, seed + count)
-            outputs = session.run(feeds)
-        except StageError as error:
-            refusal = error  # these sizes are incompatible; other sizes may work
-            continue
-        except UsageError as error:
-            refusal = error  # no values can be drawn at any size
-            break
-        count += 1
-        yield sizes, feeds, outputs
-    if not count:
-        raise refusal
-
-
-def accepted_sizes(session: Session, requested: Mapping[str, int]) -> Mapping[str, int]:
-    """Find sizes of all dynamic dimensions that a file accepts.
-
-    Args:
-        session: The file.
-        requested: Requested sizes, as for :func:`refuse_different`.
-
-    Raises:
-        StageError: the file accepts no tried sizes.
-        UsageError: no values can be drawn for an input.
-    """
-    return next(sizes for sizes, _, _ in _accepted_samples(session, 0, requested))
-
-
-def _sizes_to_try(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
-    """Yield sizes of the dynamic dimensions, the likeliest first; the same sizes twice without dynamic dimensions."""
-    bounds = bounds_by_name(inputs)
-    for sizes in _usual_sizes(inputs, requested):
-        yield {name: bounds[name].clamp(size) if name in bounds else size for name, size in sizes.items()}
-
-
-def _usual_sizes(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
-    """Yield sizes to try, before bounds are applied."""
-    names = list(dict.fromkeys(key for spec in inputs for key in spec.shape if isinstance(key, str)))
-    requested = sizes_by_key(inputs, requested)
-    fixed = {**{name: size for name in names if (size := large_size(name)) is not None}, **requested}
-    for sizes in _cache_sizes(inputs):
-        yield insert_sums(inputs, {**dict.fromkeys(names, 2), **sizes, **fixed})
-    yield {**{name: position for position, name in enumerate(names, start=2)}, **fixed}
-    yield {**{name: position for position, name in enumerate(names, start=5)}, **fixed}
-    # Sizes that a graph requires to be equal without stating it.
-    for size in (4, 1, 8, 16, 32):
-        yield {**dict.fromkeys(names, size), **fixed}
-    yield {**{name: default_size(name) or 1 for name in names}, **requested}
-
-
-def _cache_sizes(inputs: Sequence[InputTensorSpec]) -> Iterator[Mapping[str, int]]:
-    """Yield sizes of a graph with a KV cache: a prompt with an empty cache, and a following step; nothing for
-    others.
-    """
-    past, tokens = next((terms for spec in inputs for terms in spec.sums.values() if len(terms) == 2), (None, None))
-    for size_past, size_tokens in ((0, 5), (6, 1)) if past is not None else ():
-        sizes = {past: size_past, tokens: size_tokens}
-        yield {name: size for name, size in sizes.items() if isinstance(name, str)}
-
-
-_LARGE_DIMENSIONS = frozenset({"height", "width", "audio_length", "num_frames", "num_channels", "num_mel_bins"})
-
-
-def large_size(name: str) -> int | None:
-    """Default size of a dimension for which models refuse small sizes; ``None`` for other dimensions."""
-    return default_size(name) if current_name(name) in _LARGE_DIMENSIONS else None
+    return list(itertools.islice(accepted_inputs(session, seed, requested), _DRAWS))
 
 
 def _reference_outputs(reference: Path, draws: Sequence[Arrays], *, as_written: bool = True) -> list[Arrays]:
@@ -443,7 +364,7 @@ def _runs_of_reference(reference: Path) -> Iterator[None]:
     try:
         yield
     except (StageError, UsageError) as error:
-        if error.message.startswith(opt.shape_config):
+        if error.message.startswith(opt.shape_config) or isinstance(error, NoInputsError):
             raise
         remedies = (missing_kernel_hint(error.message), f"{opt.no_verify} writes the result without comparing it.")
         raise StageError(

@@ -6,6 +6,7 @@ that would hide a wrong output has no signal.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -178,6 +179,8 @@ class VerificationInfo(Record):
     """True if both sides computed in float32, since the file computes in bfloat16."""
     is_streamed: bool = field(default=False, metadata=entry(before="outputs", omit_empty=True))
     """True if the weights of both sides were streamed."""
+    note: str = field(default="", metadata=entry(before="outputs", omit_empty=True))
+    """Sentence on generated inputs whose values were found by trial."""
     constant: tuple[str, ...] = field(default=(), metadata=entry(skip=True))
     """Outputs of the reference that were equal for all inputs."""
     silent: tuple[str, ...] | None = field(default=None, metadata=entry("answers_only", omit_none=True))
@@ -463,6 +466,9 @@ def _has_signal(reference: Sequence[Arrays], tolerance: _Tolerance) -> bool:
 
 def _as_float64(value: Array) -> NDArray[np.float64]:
     # float64 represents every dtype in use, except the largest int64, whose differences are measured separately.
+    if value.dtype.kind in TEXT_KINDS:
+        # Texts are equal or not; a checksum of 32 bits tells them apart.
+        return np.vectorize(lambda text: float(zlib.crc32(str(text).encode())), otypes=[np.float64])(value)
     return np.asarray(value).astype(np.float64)
 
 

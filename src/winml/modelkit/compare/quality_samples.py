@@ -12,13 +12,12 @@ from pathlib import Path
 
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
-from winml.modelkit.compare.files import accepted_sizes
-from winml.modelkit.errors import UsageError, WinMLError, opt
+from winml.modelkit.errors import NoInputsError, UsageError, WinMLError, opt
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.inputs import decoder_tokens
-from winml.modelkit.ort.graph_inputs import graph_inputs
+from winml.modelkit.ort.graph_inputs import DRAWN_DTYPES, graph_inputs
 from winml.modelkit.ort.opened_model import RunOptions, Values, values_for, with_fitting_sizes, with_whole_prompts
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.samples.data_sets import DataSetRequest, open_data_set
@@ -70,7 +69,7 @@ class JudgingData:
             data_set = replace(data_set, most=limit)
         count = limit or (None if self.input_data is None else MOST_SAMPLES)
         run = replace(run, input_data=self.input_data)
-        return SampleRequest(run, folder, data_set, count, tries_sizes=True, model=model)
+        return SampleRequest(run, folder, data_set, count, model=model)
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,6 @@ class SampleRequest:
     count: int | None = None
     """Number of generated samples, and largest number of arrays of a folder; ``None``: :func:`default_samples`, and all
     arrays."""
-    tries_sizes: bool = False
-    """Try sizes of dimensions without a known name; else they are refused."""
     model: Path | None = None
     """File of the reference, whose size determines the number of samples."""
 
@@ -279,13 +276,16 @@ def _decoded_values(inputs: Sequence[InputTensorSpec], request: SampleRequest) -
 
 
 def _random_values(session: Session, request: SampleRequest) -> SampleValues:
-    """Create random values; for a decoder with a KV cache, whole prompts, since random caches are meaningless."""
-    run = with_whole_prompts(graph_inputs(session), request.run)
-    try:
-        run = with_fitting_sizes(session, run)
-    except UsageError:
-        if not request.tries_sizes:
-            raise
-        run = replace(run, sizes=accepted_sizes(session, run.sizes), decoding=None)
+    """Create random values; for a decoder with a KV cache, whole prompts, since random caches are meaningless.
+
+    Raises:
+        NoInputsError: the reference accepts no random values, or none can be drawn for an input.
+    """
+    undrawn = [spec for spec in graph_inputs(session) if spec.dtype not in DRAWN_DTYPES]
+    if undrawn and request.run.input_data is None:
+        raise NoInputsError(
+            f"input {undrawn[0].name} takes {undrawn[0].dtype}, for which no random values can be generated"
+        )
+    run = with_fitting_sizes(session, with_whole_prompts(graph_inputs(session), request.run))
     drawn = (values_for(session, replace(run, seed=run.seed + number)) for number in range(request.samples))
     return SampleValues(tuple(drawn), "random", request.run.seed)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from winml.modelkit.compare.fidelity import (
     LOSS_DB,
+    ROUNDING,
     FidelityInfo,
     OutputFidelity,
     QualitySamples,
@@ -101,6 +102,8 @@ class ModelComparison(Result, document="compare.table:comparison_document", rows
     """Name of the graph in the candidate file; empty without a file or without a module comparison."""
     node_tags: Mapping[str, str] = field(default_factory=dict)
     """Name of a candidate node → tag, for viewers of the file."""
+    fingerprint: str = ""
+    """Digest of the structure of that file, by which ``winml view`` assigns the result."""
     parts: Mapping[str, ModelComparison] = field(default_factory=dict)
     """Part → its comparison, in execution order, for a model of several parts; ``outputs`` are then those of all parts,
     and ``modules`` are listed by part."""
@@ -205,6 +208,7 @@ class ModelComparison(Result, document="compare.table:comparison_document", rows
             "schema_version": 1,
             "reference": self.reference,
             "candidate": self.candidate,
+            **({"fingerprint": self.fingerprint} if self.fingerprint else {}),
             "draws": self.samples.count,
             "input_source": "data set" if self.samples.source == "dataset" else self.samples.source,
             "step": self.step,
@@ -292,23 +296,47 @@ class ProofReplay(ModelComparison, document="compare.table:comparison_document")
         }
 
     @property
-    def most_grown(self) -> ComparedModule | None:
-        """Module whose own error has grown most since the proof was made; ``None`` if unknown."""
+    def origin_of_loss(self) -> ComparedModule | None:
+        """Module in which the error has grown since the proof was made; ``None`` if unknown."""
         recorded = {} if self.recorded is None else {module.key: module.own_error for module in self.recorded.modules}
+        return self.find_origin(recorded)
+
+    def find_origin(self, before: Mapping[tuple[str, int], float | None]) -> ComparedModule | None:
+        """Return the module in which an error has grown; ``None`` if none has.
+
+        The first module that diverges, else the module whose own error has grown most relative to the error of its
+        inputs: a module may amplify the error of another. The root has no input error, and is the last resort.
+
+        Args:
+            before: (tag, call) → own error before; ``None`` if unknown.
+        """
         growths = [
-            (own - before, position)
+            (
+                module is self.first_divergence,
+                bool(module.identity.module),
+                (own - earlier) / max(module.input_error or 0.0, ROUNDING),
+                position,
+            )
             for position, module in enumerate(self.modules or ())
             if (own := module.own_error) is not None
-            and (before := recorded.get((module.identity.tag, module.identity.call))) is not None
-            and own > before
+            and (earlier := before.get((module.identity.tag, module.identity.call))) is not None
+            and own > earlier
         ]
-        return None if not growths or self.modules is None else self.modules[max(growths)[1]]
+        return self.modules[max(growths)[-1]] if growths and self.modules is not None else self.first_divergence
 
     @property
     def is_accepted(self) -> bool:
         """True if every output is within its limit, and no worse than in the compared environment."""
         parts = [part for part in self.parts.values() if isinstance(part, ProofReplay)] or [self]
         return self.is_within and not any(part.upgrade is not None and part.upgrade.refused for part in parts)
+
+    @property
+    def problems(self) -> list[str]:
+        """Reasons why it is not accepted."""
+        parts = [part for part in self.parts.values() if isinstance(part, ProofReplay)] or [self]
+        limits = [] if self.is_within else [f"{self.verdict.question}: {self.verdict.words}"]
+        checks = [part.upgrade for part in parts if part.upgrade is not None]
+        return [*limits, *(f"{name} since: {check.problem_words(name)}" for check in checks for name in check.refused)]
 
     @property
     def versions_words(self) -> str:
@@ -461,6 +489,8 @@ class UpgradeCheck(Record):
     """Median time of a run, before and after."""
     modules: tuple[ModuleChange, ...]
     """Modules that differ, in the order of the module tree."""
+    origin: str = field(default="", metadata=entry(skip=True))
+    """Tag of the module in which the error has grown; empty if unknown."""
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
@@ -478,7 +508,7 @@ class UpgradeCheck(Record):
         if not verdict.is_no:
             return ""
         changed = {
-            "errors": sorted((module for module in self.modules if module.own_error), key=_growth_of_error),
+            "errors": sorted((module for module in self.modules if module.own_error), key=self._distance_from_origin),
             "placement": [module for module in self.modules if module.providers],
             "time": [module for module in self.modules if module.ms],
         }
@@ -487,11 +517,10 @@ class UpgradeCheck(Record):
         where = f"; modules that differ: {', '.join(modules[:_MOST_NAMES])}{more}" if modules else ""
         return f"{verdict.reason}{where}"
 
-
-def _growth_of_error(module: ModuleChange) -> float:
-    """Sort key: the largest growth first."""
-    before, after = module.own_error or (0.0, 0.0)
-    return before - after
+    def _distance_from_origin(self, module: ModuleChange) -> tuple[bool, bool, float]:
+        """Sort key: the module in which the error has grown, then the largest growth first, and the root last."""
+        before, after = module.own_error or (0.0, 0.0)
+        return module.tag != self.origin, not module.module, before - after
 
 
 class ComparedFile(Record):

@@ -48,7 +48,7 @@ def comparison_document(result: records.ModelComparison, *, depth: int | None = 
     parts = [doc.Section(name, comparison_document(part, depth=depth).blocks) for name, part in result.parts.items()]
     return doc.Document(
         [
-            doc.Fields(list(_comparison_fields(result))),
+            doc.Fields([*_comparison_fields(result), *_view_fields(result)]),
             *parts,
             *([] if upgrade is None or not upgrade.modules else [_upgrade_table(upgrade)]),
             *(_module_blocks(result, depth) if result.modules is not None else ()),
@@ -67,6 +67,12 @@ def comparison_document(result: records.ModelComparison, *, depth: int | None = 
         "error that does not come from its inputs.",
         figures=list(_comparison_figures(result)),
     )
+
+
+def _view_fields(result: records.ModelComparison) -> Iterator[doc.Field]:
+    """Yield the command that shows both models, if their modules were compared."""
+    if result.modules is not None and result.fingerprint:
+        yield doc.view_field(result.reference, result.candidate)
 
 
 def _answer_words(result: records.ModelComparison) -> str:

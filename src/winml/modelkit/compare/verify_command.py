@@ -13,7 +13,7 @@ from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._progress import show_wait
 from winml.modelkit.cli._requests import stated_fields
-from winml.modelkit.cli._streams import library_output_to_stderr, own_stderr, page_text, show_answer
+from winml.modelkit.cli._streams import library_output_to_stderr, own_stderr, page_text, show_answer, tell
 from winml.modelkit.compare.verify_verb import VerifyRequest, plan_verification, run_verification
 from winml.modelkit.file_names import ONLY_PART
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command(name="verify", cls=WinMLCommand)
 @request_options(VerifyRequest)
-@result_options(quiet="", verbose="Show more detail: every module.")
+@result_options(verbose="Show more detail: every module.")
 def command(**options: Any) -> None:
     """Check a model on this machine against the recorded outputs of PyTorch, without PyTorch.
 
@@ -66,6 +66,7 @@ def command(**options: Any) -> None:
         plan.files,
         options,
         lambda: result.document(depth=depth),
+        is_answer=not options["quiet"],
         report=page,
         node_data=lambda path: comparison_node_data(parts[plan.files["node_data"].index(path)]),
         junit=lambda _path: junit_text(result),
@@ -74,4 +75,6 @@ def command(**options: Any) -> None:
         for line in annotation_lines(result):
             own_stderr().write(f"{line}\n")
     if not result.is_accepted:
+        if options["quiet"]:
+            tell("; ".join(result.problems))
         click.get_current_context().exit(NEGATIVE_RESULT)

@@ -39,6 +39,7 @@ from winml.modelkit.file_names import files_folder
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.contexts import context_file_names, proto_nodes, rename_context_files
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
+from winml.modelkit.onnx.files.moving import move_file
 from winml.modelkit.onnx.files.output_files import write_error
 from winml.modelkit.onnx.files.placing import name_data
 from winml.modelkit.onnx.files.reading import read_metadata, read_structure
@@ -429,7 +430,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         for name in context_file_names(model):
             if name not in names:
                 context_file = path.with_name(f"{path.name}.context")
-                (folder / name).replace(context_file)
+                move_file(folder / name, context_file)
                 names[name] = name_data(context_file, path).name
         rename_context_files(model, names)
         # ONNX Runtime maps external weights and would copy inner ones: sessions open faster.

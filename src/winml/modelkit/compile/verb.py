@@ -170,6 +170,7 @@ def compile_model(
     submodel: Sequence[str] = (),
     options: CompileOptions | None = None,
     overwrite: bool = False,
+    freeze_inputs: bool = False,
     verify: bool = True,
     seed: int = 0,
     sizes: Mapping[str, int] | None = None,
@@ -190,6 +191,7 @@ def compile_model(
         submodel: Parts of a build folder; empty: all.
         options: Target and limits; `None` to use ``flags``.
         overwrite: Replace an existing file.
+        freeze_inputs: Make inputs with a default value constants.
         verify: Open the result, run it on the provider, and compare it with ``model``.
         seed: Seed of the inputs of the comparison.
         sizes: Sizes of dynamic dimensions in the comparison, by name, ``input:axis``, or key of ``--shape-config``.
@@ -226,6 +228,7 @@ def compile_model(
         output=Path(output),
         submodel=tuple(submodel),
         overwrite=overwrite,
+        freeze_inputs=freeze_inputs,
         verify=verify,
         seed=seed,
         sizes=sizes,

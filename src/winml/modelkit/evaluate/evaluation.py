@@ -692,4 +692,4 @@ def _side_result(side: Side, scores: Scores, number: int) -> EvaluatedSide:
     """Summarize the times of a side, by the number of the side."""
     latency = summarize(scores.latencies_ms(number))
     is_disturbed, timed = scores.is_disturbed(number), scores.timed_samples(number)
-    return EvaluatedSide(side.name, side.kind, latency, side.provider, is_disturbed, timed)
+    return EvaluatedSide(side.name, side.kind, latency, side.provider, is_disturbed, timed, side.simulated_on)

@@ -205,6 +205,8 @@ class EvaluatedSide(Record):
     """True if other load slowed half of its runs, so that the times are unreliable."""
     timed_samples: int = 0
     """Number of samples timed after the first run, which includes set-up."""
+    simulated_on: str = field(default="", metadata=entry(omit_empty=True, before="latency_per_sample_ms"))
+    """Kind of device on which the provider simulates its device; empty without simulation."""
 
 
 class EvaluatedData(Record):

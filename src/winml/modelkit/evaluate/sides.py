@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -38,6 +38,8 @@ class Side:
     """Runs the model on one array per input, each with the type of the input."""
     provider: str | None = None
     """Execution provider of an ONNX file."""
+    simulated_on: str = ""
+    """Kind of device on which the provider simulates its device; empty without simulation."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Metadata of an ONNX file."""
 
@@ -68,7 +70,7 @@ def open_onnx_side(path: Path, options: RunOptions) -> Side:
     """
     provider = options.choose_provider()
     model = open_model(path, options, provider)
-    side = onnx_side(model.session, options.shown, provider.provider.name)
+    side = replace(onnx_side(model.session, options.shown, provider.provider.name), simulated_on=provider.stand_in)
     refuse_dynamic_inputs(provider, side.inputs, options)
     return side
 

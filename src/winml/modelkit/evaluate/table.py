@@ -105,7 +105,8 @@ def _side_fields(result: Evaluation) -> Iterator[doc.Field]:
 
 
 def _side_words(side: EvaluatedSide) -> str:
-    return f"{side.name} ({side.provider})" if side.provider is not None else side.name
+    simulation = f", simulated on the {side.simulated_on}" if side.simulated_on else ""
+    return f"{side.name} ({side.provider}{simulation})" if side.provider is not None else side.name
 
 
 def _metric_table(result: Evaluation) -> doc.Table:

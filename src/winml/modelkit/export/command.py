@@ -138,11 +138,11 @@ def command(**options: Any) -> None:
 
     Examples:
       winml export sentence-transformers/all-MiniLM-L6-v2 -o model.onnx -v
-      winml export ./checkpoint -o model.onnx --shape-config '{"sequence_length": 64}'
+      winml export ./checkpoint -o model.onnx --shape-config sequence_length=64
       winml export ./checkpoint -o model.onnx --dynamic-batch --dynamic-seq-len
       winml export model.py:build -o model.onnx --input-specs inputs.json
       winml export -c config.json -o model.onnx --opset 18
-      winml export dynamic.onnx -o static.onnx --shape-config '{"batch_size": 1}'
+      winml export dynamic.onnx -o static.onnx --shape-config batch_size=1
     """
     if _is_pinning(options):
         pin(options)

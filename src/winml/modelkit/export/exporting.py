@@ -32,8 +32,9 @@ from winml.modelkit.export.part_export import export_part
 from winml.modelkit.export.records import STEPS, ExportResult
 from winml.modelkit.file_names import EMBEDDING, proof_paths
 from winml.modelkit.models.caches.inputs import PAST_KEY
-from winml.modelkit.models.live_module import ExampleInputs, loaded_from_module, refuse_programs
+from winml.modelkit.models.live_module import ExampleInputs, loaded_from_module
 from winml.modelkit.models.parts import LoadedModel, ModelPart
+from winml.modelkit.models.programs import open_program
 from winml.modelkit.models.request import CHECKPOINT_KINDS, ModelRequest, processor_folder
 from winml.modelkit.models.state_restoration import restored_module_state, restored_process_state
 from winml.modelkit.onnx.files.named_paths import restored_working_directory
@@ -145,7 +146,7 @@ class HTPExporter:
             return loaded, first_choice(self.config)
 
         # Before its attributes are looked at, which TorchScript does not show.
-        refuse_programs(model, type(model).__name__)
+        model, inputs = open_program(model, inputs, type(model).__name__)
         target = self._make_target(output, overwrite=overwrite, with_report=with_report)
         target = replace(target, functions=functions)
         return self._export_parts(describe, target, model)

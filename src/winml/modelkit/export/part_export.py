@@ -66,6 +66,7 @@ from winml.modelkit.onnx.files.companions import (
     settled_companions,
 )
 from winml.modelkit.onnx.files.content_digest import hash_file
+from winml.modelkit.onnx.files.moving import remove_file
 from winml.modelkit.onnx.files.named_paths import restored_working_directory
 from winml.modelkit.onnx.files.output_files import ExportPaths
 from winml.modelkit.onnx.files.recovery import temporary_folder
@@ -252,7 +253,7 @@ def _write_part(
                 error.hint = tagged_graph.handed.below_minimum_hint or error.hint
             # Another exporter may be tried, which needs the disk space.
             for file in files:
-                file.unlink(missing_ok=True)
+                remove_file(file)
             raise
         proof_notes = _record_proof(run, prepared, staged)
         exported = _make_exported_part(run, part, paths, tagged_graph, comparison)
@@ -363,8 +364,8 @@ def _remove_proof(folder: Path, models: Collection[str]) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         return  # there is none, or it is not ours
     if is_replaced:
-        record.unlink()
-        tensors.unlink(missing_ok=True)
+        remove_file(record)
+        remove_file(tensors)
         with contextlib.suppress(OSError):
             record.parent.rmdir()  # if it is empty now
 

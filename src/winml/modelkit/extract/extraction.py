@@ -25,15 +25,14 @@ from winml.modelkit.errors import InputError, StageError, VerificationError, opt
 from winml.modelkit.extract.records import ExtractedModule, ExtractResult, RefusedModule
 from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME
 from winml.modelkit.metadata_keys import CUT_KEY, EXPORT_KEY, INPUTS_KEY, MODEL_KEY, OUTPUTS_KEY, TREE_KEY
-from winml.modelkit.onnx.contents import read_contents
 from winml.modelkit.onnx.contexts import refuse_compiled_modules
-from winml.modelkit.onnx.cutting import Cut, ModuleParts, Refusal, cut_model, fused_error
+from winml.modelkit.onnx.cutting import Cut, GraphModules, ModuleParts, Refusal, cut_model, fused_error
 from winml.modelkit.onnx.files.graph_reading import load_foreign
+from winml.modelkit.onnx.files.moving import remove_file
 from winml.modelkit.onnx.files.output_files import OutputFiles, files_of_model, recover, refuse_existing, refuse_inputs
 from winml.modelkit.onnx.files.reading import read_structure, reading_graph
 from winml.modelkit.onnx.files.recovery import State, file_state
 from winml.modelkit.onnx.files.writing import write_model
-from winml.modelkit.onnx.module_tree import read_tree
 from winml.modelkit.onnx.validity import refuse_cycles
 from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.graph_sessions import open_session, widened_graph
@@ -41,9 +40,14 @@ from winml.modelkit.ort.opened_model import RunOptions, Values, refusals_explain
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.tags import address
 from winml.modelkit.tags.address import ModuleIdentity
-from winml.modelkit.tags.selector import ModuleAddress, select
+from winml.modelkit.tags.selector import select
 from winml.modelkit.tags.tagging import read_tag
-from winml.modelkit.transform.module_functions import graph_modules
+from winml.modelkit.transform.module_functions import (
+    modules_of_tree,
+    read_model_tree,
+    source_notes,
+    write_tree_tags,
+)
 from winml.modelkit.version import __version__
 
 _LONGEST_STEM = 150
@@ -95,7 +99,7 @@ def plan_cuts(path: Path, selector: str, folder: Path, options: ExtractOptions) 
     Raises:
         UsageError: the selector matches nothing, or an output is an input.
         OutputExistsError: a file exists already.
-        InputError: the file is damaged or has no tags.
+        InputError: the file is damaged or has no module information.
     """
     refuse_existing([folder / EXTRACT_MANIFEST_NAME], overwrite=options.overwrite)
     state = file_state(path)
@@ -133,7 +137,7 @@ def extract_from_file(
     Raises:
         UsageError: the selector matches nothing, sizes or values do not fit, or an output is an input.
         OutputExistsError: a file exists already.
-        InputError: the file is damaged or has no tags.
+        InputError: the file is damaged or has no module information.
         StageError: ONNX Runtime cannot run the whole model.
         VerificationError: outputs of a cut model differ from those inside the whole model; nothing was written.
     """
@@ -167,7 +171,9 @@ def extract_from_file(
         outcomes = [writer.write(item, stem) for item, stem in zip(cuts.calls, stems, strict=True)]
         modules = tuple(outcome for outcome in outcomes if isinstance(outcome, ExtractedModule))
         failures = (outcome for outcome in outcomes if isinstance(outcome, RefusedModule))
-        result = replace(result, modules=modules, refused=(*cuts.refused, *failures), notes=recording.fed.notes)
+        result = replace(
+            result, modules=modules, refused=(*cuts.refused, *failures), notes=(*cuts.notes, *recording.fed.notes)
+        )
         files.write_json(folder / EXTRACT_MANIFEST_NAME, result.as_record())
         if modules:
             written = files.commit(overwrite=options.overwrite)
@@ -197,7 +203,7 @@ class _CutWriter:
             worst = compare_with_recording(staged, call, self.recording)
         except StageError as error:
             for file in written_cut.files:
-                file.unlink()
+                remove_file(file)
             return RefusedModule(call.identity, error.message.replace(str(staged), f"{stem}.onnx"))
         if not worst.relative_diff <= CUT_MODULE_THRESHOLD:
             raise VerificationError(
@@ -288,6 +294,7 @@ class ModuleCuts:
     calls: tuple[CutCall, ...]
     refused: tuple[RefusedModule, ...]
     without_nodes: tuple[ModuleIdentity, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -319,19 +326,22 @@ def cut_modules(path: Path, selector: str) -> ModuleCuts:
     """Cut every selected module out of a file, each call separately; nothing is written.
 
     Args:
-        path: An ONNX file with tags.
+        path: An ONNX file with tags, or with modules named by another tool.
         selector: Selector as in :func:`~winml.modelkit.tags.selector.select`. Nested modules are each cut out.
 
     Raises:
         UsageError: the selector matches nothing, or only modules that are fused into others.
-        InputError: the file is no ONNX file, or has no tags.
+        InputError: the file is no ONNX file, or has no module information.
     """
-    addresses, tag_of = _tagged_modules(path)
-    modules = select(addresses, selector, tag_of)
+    structure = read_structure(path)
+    refuse_compiled_modules(structure, path)
+    refuse_cycles(structure, path)
     # Other tools may have written the file; metadata of nodes that they damaged is repaired before it is written again.
     model = reading_graph(path, lambda: load_foreign(path))
     # Tools write nodes in any order, which ONNX Runtime allows; cuts require the order of computation.
     model.graph.sort()
+    graph = _tagged_modules(model, path)
+    modules = select(graph.modules, selector, graph.tag_of)
     parts = ModuleParts(model)
     calls, refused, without_nodes = [], [], []
     for module in modules:
@@ -345,29 +355,25 @@ def cut_modules(path: Path, selector: str) -> ModuleCuts:
             else:
                 calls.append(CutCall(identity, cut_call.result))
     tags = {identity.tag for identity in without_nodes}
-    if not (calls or refused) and (owners := graph_modules(model, path.stem).owners_of_fused(tags)):
+    if not (calls or refused) and (owners := graph.owners_of_fused(tags)):
         raise fused_error(f"{opt.module} {selector}", owners)
-    return ModuleCuts(path, model, tuple(calls), tuple(refused), tuple(without_nodes))
+    return ModuleCuts(path, model, tuple(calls), tuple(refused), tuple(without_nodes), tuple(source_notes(graph)))
 
 
-def _tagged_modules(path: Path) -> tuple[tuple[ModuleAddress, ...], dict[str, str]]:
-    """Return the modules of a file, and node → tag of its module.
+def _tagged_modules(model: ir.Model, path: Path) -> GraphModules:
+    """Return the modules of a graph; if another tool named them, its nodes are tagged in place.
 
     Raises:
-        InputError: the nodes have no tags, or the file is compiled, cyclic or no ONNX file.
+        InputError: the nodes have no module information.
     """
-    structure = read_structure(path)
-    refuse_compiled_modules(structure, path)
-    refuse_cycles(structure, path)
-    metadata = {entry.key: entry.value for entry in structure.metadata_props}
-    nodes = [node.proto for node in read_contents(structure).nodes]
-    tree = read_tree(nodes, metadata, path.stem)
-    if tree.source != "winml tags":
+    tree = read_model_tree(model, path.stem)
+    if tree.source == "none":
         raise InputError(
-            f"{path}: the nodes have no tags, so their modules are unknown",
+            f"{path}: the nodes have no module information",
             hint="Export the model with winml export, or transfer tags from the source file with winml retag.",
         )
-    return tree.modules, {node.name: tag for node, tag in zip(nodes, tree.tags, strict=True)}
+    write_tree_tags(model, tree)
+    return modules_of_tree(model, tree)
 
 
 def record_boundaries(cuts: ModuleCuts, options: RunOptions) -> Recording:

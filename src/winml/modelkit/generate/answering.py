@@ -41,8 +41,8 @@ _BEFORE_TEXT = 4
 """Specified by Whisper: tokens of start, language, task and times."""
 _UNLIMITED = 1 << 20
 """Chosen: maximum tokens of a text that states no limit."""
-_HYPOTHESIS, _CAPTION = "This example is {}.", "This is a photo of {}."
-"""Specified by transformers' pipelines: sentences that candidate labels of a text and of an image are put into."""
+_HYPOTHESIS, _CAPTION, _SOUND = "This example is {}.", "This is a photo of {}.", "This is a sound of {}."
+"""Specified by transformers' pipelines: sentences for candidate labels of a text, an image and a sound."""
 _SIGLIP_TOKENS = 64
 """Specified by transformers' pipeline: length to which the captions of SigLIP are padded."""
 _OUTSIDE = "O"
@@ -432,28 +432,57 @@ class TaskRunner:
         is_siglip = "siglip" in str(self._config.model_type)
         options = {"padding": "max_length", "max_length": _SIGLIP_TOKENS} if is_siglip else {"padding": True}
         texts = dict(self._tokenize([_CAPTION.format(label) for label in labels], **options))
-        tokens = self._graph_inputs.get(TEXT)
-        rows = [slice(None)]
-        if tokens is not None and tokens.shape[0] == 1:
-            rows = [slice(row, row + 1) for row in range(len(labels))]
-        outputs = [self._run_model({**pixels, **{name: values[row] for name, values in texts.items()}}) for row in rows]
-        logits = np.concatenate([named_output(output, "logits_per_image")[0] for output in outputs])
+        logits = self._label_logits(pixels, texts, "logits_per_image")
         scores = _sigmoid(logits) if is_siglip else _softmax(logits.astype(np.float32))
         return _ranked_answer(zip(labels, scores, strict=True))
+
+    def labelled_audio(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the score of each candidate label for a recording.
+
+        Raises:
+            UsageError: the recording is longer than the model reads.
+        """
+        samples, labels = self._resample_uncut(inputs["audio"]), _as_list(inputs["label"])
+        features = self._extractor([samples["raw"]], sampling_rate=samples["sampling_rate"], return_tensors="np")
+        texts = dict(self._tokenize([_SOUND.format(label) for label in labels], padding=True))
+        logits = self._label_logits(dict(features), texts, "logits_per_audio")
+        return _ranked_answer(zip(labels, _softmax(logits.astype(np.float32)), strict=True))
+
+    def _label_logits(self, sample: Mapping[str, Any], texts: Mapping[str, Any], output: str) -> Array:
+        """Return the logit of each label; a graph of one text is run for each label.
+
+        Args:
+            sample: Tensors of one image or recording.
+            texts: Tensors of the labels, one row each.
+            output: Name of the output with the logits.
+        """
+        tokens, count = self._graph_inputs.get(TEXT), len(texts[TEXT])
+        rows = [slice(None)]
+        if tokens is not None and tokens.shape[0] == 1:
+            rows = [slice(row, row + 1) for row in range(count)]
+        outputs = [self._run_model({**sample, **{name: values[row] for name, values in texts.items()}}) for row in rows]
+        return np.concatenate([named_output(result, output)[0] for result in outputs])
+
+    def video_classes(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the classes of a video, of which the model reads a fixed number of evenly spaced frames."""
+        frames = _as_list(inputs["image"])
+        count = getattr(self._config, "num_frames", len(frames))
+        chosen = [frames[index] for index in np.linspace(0, len(frames) - 1, count).round().astype(int)]
+        if len(frames) != count:
+            self._notes[f"{count} frames are read, evenly spaced among the {len(frames)} of the video"] = None
+        return self._class_answer(self._image_processor(chosen, return_tensors="np"))
+
+    def described_objects(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the objects in an image that labels describe, each with its box."""
+        self._fit_image_processor(inputs["image"])
+        labels = list(_as_list(inputs["label"]))
+        pipeline = self._pipeline("tokenizer", "image processor")
+        return _box_answer(pipeline(inputs["image"], candidate_labels=labels, **self._threshold))
 
     def boxes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the objects in an image, each with its box."""
         self._fit_image_processor(inputs["image"])
-        results = self._pipeline("image processor")(inputs["image"], **self._threshold)
-        entries = (
-            AnswerEntry(
-                label=str(detection["label"]),
-                score=float(detection["score"]),
-                box=tuple(float(detection["box"][edge]) for edge in ("xmin", "ymin", "xmax", "ymax")),  # type: ignore[arg-type]  # four
-            )
-            for detection in results
-        )
-        return Answer("boxes", tuple(entries))
+        return _box_answer(self._pipeline("image processor")(inputs["image"], **self._threshold))
 
     def segments(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes or objects that pixels of an image belong to, the largest first."""
@@ -607,6 +636,9 @@ _ANSWERS: Mapping[str, Callable[[TaskRunner, Mapping[str, Any]], Answer]] = {
     "object-detection": TaskRunner.boxes,
     "image-segmentation": TaskRunner.segments,
     "depth-estimation": TaskRunner.depth,
+    "zero-shot-object-detection": TaskRunner.described_objects,
+    "video-classification": TaskRunner.video_classes,
+    "zero-shot-audio-classification": TaskRunner.labelled_audio,
     "zero-shot-image-classification": TaskRunner.labelled_image,
     "automatic-speech-recognition": TaskRunner.transcript,
     "audio-classification": TaskRunner.audio_classes,
@@ -665,6 +697,19 @@ def _describe_tensors(arrays: Arrays) -> tuple[tuple[AnswerEntry, ...], Arrays]:
             )
         )
     return tuple(entries), arrays
+
+
+def _box_answer(detections: Iterable[Mapping[str, Any]]) -> Answer:
+    """Return objects with their boxes, as a pipeline of transformers returns them."""
+    entries = (
+        AnswerEntry(
+            label=str(detection["label"]),
+            score=float(detection["score"]),
+            box=tuple(float(detection["box"][edge]) for edge in ("xmin", "ymin", "xmax", "ymax")),  # type: ignore[arg-type]  # four
+        )
+        for detection in detections
+    )
+    return Answer("boxes", tuple(entries))
 
 
 def _ranked_answer(scores: Iterable[tuple[str, Any]], count: int | None = None) -> Answer:

@@ -76,6 +76,8 @@ class InferenceResult(Result, Record, schema_version=1, document="generate.table
     notes: tuple[str, ...] = ()
     saved: Path | None = None
     reference: ReferenceAnswer | None = None
+    simulated_on: str = field(default="", metadata=entry(omit_empty=True, before="inputs"))
+    """Kind of device on which the provider simulates its device; empty without simulation."""
 
 
 class SchemaInput(Record):
@@ -170,3 +172,7 @@ class GeneratedText(Record, schema_version=1):
     """Timestamped segments of a recording, if requested: ``start_s``, ``end_s``, ``text``."""
     reference: ReferenceText | None = None
     """None without a comparison with PyTorch."""
+    provider: str = field(default="", metadata=entry(before="session_ms"))
+    """Execution provider."""
+    simulated_on: str = field(default="", metadata=entry(omit_empty=True, before="session_ms"))
+    """Kind of device on which the provider simulates its device; empty without simulation."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.errors import ConfigError, InputError, ModelPathError, TaskError, UsageError, opt, spell
 from winml.modelkit.fields import INPUTS, OUTPUT, RECORDED, declare
 from winml.modelkit.file_names import DECODER, ENCODER, MODEL_SUFFIX, ONLY_PART, PROMPT, VISION, files_folder
-from winml.modelkit.generate.task_inputs import IMAGE_SUFFIXES, RUN_TASKS, RunTask, TaskInput, run_task
+from winml.modelkit.generate.task_inputs import IMAGE_SUFFIXES, LOADED_TASKS, RUN_TASKS, RunTask, TaskInput, run_task
 from winml.modelkit.models.checkpoints.task import canonical_task
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, refuse_special_file
 from winml.modelkit.options import load_json, nearest, read_json_file
@@ -390,7 +390,7 @@ def example_command(
 
 def _add_provider_options(name: str, path: Path) -> str:
     """Return a model as written on a command line, with the options of the provider it is compiled for."""
-    return f"{name} {provider_options_of(path)}".rstrip()
+    return f"{name} {command_line(provider_options_of(path))}".rstrip()
 
 
 def _command_words(request: RunRequest) -> str:
@@ -567,11 +567,13 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
             for name, given in subject.named.items()
         }
     run_ms = (time.perf_counter() - started) * 1000
+    provider = request.choose_provider()
     result = InferenceResult(
         model=request.name,
         task=subject.task,
         task_rule=subject.task_rule,
-        provider=request.choose_provider().provider.name,
+        provider=provider.provider.name,
+        simulated_on=provider.stand_in,
         inputs=passed,
         kind=answers[0][1].kind,
         entries=_collect_entries(answers),
@@ -587,7 +589,7 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
 
 _OF_PIPELINES = frozenset({
     "automatic-speech-recognition", "depth-estimation", "image-segmentation", "object-detection",
-    "text2text-generation",
+    "text2text-generation", "zero-shot-object-detection",
 })  # fmt: skip
 """Tasks whose results transformers computes from tensors of PyTorch."""
 
@@ -680,7 +682,7 @@ def _compare_with_pytorch(
 
     checkpoint = _reference_request(request)
     if subject.task is not None:
-        checkpoint = replace(checkpoint, task=subject.task)
+        checkpoint = replace(checkpoint, task=LOADED_TASKS.get(subject.task, subject.task))
     loaded: Any = load_model(replace(checkpoint, cache=False)).model
     run = None if subject.task is None else _make_runner(loaded, model, subject.task, request)
     theirs = [

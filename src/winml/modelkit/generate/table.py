@@ -105,7 +105,8 @@ def _summary_fields(result: InferenceResult) -> Iterator[doc.Field]:
     count = len({entry.input for entry in result.entries})
     runs = "the first run" if count <= 1 else f"{count} runs, with the first one"
     yield "time", f"{result.run_ms:.0f} ms for {runs}{prepared}; {result.session_ms:.0f} ms to open the model"
-    yield "provider", result.provider
+    simulation = f", simulated on the {result.simulated_on}" if result.simulated_on else ""
+    yield "provider", f"{result.provider}{simulation}"
     yield from doc.note_fields(result.notes)
     reference = result.reference
     if reference is not None:

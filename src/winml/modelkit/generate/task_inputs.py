@@ -79,11 +79,24 @@ RUN_TASKS: Mapping[str, RunTask] = {
         TaskInput("label", "text", "a candidate label, such as: a photo of a cat", "a photo of a cat",
                   is_repeatable=True),
     )),
+    "zero-shot-object-detection": RunTask((
+        _IMAGE,
+        TaskInput("label", "text", "an object to find", "a cat", is_repeatable=True),
+    ), "image"),
+    "video-classification": RunTask((
+        TaskInput("image", "image", "the frames of the video, in order", "frame.jpg", is_repeatable=True),
+    )),
     "automatic-speech-recognition": RunTask((_AUDIO,)),
     "audio-classification": RunTask((_AUDIO,)),
+    "zero-shot-audio-classification": RunTask((
+        _AUDIO,
+        TaskInput("label", "text", "a candidate label, such as: dog barking", "dog barking", is_repeatable=True),
+    )),
     "text2text-generation": RunTask((_TEXT,)),
 }  # fmt: skip
 """Task → its inputs. Other tasks are run on tensors by name."""
+LOADED_TASKS: Mapping[str, str] = {"zero-shot-audio-classification": "feature-extraction"}
+"""Task → task of the class of transformers that is loaded for it, if another."""
 _AUDIO_FEATURES = RunTask(
     (TaskInput("audio", "audio", "one audio file: its embedding; several: the similarity of each to the first",
                "speech.wav", is_repeatable=True),),
@@ -108,7 +121,7 @@ def run_task(name: str, tensors: tuple[str, ...]) -> tuple[str, RunTask | None]:
     ['audio']
     """
     canonical = canonical_word(name)
-    task = canonical if canonical in TASK_VARIANTS else canonical_task(name)
+    task = canonical if canonical in TASK_VARIANTS or canonical in RUN_TASKS else canonical_task(name)
     task = {"summarization": "text2text-generation", "translation": "text2text-generation"}.get(task, task)
     if task != "feature-extraction":
         return task, RUN_TASKS.get(task)
@@ -119,6 +132,9 @@ def run_task(name: str, tensors: tuple[str, ...]) -> tuple[str, RunTask | None]:
             return task, RUN_TASKS[task]
         case ("feature extractor",):
             return task, _AUDIO_FEATURES
+        case ("tokenizer", "feature extractor"):
+            task = "zero-shot-audio-classification"
+            return task, RUN_TASKS[task]
         case (*_, "image processor"):
             task = "zero-shot-image-classification" if "input_ids" in tensors else "image-feature-extraction"
             return task, RUN_TASKS[task]

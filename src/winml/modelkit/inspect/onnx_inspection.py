@@ -31,7 +31,7 @@ from winml.modelkit.onnx.contents import (
 from winml.modelkit.onnx.files.content_digest import hash_file
 from winml.modelkit.onnx.files.reading import check_data_file, inline_functions, read_structure
 from winml.modelkit.onnx.module_costs import Cost, ModuleCost, charge_modules, count_node_macs, read_shapes
-from winml.modelkit.onnx.module_tree import OnnxTree, TreeSource, read_tree
+from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
 from winml.modelkit.onnx.quantized_weights import count_parameters
 from winml.modelkit.onnx.specs import DynamicDimension, damaged_bounds_notes, stated_bounds
 from winml.modelkit.onnx.validity import cycle_words
@@ -39,6 +39,7 @@ from winml.modelkit.options import load_metadata, read_json_file
 from winml.modelkit.records import Record, entry, json_value, recorded
 from winml.modelkit.report.result import Result
 from winml.modelkit.tags import address
+from winml.modelkit.tags.dialects import TreeSource
 from winml.modelkit.tags.selector import select
 from winml.modelkit.tags.tagging import Coverage
 from winml.modelkit.words import count_noun

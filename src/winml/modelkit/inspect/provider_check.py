@@ -24,6 +24,7 @@ from winml.modelkit.onnx.contexts import refuse_compiled
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.onnx.files.graph_reading import flat_file, graph_of
 from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.onnx.fingerprint import file_fingerprint
 from winml.modelkit.onnx.module_tree import read_tree
 from winml.modelkit.onnx.node_facts import GraphFacts, NodeFacts, read_facts
 from winml.modelkit.optimize.capabilities import LEAST_STANDARD_OPSET
@@ -127,6 +128,11 @@ def check_provider(path: Path, ep: str, device: Device | None = None, options: M
         InputError: the file is no ONNX model, or another provider compiled it.
         StageError: the installed provider cannot be loaded, ended its process, or gives no result and has no table.
     """
+    return replace(_find_fit(path, ep, device, options), fingerprint=file_fingerprint(path))
+
+
+def _find_fit(path: Path, ep: str, device: Device | None, options: Mapping[str, str]) -> ProviderFit:
+    """Return the placement that the file records, else the answer of the provider, else that of its documentation."""
     if (fit := _read_compiled_fit(path, ep, device, options)) is not None:
         return fit
     checks = _NodeChecks.of(path, ep, device, options)

@@ -92,6 +92,8 @@ class ProviderFit(Record):
     """Precision → reason why the provider does not run it, ``""`` if it does; ``{}`` if nothing is known of it."""
     precisions_source: str = field(default="", metadata=entry(omit_empty=True))
     """Versions and device that were asked for the precisions, as text."""
+    fingerprint: str = field(default="", metadata=entry(omit_empty=True))
+    """Digest of the structure of the file, by which ``winml view`` assigns the result."""
 
     @property
     @recorded(entry(before="nodes"))

@@ -9,9 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
-from torch.jit._script import RecursiveScriptModule  # not public; torch.jit.script returns it
-from torch.jit._trace import TracedModule
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from winml.modelkit.errors import ConfigError, InputError, UsageError
@@ -138,39 +135,6 @@ def _module_info(model: nn.Module) -> ModelInfo:
         library_version=version,
         model_type=getattr(getattr(model, "config", None), "model_type", None),
     )
-
-
-def refuse_programs(model: object, requested_by: str) -> None:
-    """Refuse an object that computes but is no Python code: TorchScript, or an exported program.
-
-    A module that `torch.jit.trace` made is accepted: its operators are traced like the operators of any function.
-
-    Raises:
-        InputError: names the object, or the module inside, and the replacement.
-    """
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"{requested_by}: {type(model).__name__} is no torch.nn.Module",
-            hint="Pass the nn.Module that the program was made from, with its weights.",
-        )
-    # Only in the module of an exported program are these instance attributes; they raise.
-    if isinstance(model, GraphModule) and "eval" in vars(model):
-        raise InputError(
-            f"{requested_by}: the model is the module() of an exported program (torch.export), whose modules are "
-            "flattened",
-            hint="Pass the nn.Module that was exported, with its weights.",
-        )
-    traced_prefixes: tuple[str, ...] = ()
-    for path, module in model.named_modules():
-        if isinstance(module, TracedModule):
-            traced_prefixes = (*traced_prefixes, f"{path}.".removeprefix("."))
-        elif isinstance(module, RecursiveScriptModule) and not path.startswith(traced_prefixes):
-            label = f"module {path!r} is" if path else "the model is"
-            raise InputError(
-                f"{requested_by}: {label} TorchScript ({module.original_name}, by torch.jit.script or torch.jit.load), "
-                "which torch's exporters cannot look into",
-                hint="Pass the nn.Module before torch.jit.script; load the weights with load_state_dict().",
-            )
 
 
 def training_notes(model: nn.Module) -> tuple[str, ...]:

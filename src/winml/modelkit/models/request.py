@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PureWindowsPath
@@ -51,6 +52,10 @@ _DOTTED_NAME = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")
 _DRIVE = re.compile(r"^[A-Za-z]:[\\/]")
 
 _FOREIGN_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "*.gguf", "*.ckpt", "*.pth", "*.pt")
+_PROGRAM_SUFFIXES = {".pt", ".pth", ".pt2", ".ts", ".torchscript", ".jit", ".ptl"}
+"""Usual suffixes of files of ``torch.jit.save`` and ``torch.export.save``; some are also those of weights."""
+_PROGRAM_ENTRIES = ("/constants.pkl", "archive_format", "serialized_exported_program.json")
+"""Specified by torch: files that only such an archive contains, not one of ``torch.save``."""
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".gguf"}
 
 
@@ -74,6 +79,9 @@ class ModelRequest(LoadOptions):
     """Dynamic dimensions, besides those named in ``input_specs`` and ``shape_config``."""
     cross_keys: Literal["decoder"] | None = None
     """Part of an encoder-decoder that computes the cross-attention keys and values; `None`: the encoder."""
+    embedding_of: Literal["tokens"] | None = None
+    """Inputs of the embedding of a vision-language model: tokens alone, and whoever runs it inserts the image
+    features; `None`: tokens and image features."""
 
     def __post_init__(self) -> None:
         """Convert a path to text.
@@ -242,7 +250,7 @@ def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
         if needs_weights:
             raise UsageError(
                 f"{name}: is a config without weights",
-                hint=f"Add {opt.random_weights}, or pass the checkpoint folder.",
+                hint=f"{f'Add {opt.random_weights}, or pass' if opt.random_weights else 'Pass'} the checkpoint folder.",
             )
         return ModelSource("config", name, path=path)
     if suffix == ".py":
@@ -254,6 +262,8 @@ def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
 
         folder = gguf_folder(path)
         return ModelSource("folder", name, path=folder, weights=weight_files.WeightFiles("gguf", folder, (path,)))
+    if suffix in _PROGRAM_SUFFIXES and _is_program(path):
+        return ModelSource("script", name, path=path)
     if suffix in _WEIGHT_SUFFIXES:
         hint = f"Pass the folder with weights and {CHECKPOINT_CONFIG_NAME}: {path.parent}"
         raise ModelPathError(f"{name}: is a weights file, which does not define a model", hint=hint)
@@ -261,6 +271,15 @@ def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
         f"{name}: is not a model file",
         hint=f"Pass a folder with {CHECKPOINT_CONFIG_NAME}, file.py:factory or, where supported, an ONNX file.",
     )
+
+
+def _is_program(path: Path) -> bool:
+    """Return True for an archive of a TorchScript module or an exported program."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith(_PROGRAM_ENTRIES) for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
 
 
 def _hub_source(name: str) -> ModelSource:
@@ -276,7 +295,7 @@ def _looks_like_path(name: str) -> bool:
     if name.startswith((".", "/", "~")) or "\\" in name or _DRIVE.match(name):
         return True
     # "owner/name" is ambiguous: with the suffix of a file it is a path, else a Hub id.
-    return name.count("/") > 1 or name.lower().endswith(("/", ".json", ".py", *_WEIGHT_SUFFIXES))
+    return name.count("/") > 1 or name.lower().endswith(("/", ".json", ".py", *_WEIGHT_SUFFIXES, *_PROGRAM_SUFFIXES))
 
 
 def _missing_path_hint(path: Path) -> str:
@@ -416,7 +435,9 @@ def _without_weights_hint(folder: Path) -> str:
         return f"{foreign_names[0]} has an unsupported format: save the model as safetensors."
     if models := sorted(path.name for path in folder.glob(f"*{MODEL_SUFFIX}")):
         return f"It holds ONNX files; pass one of them: {', '.join(models[:5])}."
-    return f"Add {opt.random_weights} to build the model from its config alone."
+    if opt.random_weights:
+        return f"Add {opt.random_weights} to build the model from its config alone."
+    return "Pass the folder that save_pretrained wrote, with the weights."
 
 
 def checkpoint_path(source: ModelSource, request: ModelRequest) -> Path:

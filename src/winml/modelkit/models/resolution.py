@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
+from torch.export import ExportedProgram
 
 from winml.modelkit.errors import (
     CheckpointError,
@@ -68,6 +69,7 @@ from winml.modelkit.models.library_access import import_losses
 from winml.modelkit.models.load_options import Dtype
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.pipelines import build_modules, has_fractional_timesteps
+from winml.modelkit.models.programs import load_program, open_program
 from winml.modelkit.models.request import ModelRequest, ModelSource, check_folder, resolve_source
 from winml.modelkit.onnx.files.named_paths import restored_working_directory
 from winml.modelkit.onnx.specs import InputTensorSpec
@@ -514,21 +516,28 @@ def _load_script(source: ModelSource, seed: int, *, is_example_needed: bool) -> 
     folder = source.path.resolve().parent if source.path is not None else Path.cwd()
     with _importable_folder(folder), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = _import_script(source)
-        factory = _find_factory(module, source)
-        file = getattr(module, "__file__", None)
-        is_model = isinstance(factory, torch.nn.Module)
-        result = factory if is_model else _guard_user_code(factory, source.name, file)
+        module, file = None, None
+        if source.factory is None:
+            assert source.path is not None  # the file of a program
+            result: object = load_program(source.path, source.name)
+        else:
+            module = _import_script(source)
+            factory = _find_factory(module, source)
+            file = getattr(module, "__file__", None)
+            is_model = isinstance(factory, torch.nn.Module)
+            result = factory if is_model else _guard_user_code(factory, source.name, file)
         model, inputs = _unpack_model(result, source)
-        live_module.refuse_programs(model, source.name)
+        model, inputs = open_program(model, inputs, source.name)
         model = unwrap_compiled(model)
         live_module.refuse_uninitialized(model, source.name)
         notes = live_module.training_notes(model)
         origin = f"the inputs that {source.name} returns"
         try:
-            if inputs is None and (function := _find_example_function(module, source)) is not None:
-                origin = f"{function.name}() of {source.name}"
-                inputs = _guard_user_code(function.call, origin, file)
+            if inputs is None and module is not None:
+                function = _find_example_function(module, source)
+                if function is not None:
+                    origin = f"{function.name}() of {source.name}"
+                    inputs = _guard_user_code(function.call, origin, file)
             example = None if inputs is None else live_module.name_examples(inputs, model, origin)
         except WinMLError as error:
             if is_example_needed:
@@ -537,20 +546,20 @@ def _load_script(source: ModelSource, seed: int, *, is_example_needed: bool) -> 
     return _ScriptModel(model.eval(), example, origin, notes)
 
 
-def _unpack_model(result: object, source: ModelSource) -> tuple[torch.nn.Module, Any]:
-    """Return the model, and the example inputs if the factory returned both.
+def _unpack_model(result: object, source: ModelSource) -> tuple[torch.nn.Module | ExportedProgram, Any]:
+    """Return the model or program, and the example inputs if the factory returned both.
 
     Raises:
         InputError: the factory returned another object.
     """
-    if isinstance(result, torch.nn.Module):
+    if isinstance(result, torch.nn.Module | ExportedProgram):
         return result, None
-    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.nn.Module):
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.nn.Module | ExportedProgram):
         return result
     kinds = ", ".join(type(element).__name__ for element in result) if isinstance(result, tuple) else ""
     raise InputError(
         f"{source.name}: returned {type(result).__name__}{f' of {kinds}' if kinds else ''}, expected a torch.nn.Module",
-        hint="Return the model, or (model, inputs); for an exported program, the nn.Module that it was made from.",
+        hint="Return the model, or (model, inputs).",
     )
 
 

@@ -8,6 +8,7 @@ import re
 import onnx_ir as ir
 
 from winml.modelkit.errors import OptimizeError, first_line
+from winml.modelkit.onnx.map_types import attach_maps, detach_maps
 from winml.modelkit.tags.carry.carrying import carry_tags
 
 _ASSERTION = re.compile(r"^\S+:\d+: (?:\w+: )?(?:Assertion `.*` failed: )?")
@@ -55,12 +56,15 @@ def _convert_in_place(model: ir.Model, target: int) -> str:
 
     logger = logging.getLogger(version_converter.__name__)
     logger.addFilter(collect_failure)
+    # The converters read no types of maps.
+    makers = detach_maps(model)
     try:
         version_converter.convert_version(model, target, fallback=True)
     except (ValueError, RuntimeError) as error:
         failures.append(_failure_reason(error))
     finally:
         logger.removeFilter(collect_failure)
+        attach_maps(model, makers)
     return failures[-1] if failures else "no converter supports both versions"
 
 

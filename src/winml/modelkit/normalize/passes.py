@@ -14,6 +14,7 @@ from onnx_ir.passes.common import NameFixPass, _c_api_utils
 from winml.modelkit.onnx.coded_weights import CodedTensor
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor
 from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
+from winml.modelkit.onnx.map_types import deserialize_model
 from winml.modelkit.onnx.operators import is_operator, producer_of
 from winml.modelkit.onnx.weights import add_initializer, computed_tensor
 from winml.modelkit.tags.tagging import all_nodes
@@ -356,7 +357,7 @@ class InferredShapesPass(ir.passes.InPlacePass):
                 if value.type is None:
                     # Known from folding. ONNX has no shape without a type, and onnx_ir warns about it.
                     value.shape = None
-        inferred = ir.serde.deserialize_model(_c_api_utils.call_onnx_api(infer, model))
+        inferred = deserialize_model(_c_api_utils.call_onnx_api(infer, model))
         modified = False
         for graph, inferred_graph in zip(model.graphs(), inferred.graphs(), strict=True):
             inferred_values = ir.convenience.create_value_mapping(inferred_graph)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.metadata_keys import NORMALIZED_KEY
+from winml.modelkit.onnx.files.graph_reading import graph_of
+from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.options import load_metadata
 from winml.modelkit.tags.tagging import all_nodes
 
@@ -34,6 +37,15 @@ def fingerprint(model: ir.Model) -> str:
         digest.update(line.encode())
         digest.update(b"\n")
     return digest.hexdigest()
+
+
+def file_fingerprint(path: Path) -> str:
+    """Return the fingerprint of a file, by which results of earlier runs are recognized as results of this model.
+
+    Raises:
+        InputError: the file is damaged or no ONNX file.
+    """
+    return fingerprint(graph_of(read_structure(path), path))
 
 
 def _model_lines(model: ir.Model) -> Iterator[str]:

@@ -26,6 +26,7 @@ from winml.modelkit.metadata_keys import (
     TAG_KEY,
 )
 from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.onnx.map_types import deserialize_model
 from winml.modelkit.options import JsonError, load_metadata
 from winml.modelkit.tags.tagging import node_graphs
 
@@ -54,7 +55,7 @@ def inline_module_functions(model: onnx.ModelProto) -> int:
     functions = module_functions(model)
     if not functions:
         return 0
-    flat = ir.serde.deserialize_model(_replace_weights_by_inputs(model))
+    flat = deserialize_model(_replace_weights_by_inputs(model))
     inline_calls(flat)
     restore_recorded(flat)
     graph = ir.serde.serialize_model(flat).graph

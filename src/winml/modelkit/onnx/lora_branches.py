@@ -29,7 +29,7 @@ from winml.modelkit.errors import ExportError, opt
 from winml.modelkit.metadata_keys import ADAPTERS_KEY
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.weights import add_initializer, computed_tensor
-from winml.modelkit.tags.tagging import name_scope, scope_path
+from winml.modelkit.tags.dialects import name_scope, scope_path
 
 
 @dataclass(frozen=True)

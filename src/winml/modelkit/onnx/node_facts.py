@@ -13,7 +13,7 @@ import onnx
 from winml.modelkit.onnx.contents import Shape, declared_shape, read_contents, read_value_types
 from winml.modelkit.onnx.module_tree import read_tree
 from winml.modelkit.onnx.specs import stated_sums
-from winml.modelkit.tags.tagging import name_scope, scope_path
+from winml.modelkit.tags.dialects import name_scope, scope_path
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 

@@ -132,6 +132,10 @@ class InputTensorSpec(_TensorSpec):
     first_values: tuple[tuple[int, Annotated[int, pydantic.Field(ge=1)]], ...] = ()
     """Values at the start of each entry of the first axis, as runs of (value, count): image placeholder tokens, or all
     values, such as the size of a grid. The values do not occur elsewhere, unless in ``value_range``."""
+    values: tuple[int | float | str, ...] = ()
+    """The valid values, if the input takes no others: sampling rates, or the categories of a column of text."""
+    ascending: bool = False
+    """True if the values of each row ascend, such as offsets or indices of sparse rows."""
     cache: CacheSlot | None = None
     """The tensor of the KV cache that it takes; None for other inputs."""
     sums: Mapping[str, tuple[Dimension, ...]] = {}
@@ -162,7 +166,7 @@ class InputTensorSpec(_TensorSpec):
     def completed_by(self, own: InputTensorSpec) -> InputTensorSpec:
         """Return the description with the type and values of the model's own input where it states none."""
         stated = self.model_fields_set if self.is_typed else self.model_fields_set - {"dtype"}
-        names = [name for name in ("dtype", "value_range", "last_value") if name not in stated]
+        names = [name for name in ("dtype", "value_range", "last_value", "values", "ascending") if name not in stated]
         completed = self.model_copy(update={name: getattr(own, name) for name in names})
         completed._is_typed = True
         return completed
@@ -187,7 +191,7 @@ class InputTensorSpec(_TensorSpec):
 
     def as_record(self) -> dict[str, Any]:
         """Return the ``winml.io.inputs`` entry of FORMATS: name, shape, dtype and, where set, value_range,
-        first_values, cache, sums and grid.
+        first_values, values, ascending, cache, sums and grid.
         """
         record: dict[str, Any] = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
         if self.value_range is not None:
@@ -195,6 +199,10 @@ class InputTensorSpec(_TensorSpec):
             record["value_range"] = [bound if is_float else int(bound) for bound in self.value_range]
         if self.first_values:
             record["first_values"] = [list(run) for run in self.first_values]
+        if self.values:
+            record["values"] = list(self.values)
+        if self.ascending:
+            record["ascending"] = True
         if self.cache is not None:
             record["cache"] = self.cache.model_dump(exclude_none=True)
         if self.sums:
@@ -213,7 +221,7 @@ def input_records(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         return {}
 
 
-STATED_FIELDS = ("value_range", "first_values", "cache", "sums", "grid")
+STATED_FIELDS = ("value_range", "first_values", "values", "ascending", "cache", "sums", "grid")
 """Fields of an input beside its name, shape and type, as the metadata of a file states them."""
 
 

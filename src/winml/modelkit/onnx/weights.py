@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.onnx.map_types import serialize_model
 from winml.modelkit.tags.tagging import node_graphs
 
 QUANTIZED_OPERATORS = frozenset({
@@ -192,12 +193,20 @@ def to_weightless(model: ir.Model, *, reads_none: bool = False) -> WeightlessPro
             # A library that writes the model elsewhere would not find its file there.
             replaced[value] = ir.Tensor(read_once(tensor), dtype=tensor.dtype, name=tensor.name)
     with replaced_tensors(replaced):
-        proto = ir.serde.serialize_model(model)
+        proto = serialize_model(model)
     for initializer in proto.graph.initializer:
         if initializer.name in weights:
             initializer.ClearField("data_location")
             initializer.ClearField("external_data")
     return WeightlessProto(proto, weights)
+
+
+def file_bytes(model: ir.Model) -> int:
+    """Return the bytes of a model with its graph, metadata and weights when written; large weights are not read."""
+    proto, weights = to_weightless(model)
+    return proto.ByteSize() + sum(
+        tensor.nbytes for tensor in {id(tensor): tensor for tensor in weights.values()}.values()
+    )
 
 
 @contextlib.contextmanager

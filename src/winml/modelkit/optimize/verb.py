@@ -93,6 +93,7 @@ def optimize_model(
     submodel: Sequence[str] = (),
     options: OptimizeOptions | None = None,
     overwrite: bool = False,
+    freeze_inputs: bool = False,
     verify: bool = True,
     skip_normalization: bool = False,
     external_data: bool | None = None,
@@ -113,6 +114,7 @@ def optimize_model(
         submodel: Parts of a build folder; empty: all.
         options: Options; None: the options in ``flags``.
         overwrite: Replace an existing file.
+        freeze_inputs: Make inputs with a default value constants.
         verify: Compare the result with ``model`` in ONNX Runtime.
         skip_normalization: Treat the graph as normalized even if it is not stamped so.
         external_data: Store weights in a separate data file (True) or in the model (False); None: a separate file from
@@ -147,6 +149,7 @@ def optimize_model(
         output=Path(output),
         submodel=tuple(submodel),
         overwrite=overwrite,
+        freeze_inputs=freeze_inputs,
         verify=verify,
         skip_normalization=skip_normalization,
         external_data=external_data,

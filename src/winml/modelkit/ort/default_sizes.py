@@ -32,6 +32,8 @@ SAMPLING_RATE_HZ = 16_000
 """Sampling rate of nearly all speech models; the default length of raw audio is one second."""
 AUDIO_FRAMES = 256
 """Frames of audio features where the model takes any number: 2.56 s at the usual 100 frames per second."""
+UNKNOWN_SIZE = 8
+"""Size of a dimension of unknown meaning: chosen, small and a power of two."""
 MEL_BINS = 80
 """Features per frame of most speech models."""
 USUAL_MEL_BINS = (MEL_BINS, 128)

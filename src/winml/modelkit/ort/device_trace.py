@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml.modelkit.metadata_keys import COMPILE_TRACE_KEY
+from winml.modelkit.onnx.files.moving import remove_file
 from winml.modelkit.options import load_json, load_metadata
 from winml.modelkit.records import Record
 
@@ -61,7 +62,7 @@ def read_device_trace(folder: Path) -> DeviceTrace:
 def take_device_trace(folder: Path) -> DeviceTrace:
     """Read the trace that a provider wrote into a folder, and remove its file: the next model writes its own."""
     trace = read_device_trace(folder)
-    (folder / _TRACE_NAME).unlink(missing_ok=True)
+    remove_file(folder / _TRACE_NAME)
     return trace
 
 

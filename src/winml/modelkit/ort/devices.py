@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -17,6 +17,7 @@ import onnxruntime as ort
 
 from winml.modelkit.errors import UsageError, WinMLError, opt
 from winml.modelkit.metadata_keys import COMPILE_KEY
+from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.options import load_metadata_record
 from winml.modelkit.ort.execution_providers import (
     EXECUTION_PROVIDERS,
@@ -56,6 +57,16 @@ class ChosenProvider:
     def device_record(self) -> dict[str, str]:
         """Return the executing device, and the simulated device if any."""
         return {"device": self.stand_in, "simulates": self.device} if self.stand_in else {"device": self.device}
+
+    def simulated_sizes(self, inputs: Iterable[InputTensorSpec]) -> dict[str, int]:
+        """Return the size of inputs at which a simulated device computes like a real one; ``{}`` without a limit."""
+        most = self.provider.simulated_tokens if self.stand_in else None
+        is_open = any("sequence_length" in spec.shape for spec in inputs)
+        return {"sequence_length": most} if most is not None and is_open else {}
+
+    def as_record(self) -> dict[str, object]:
+        """Return provider, device and options as entries of a measurement."""
+        return {"ep": self.provider.name, **self.device_record(), "ep_options": dict(self.options)}
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ Data only: ``devices`` finds the installed providers. No heavy imports.
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,6 +44,8 @@ class ExecutionProvider:
     """Kinds of processors that it simulates on x86-64 if absent; specified by its documentation."""
     simulation_options: Mapping[str, str] = field(default_factory=dict)
     """Options of a simulated processor for questions that name none."""
+    simulated_tokens: int | None = None
+    """Most tokens for which a simulated processor computes attention like a real one; None without a limit."""
     library: str = ""
     """User-specified path of its plug-in's library; ``""``: the library of ``plug_in``."""
     compiles: bool = False
@@ -126,6 +127,9 @@ _BUILT_IN: Mapping[str, ExecutionProvider] = {
         plug_in="onnxruntime_ep_webgpu",
         plug_in_devices="GPUs, or a graphics driver in software with ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1,",
         simulates=("gpu",),
+        # Measured with version 0.4.0 on SwiftShader and llvmpipe: from 32 tokens on, the kernel of fused attention
+        # skips keys, since it expects subgroups of 32 lanes; these drivers have 4 and 8.
+        simulated_tokens=31,
     ),
     "xnnpack": ExecutionProvider("XnnpackExecutionProvider", ("cpu",)),
     # These compile a graph ahead for a processor with planned memory.
@@ -295,14 +299,14 @@ def library_words(ep: str) -> list[str]:
     return [spell_flag("ep_library"), f"{ep}={library}"] if library else []
 
 
-def _options_for_compiled(record: str) -> str:
-    """Return the command options for the provider of a compiled file; ``""`` for other files, and for the CPU provider.
+def _options_for_compiled(record: str) -> tuple[str, ...]:
+    """Return the command options for the provider of a compiled file; ``()`` for other files, and for the CPU provider.
 
     Args:
         record: Compile metadata of the file (``winml.compile``); ``""``: not compiled.
 
     >>> _options_for_compiled('{"provider": "QNNExecutionProvider", "device": "npu", "options": {"soc_model": "60"}}')
-    '--ep qnn --ep-options soc_model=60'
+    ('--ep', 'qnn', '--ep-options', 'soc_model=60')
     """
     from winml.modelkit.options import load_metadata  # imports pydantic, which the help of a command does not import
 
@@ -314,21 +318,21 @@ def _options_for_compiled(record: str) -> str:
             dict(compile_record.get("options") or {}),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
-        return ""
+        return ()
     short = short_name(name)
     provider = EXECUTION_PROVIDERS.get(short)
     if short == "cpu":
-        return ""
+        return ()
     arguments = [spell_flag("ep"), short, *library_words(short)]
     if provider is not None and device in provider.devices[1:]:
         arguments += [spell_flag("device"), str(device)]
     by_device = dict(provider.device_options.values()) if provider is not None else {}
     for key, value in options.items():
         arguments += [] if key in by_device else [spell_flag("ep_options"), f"{key}={value}"]
-    return shlex.join(arguments)
+    return tuple(arguments)
 
 
-def provider_options_of(path: Path) -> str:
+def provider_options_of(path: Path) -> tuple[str, ...]:
     """Return the command options for the provider of a compiled ONNX file; see :func:`_options_for_compiled`.
 
     Raises:

@@ -30,7 +30,10 @@ _DECODER_MASK = "attention_mask"
 """Specified by transformers: hides tokens in the cache and in a run, where zero."""
 _LENGTHS_NAME = re.compile(r"(^|[_.])(len|lens|length|lengths)$")
 
-_OFFSETS_NAME = re.compile(r"(^|[_.])offsets?$")
+_OFFSETS_NAME = re.compile(r"(^|[_.])(offsets?|ptr|indptr|rowptr|row_splits|cu_seqlens)$")
+"""Names in torch.nn, of sparse rows in graph libraries, of ragged tensors in TensorFlow, and in flash attention."""
+_DRAWN_WORDS = ("the", "of", "and", "to", "in", "is", "that", "it")
+"""Values of text inputs without stated values: common English words."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ def make_feeds(
 
     The same seed gives the same values on every platform, and the values of an input do not depend on other inputs.
     Integers are uniform in the value range (0..1 without one), floats uniform in it (standard normal without one).
+    Inputs with stated values take one of them each, text without stated values common words.
     An integer or bool input named ``…mask`` is a mask: each row a run of ones, then at least one zero if the row is
     longer than one; reversed for flags named ``…padding_mask``; constant if its value range is one value. The mask of a
     decoder whose cache has a sliding window hides the first tokens in the cache instead, so that its rows have no gaps:
@@ -115,6 +119,8 @@ def make_feeds(
             feeds[spec.name] = _draw_offsets(generator, spec, shapes[spec.name], entries)
         else:
             feeds[spec.name] = _draw_input(generator, spec, shapes[spec.name])
+        if spec.ascending and shapes[spec.name]:
+            feeds[spec.name].sort(axis=-1)
     for spec in specs:
         mask = feeds.get(spec.name.removesuffix("input_ids") + "attention_mask")
         if spec.first_values:
@@ -135,6 +141,11 @@ def _draw_grids(seed: int, spec: InputTensorSpec, sizes: Mapping[str, int]) -> A
 
 def _draw_input(generator: np.random.Generator, spec: InputTensorSpec, shape: tuple[int, ...]) -> Array:
     """Draw the values of an input other than masks, lengths and offsets; boxes have sorted corners."""
+    if spec.values or spec.dtype == "string":
+        choices = np.asarray(spec.values or _DRAWN_WORDS)
+        values = choices[generator.integers(0, len(choices), shape)]
+        # numpy has no dtype of ONNX's name for text.
+        return values if spec.dtype == "string" else values.astype(numpy_dtype(spec.dtype))
     dtype = numpy_dtype(spec.dtype)
     if "float" in spec.dtype:
         return _draw_floats(generator, shape, dtype, spec)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ from winml.modelkit.onnx.specs import (
     summed_sizes,
 )
 from winml.modelkit.options import suggest
-from winml.modelkit.ort.default_sizes import default_size
+from winml.modelkit.ort.default_sizes import BATCH, IMAGE_EDGE, TOKENS, UNKNOWN_SIZE, default_size
 from winml.modelkit.ort.feeds import make_feeds
 from winml.modelkit.ort.host import available_bytes
 from winml.modelkit.words import size_words
@@ -47,9 +48,11 @@ Size = int | str | None
 
 _ELEMENT_TYPES = {"float": "float32", "double": "float64"}
 """ONNX Runtime's words that are not numpy's."""
+_IMAGE_RANK = 4
+"""Batch, channels, height and width."""
 
-DRAWN_DTYPES = frozenset({*DTYPES, "uint64", "uint32", "uint16"})
-"""Element types of tensors of numbers, for which random values are drawn."""
+DRAWN_DTYPES = frozenset({*DTYPES, "uint64", "uint32", "uint16", "string"})
+"""Element types of tensors for which random values are drawn."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,12 @@ def _add_cache_kind(spec: InputTensorSpec) -> InputTensorSpec:
 
 
 def element_type(type_name: str) -> str:
-    """Convert ONNX Runtime's ``tensor(float)`` to numpy's name of the type; other text is returned unchanged."""
+    """Convert ONNX Runtime's ``tensor(float)`` to numpy's name of the type; other text is returned unchanged.
+
+    An optional tensor has the type of the tensor.
+    """
+    if type_name.startswith("optional(tensor("):
+        type_name = type_name.removeprefix("optional(")[:-1]
     if not type_name.startswith("tensor("):
         return type_name
     name = type_name.removeprefix("tensor(").removesuffix(")")
@@ -173,7 +181,7 @@ def settle_sizes(
         batch_size: Size of the batch dimension: the dimension of that name, or an unnamed first dimension.
 
     Raises:
-        UsageError: an unknown name, an unsupported batch size, or a dimension of unknown meaning without a size.
+        UsageError: an unknown name, or an unsupported batch size.
     """
     names = list(dict.fromkeys(key for spec in inputs for key in spec.shape if isinstance(key, str)))
     by_name = sizes_by_key(inputs, requested)
@@ -195,7 +203,7 @@ def settle_sizes(
         )
     for name in names:
         if name not in by_name and name not in sums and name not in patches:
-            chosen[name] = _default_size(name, inputs, names)
+            chosen[name] = _default_size(name, inputs)
     by_name |= _compute_sums({**by_name, **chosen}, sums)
     return Sizes({**by_name, **chosen}, default_size_notes(chosen), chosen)
 
@@ -256,23 +264,31 @@ def _batch_names(inputs: Sequence[InputTensorSpec], batch_size: int) -> list[str
     )
 
 
-def _default_size(name: str, inputs: Sequence[InputTensorSpec], names: Sequence[str]) -> int:
-    """Return the default size of a dimension by name, clamped to its bounds; 1 for a batch dimension.
+_SEQUENCE_NAME = re.compile(r"(^|_)(seq|sequence|tokens?|time|t|frames|words|len|length)(_|$)", re.IGNORECASE)
+_COUNTS_NAME = re.compile(r"^(num|n)_", re.IGNORECASE)
 
-    Raises:
-        UsageError: the dimension has no default; the hint names the option.
+
+def _default_size(name: str, inputs: Sequence[InputTensorSpec]) -> int:
+    """Return the default size of a dimension, within its bounds: by its name, else by its place in an input.
+
+    A name without a known meaning is a batch on the first axis, and an edge of an image on other axes of four
+    dimensions of floats.
     """
-    default, bounds = default_size(name), bounds_by_name(inputs).get(name)
-    if default is not None:
-        return default if bounds is None else bounds.clamp(default)
-    if any(spec.shape[:1] == (name,) for spec in inputs):
-        return 1 if bounds is None else bounds.clamp(1)  # the first dimension of an input is its batch, as a rule
-    example = ", ".join(f'"{open_name}": {default_size(open_name) or 8}' for open_name in names)
+    bounds = bounds_by_name(inputs).get(name)
+    size = default_size(name) or _size_by_place(name, inputs)
+    return size if bounds is None else bounds.clamp(size)
+
+
+def _size_by_place(name: str, inputs: Sequence[InputTensorSpec]) -> int:
+    """Return a likely size of a dimension that has no known name."""
     owner = next(spec for spec in inputs if name in spec.shape)
-    raise UsageError(
-        f"input {owner.name} {owner.words}: the size of {name} is unknown",
-        hint=f"Set sizes with {opt.shape_config} '{{{example}}}', or pass values with {opt.input_data} file.npz.",
-    )
+    if _COUNTS_NAME.search(name):
+        return UNKNOWN_SIZE
+    if any(spec.shape[:1] == (name,) for spec in inputs):
+        return BATCH  # the first dimension of an input is its batch, as a rule
+    if len(owner.shape) == _IMAGE_RANK and "float" in owner.dtype:
+        return IMAGE_EDGE
+    return TOKENS if _SEQUENCE_NAME.search(name) else UNKNOWN_SIZE
 
 
 def draw_feeds(
@@ -283,7 +299,8 @@ def draw_feeds(
     Sizes that are sums of other sizes are computed, regardless of ``sizes``.
 
     Raises:
-        UsageError: an input takes values that cannot be drawn, such as text, or more values than any memory holds.
+        UsageError: an input takes values that cannot be drawn, such as a sequence, or more values than any memory
+            holds.
     """
     for spec in inputs:
         if spec.dtype not in DRAWN_DTYPES:

@@ -20,6 +20,12 @@ from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
 from winml.modelkit.onnx.widening import computes_in, widen_floats
 from winml.modelkit.ort.half_precision import complete_types
 
+ROUNDING_NOTE = (
+    "float16 values were rounded as on a device; ONNX Runtime's CPU provider computes most of them in float32, and "
+    "hides overflow."
+)
+"""Note of a measurement of a float16 file on the CPU."""
+
 _FLOAT, _HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
 
 

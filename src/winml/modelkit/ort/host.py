@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -27,9 +28,14 @@ def return_freed_memory() -> None:
 
 
 def peak_bytes() -> int:
-    """Return the largest resident memory since the process started, in bytes."""
+    """Return the largest resident memory since the program of the process started, in bytes."""
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
+    if sys.platform == "linux":
+        # `ru_maxrss` includes the memory of the process that started this one.
+        with contextlib.suppress(OSError, StopIteration):
+            lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+            return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
     import resource
 
     # Specified by the systems: kilobytes on Linux, bytes on macOS.

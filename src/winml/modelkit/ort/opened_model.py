@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from winml.modelkit.arrays import Arrays
-from winml.modelkit.errors import MeasureError, StageError, UsageError, opt, spell
+from winml.modelkit.errors import MeasureError, NoInputsError, StageError, UsageError, opt, spell
 from winml.modelkit.onnx.specs import InputTensorSpec, damaged_bounds_notes
+from winml.modelkit.ort.accepted_inputs import accepted_inputs
 from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_feeds, decoder_tokens
 from winml.modelkit.ort.default_sizes import fixing_command
 from winml.modelkit.ort.devices import ChosenProvider, choose_provider, missing_option_hint
@@ -33,6 +34,10 @@ class RunOptions:
     """Sizes of its dynamic dimensions, by name."""
     fitting_sizes: Mapping[str, int] = field(default_factory=dict)
     """Sizes at which the model was found to run, for sizes without a request; see :func:`run_at_fitting_sizes`."""
+    fitting_inputs: tuple[InputTensorSpec, ...] = ()
+    """Inputs with values on which the model was found to run; ``()``: as stated in the file."""
+    fitting_note: str = ""
+    """Sentence on these values."""
     batch_size: int | None = None
     decoding: DecoderRun | None = None
     """The measured run of a decoder with a cache; None: only the sizes above apply."""
@@ -163,8 +168,10 @@ def random_values(inputs: Sequence[InputTensorSpec], options: RunOptions) -> Val
     fitting = {name: size for name, size in options.fitting_sizes.items() if name not in options.sizes}
     sizes = settle_sizes(inputs, {**fitting, **options.sizes}, batch_size=options.batch_size)
     size_words = ", ".join(f"{name} {size}" for name, size in fitting.items())
-    note = f"default sizes, reduced because the model fails at larger ones: {size_words}"
+    note = f"default sizes, changed because the model fails at others: {size_words}"
     notes = (*sizes.notes, *([f"{note} (change them with {opt.shape_config})"] if fitting else []))
+    inputs = options.fitting_inputs or inputs
+    notes += (options.fitting_note,) if options.fitting_note else ()
     return Values(tuple(inputs), draw_feeds(inputs, sizes.by_name, options.seed), notes)
 
 
@@ -189,9 +196,12 @@ def run_at_fitting_sizes(path: Path, options: RunOptions, work: Callable[[RunOpt
     """
     try:
         return work(options)
-    except MeasureError:
+    except MeasureError as error:
         session = open_model(path, options, options.choose_provider()).session
-        fitting = with_fitting_sizes(session, options)
+        try:
+            fitting = with_fitting_sizes(session, options)
+        except NoInputsError:
+            raise error from None  # the first error states sizes that the user may know
         del session
         if fitting is options:
             raise
@@ -202,10 +212,12 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
     """Return options with supported sizes, if the model refuses the default sizes.
 
     Sizes are halved until the model runs: a position table has an end that graphs do not declare. The options are
-    returned unchanged if the model runs, if no size was chosen by default, or if no size helps.
+    returned unchanged if the model runs, or at no sizes beside those of the user. If no smaller size helps, other
+    sizes and values are tried.
 
     Raises:
-        UsageError: sizes do not fit the inputs of the graph, or no values can be drawn.
+        UsageError: sizes do not fit the inputs of the graph.
+        NoInputsError: the model accepts none of the generated inputs.
     """
     if options.input_data is not None:
         return options
@@ -214,10 +226,14 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
         return _find_fitting_run(session, options)
     settled = settle_sizes(inputs, options.sizes, batch_size=options.batch_size)
     sizes, is_first = dict(settled.chosen), True
-    while sizes:
+    # Integers, flags and text without stated values may be refused at fixed sizes as well.
+    has_guesses = any("float" not in spec.dtype and spec.value_range is None and not spec.values for spec in inputs)
+    if not sizes and not has_guesses:
+        return options
+    while sizes or is_first:
         feeds = draw_feeds(inputs, {**settled.by_name, **sizes}, options.seed)
         try:
-            session.run(feeds)
+            session.run(feeds, session.outputs[:1])
         except StageError:
             smaller = {name: size // 2 if size > _SMALLEST_HALVED else size for name, size in sizes.items()}
             if smaller == sizes:
@@ -225,7 +241,15 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
             sizes, is_first = smaller, False
         else:
             return options if is_first else replace(options, fitting_sizes=sizes)
-    return options
+    stated = {name: size for name, size in settled.by_name.items() if name not in settled.chosen}
+    try:
+        accepted = next(accepted_inputs(session, options.seed, stated))
+    except StageError:
+        if options.sizes:
+            return options  # the run with the user's sizes states the reason
+        raise
+    fitting = {name: accepted.sizes[name] for name in settled.chosen if name in accepted.sizes}
+    return replace(options, fitting_sizes=fitting, fitting_inputs=accepted.inputs, fitting_note=accepted.note)
 
 
 def _find_fitting_run(session: Session, options: RunOptions) -> RunOptions:

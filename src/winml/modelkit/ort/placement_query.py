@@ -19,7 +19,7 @@ from winml.modelkit.errors import WinMLError
 from winml.modelkit.ort.device_trace import take_device_trace
 from winml.modelkit.ort.plug_ins import ORT_ERRORS, named_providers, ort_reason
 from winml.modelkit.ort.processes import answer_questions
-from winml.modelkit.ort.session_settings import SHARE_CONTEXTS
+from winml.modelkit.ort.session_settings import SHARE_CONTEXTS, SessionSettings
 
 _SEVERITY_VERBOSE = 0
 """Specified: some providers state only at this severity why they do not run a node."""
@@ -44,7 +44,7 @@ def _answer_question(task: Mapping[str, Any], _content: bytes) -> dict[str, obje
 
 def _query_assignment(task: Mapping[str, Any]) -> dict[str, object]:
     """Open a session; return node assignments, or the problem of the session."""
-    options = ort.SessionOptions()
+    options = SessionSettings().options()
     options.log_severity_level = _SEVERITY_VERBOSE
     # Optimization level of a default session before its providers are asked; compiling asks them first.
     level = ort.GraphOptimizationLevel

@@ -39,6 +39,8 @@ def ort_reason(error: Exception) -> str:
 
 def missing_kernel_hint(reason: str) -> str:
     """Return a remedy if ONNX Runtime has no kernel for an operator; ``""`` for another reason."""
+    if "is not a registered function/op" in reason:
+        return f"Name the library of the operator with {opt.custom_ops}."
     if "Could not find an implementation" not in reason:
         return ""
     if _is_of_unsupported_opset(reason):

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import onnxruntime as ort
 
+from winml.modelkit.ort.custom_operators import custom_libraries
+
 SEVERITY_FATAL = 4
 """Minimum logged severity: warnings are for developers of ONNX Runtime, and errors are raised."""
 
@@ -32,6 +34,8 @@ class SessionSettings:
         options = ort.SessionOptions()
         options.log_severity_level = SEVERITY_FATAL
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, self.level)
+        for library in custom_libraries():
+            options.register_custom_ops_library(library)
         for key, value in self.entries.items():
             options.add_session_config_entry(key, value)
         if self.threads is not None:

@@ -29,7 +29,7 @@ from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.adapters import ActiveAdapter
 from winml.modelkit.ort.execution_providers import provider_options_of
 from winml.modelkit.ort.host import instruction_sets, saturates_integer_sums
-from winml.modelkit.ort.ort_values import to_array, to_ort_value
+from winml.modelkit.ort.ort_values import has_text, object_arrays, to_array, to_feed_objects, to_ort_value
 from winml.modelkit.ort.plug_ins import (
     ORT_ERRORS,
     installed_plug_ins,
@@ -38,6 +38,7 @@ from winml.modelkit.ort.plug_ins import (
     ort_reason,
 )
 from winml.modelkit.ort.session_settings import SHARE_CONTEXTS, SessionSettings
+from winml.modelkit.words import command_line
 
 # Older versions on Windows ignore the environment variable that ort/__init__.py sets.
 ort.disable_telemetry_events()
@@ -119,6 +120,8 @@ class Session:
         self.model_path = None if isinstance(model, bytes) else Path(model)
         """The file of the graph; None if the model was passed as bytes."""
         source = self.model_path or source
+        self.source_path = source
+        """The file that the graph was read from; None for another graph in memory."""
         _refuse_unknown_providers(providers)
         self._adapter = None if adapter is None else ActiveAdapter(adapter)
         self._run_options = None if self._adapter is None else self._adapter.options
@@ -192,6 +195,8 @@ class Session:
         self.input_shapes: dict[str, Shape] = {value.name: tuple(value.shape) for value in inputs}
         self._bounds = stated_bounds(self.metadata)
         self.outputs: tuple[str, ...] = tuple(value.name for value in outputs)
+        self._returns_objects = any(not value.type.startswith(("tensor", "optional(tensor")) for value in outputs)
+        """True if an output is a sequence or a map, which ONNX Runtime returns as lists and dictionaries."""
         self.output_shapes: dict[str, Shape] = {
             value.name: tuple(value.shape) for value in outputs if value.type.startswith("tensor")
         }
@@ -220,7 +225,9 @@ class Session:
             output_names: Graph outputs to compute; None: all outputs.
 
         Returns:
-            One array per graph output, in their order.
+            One array per graph output, in their order. A sequence of tensors is one array per entry, named
+            ``output[0]``, ``output[1]``, …; a sequence of maps is one array of their values, [entries, keys], in the
+            order of the keys, and one of the keys.
 
         Raises:
             UsageError: the names do not match the graph's inputs, or a size is beyond the bounds stated in the file.
@@ -273,6 +280,9 @@ class Session:
             )
         self.refuse_sizes(feeds)
         with _run_errors(self.name):
+            if self._returns_objects or has_text(feeds):
+                objects = self._session.run(list(output_names), {**to_feed_objects(feeds), **states}, self._run_options)
+                return dict(object_arrays(zip(output_names, objects, strict=True))), {}
             values = {**{name: to_ort_value(array) for name, array in feeds.items()}, **states}
             outputs = self._compute(output_names, values, resident_outputs)
             values_by_name = dict(zip(output_names, outputs, strict=True))
@@ -422,15 +432,15 @@ class PreparedRun:
     def __init__(self, session: ort.InferenceSession, name: str, feeds: Arrays, *, io_binding: bool) -> None:
         """Bind the values; use :meth:`Session.prepare`."""
         self._session, self._name = session, name
-        has_text = any(array.dtype.kind in "USO" for array in feeds.values())
-        self.is_bound = io_binding and not has_text
+        takes_text = has_text(feeds)
+        self.is_bound = io_binding and not takes_text
         self._output_names = [value.name for value in session.get_outputs()]
         memory = _output_memory(session) if self.is_bound else dict.fromkeys(self._output_names, "cpu")
         self.output_memory: tuple[str, ...] = tuple(sorted(set(memory.values())))
         self._run_outputs: Sequence[Any] = []
         self._run_once: Callable[[], Any]
         if not self.is_bound:
-            run_arrays = session.run if has_text else functools.partial(_run_on_arrays, session)
+            run_arrays = session.run if takes_text else functools.partial(_run_on_arrays, session)
             self._run_once = lambda: run_arrays(self._output_names, dict(feeds))
             return
         with _run_errors(name):
@@ -682,7 +692,7 @@ def _refuse_other_provider(source: Path, name: str) -> None:
     if options := provider_options_of(source):
         raise StageError(
             f"{name} is compiled for another execution provider",
-            hint=f"winml run, perf, eval and generate run it with {options}.",
+            hint=f"winml run, perf, eval and generate run it with {command_line(options)}.",
         )
 
 

@@ -27,6 +27,7 @@ from winml.modelkit.onnx.contexts import refuse_compiled_modules
 from winml.modelkit.onnx.files.graph_reading import flat_file, graph_of
 from winml.modelkit.onnx.files.reading import read_structure, reading_graph
 from winml.modelkit.onnx.files.recovery import temporary_folder
+from winml.modelkit.onnx.fingerprint import file_fingerprint
 from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
 from winml.modelkit.onnx.validity import refuse_cycles
 from winml.modelkit.ort import opened_model
@@ -74,7 +75,8 @@ from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.tags import address
 from winml.modelkit.tags.carry.carrying import CarryReport, carry_tags
 from winml.modelkit.tags.carry.matching import Way
-from winml.modelkit.tags.tagging import NodeTag, all_nodes, listed_modules, read_tag, write_tag
+from winml.modelkit.tags.tagging import all_nodes, listed_modules, read_tag
+from winml.modelkit.transform.module_functions import read_model_tree, write_tree_tags
 from winml.modelkit.verdicts import DISTURBED
 from winml.modelkit.version import __version__
 from winml.modelkit.words import count_noun, time_words
@@ -215,7 +217,7 @@ def _profile_torch_phase(
         result, profile_path, counted, block = opened_model.run_at_fitting_sizes(flat, options.run, run_both)
         measured = select_runs(read_profile(profile_path), counted)
         executed = _read_executed(files["optimized_path"])
-    result = replace(result, model_bytes=path.stat().st_size)
+    result = replace(result, model_bytes=path.stat().st_size, fingerprint=file_fingerprint(path))
     profiled = _charge_to_modules(result, (before, executed), path, tree, measured, None)
     torch = charge_torch_modules(select_runs(clock.profile(), counted), profiled.profile)
     return profiled, TorchPhase(torch, compare_modules(profiled.profile, torch, block))
@@ -264,7 +266,7 @@ def profile_modules(
         executed = _read_executed(executed_path)
         run_memory = None if growth is None else (read_memory(profile_path, files["memory_path"]), growth)
     notes = (*result.notes, *busy_notes({"the model with profiling": profiled}))
-    result = replace(result, model_bytes=path.stat().st_size, notes=notes)
+    result = replace(result, model_bytes=path.stat().st_size, fingerprint=file_fingerprint(path), notes=notes)
     return _charge_to_modules(result, (before, executed), path, tree, measured, run_memory)
 
 
@@ -346,7 +348,7 @@ def _profile_on_device(
         profile = read_device_profile(csv_path, counted_runs=len(measured.samples_ms), provider=name)
         device_trace = read_device_trace(folder)
     original = graph_of(read_structure(path), path)
-    _write_tree_tags(original, tree)
+    write_tree_tags(original, tree)
     makers: Mapping[str, CompiledNode] = {}
     if trace is None:
         trace, makers = _trace_session(original, device_trace)
@@ -355,7 +357,9 @@ def _profile_on_device(
     charged = charge_modules(renamed, {node.name: node.tag for node in trace.nodes}, modules)
     notes = (*result.notes, *_device_notes(charged, kernels, provider), *tree.notes, *_source_notes(tree))
     return ProfiledModules(
-        result=replace(result, provider=provider, model_bytes=path.stat().st_size, notes=notes),
+        result=replace(
+            result, provider=provider, model_bytes=path.stat().st_size, fingerprint=file_fingerprint(path), notes=notes
+        ),
         profile=charged,
         tree_source=tree.source,
         carried=CarryReport(len({kernel.node for kernel in profile.kernels}), sum(by_way.values()), by_way),
@@ -438,14 +442,6 @@ def _device_notes(profile: ModuleProfile, kernels: RunProfile, provider: ChosenP
         )
 
 
-def _write_tree_tags(model: ir.Model, tree: OnnxTree) -> None:
-    """Tag each untagged node with its module, in place."""
-    paths = {module.tag: module.path for module in tree.modules}
-    for node, tag in zip(all_nodes(model), tree.tags, strict=True):
-        if tag and read_tag(node) is None:
-            write_tag(node, NodeTag(tag, paths[tag], "direct"))
-
-
 def _profiled_run(
     path: Path,
     options: opened_model.RunOptions,
@@ -480,10 +476,7 @@ def _read_module_tree(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
     Raises:
         UsageError: the nodes have no module information.
     """
-    nodes = list(all_nodes(graph_of(before, model_path)))
-    metadata = {entry.key: entry.value for entry in before.metadata_props}
-    protos = reading_graph(model_path, lambda: [ir.serde.serialize_node(node) for node in nodes])
-    tree = read_tree(protos, metadata, model_path.stem)
+    tree = reading_graph(model_path, lambda: read_model_tree(graph_of(before, model_path), model_path.stem))
     if tree.source == "none":
         raise UsageError(
             f"{model_path}: the nodes have no module information",
@@ -554,7 +547,7 @@ def _charge_kernels(
         run_memory: Memory of the kernels, and growth of the process; ``None``: not measured.
     """
     original, executed = graph_of(before, path), graph_of(executed_proto, path)
-    _write_tree_tags(original, tree)
+    write_tree_tags(original, tree)
     report = carry_tags(original, executed)
     modules = {module.path: module.tag for module in reversed(tree.modules)}
     tags = _tags_by_name(executed, report)
@@ -714,7 +707,7 @@ def measure_modules(
         with clock.step(_STEPS[1]) as step:
             recording = extraction.record_boundaries(cuts, options)
             opened_model.refuse_dynamic_inputs(provider, recording.fed.inputs, options)
-            notes = recording.fed.notes
+            notes = (*cuts.notes, *recording.fed.notes)
             step.summary = f"{len(recording.arrays)} values"
         with clock.step(_STEPS[2]) as step:
             measurement = _CutMeasurement(cuts, recording, options, provider, latency)

@@ -57,7 +57,7 @@ def command(**options: Any) -> None:
       winml perf model.onnx
       winml perf model.onnx fast.onnx
       winml perf model.onnx -o latency.json
-      winml perf model.onnx --shape-config '{"batch_size": 8, "sequence_length": 128}' --duration 10
+      winml perf model.onnx --shape-config batch_size=8,sequence_length=128 --duration 10
       winml perf model.onnx --by-module --depth 4 --report time.html
       winml perf model.onnx fast.onnx --by-module --report pair.html
       winml perf model.onnx --module 'encoder.layer.*' --iterations 50

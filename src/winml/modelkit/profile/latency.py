@@ -11,9 +11,10 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from winml.modelkit.profile.statistics import Ratio, Summary, compare_pairs, percentile, summarize
+from winml.modelkit.records import Record, entry, recorded
 
 Run = Callable[[], object]
 Progress = Callable[[int, float], None]
@@ -33,8 +34,7 @@ _PROGRESS_NS = 100_000_000
 """Minimum time between two progress reports. Chosen: ten a second."""
 
 
-@dataclass(frozen=True)
-class LatencyOptions:
+class LatencyOptions(Record):
     """Number or duration of the measured runs."""
 
     iterations: int = 100
@@ -45,16 +45,16 @@ class LatencyOptions:
     """Duration of the measurement in seconds, instead of a number of runs."""
 
 
-@dataclass(frozen=True)
-class LatencyResult:
+class LatencyResult(Record, digits=6):
     """Times of one run function."""
 
-    samples_ms: tuple[float, ...]
+    samples_ms: tuple[float, ...] = field(metadata=entry("raw_samples_ms"))
     """Every counted run, in order."""
     first_run_ms: float
     """The very first run."""
 
     @property
+    @recorded(entry("latency_ms", before="raw_samples_ms"))
     def summary(self) -> Summary:
         """Mean, spread and percentiles of the samples, in milliseconds."""
         return summarize(self.samples_ms)

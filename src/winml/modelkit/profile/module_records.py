@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from winml.modelkit.ort.device_trace import ModulePlacement
 from winml.modelkit.profile.latency import LatencyResult
 from winml.modelkit.profile.memory_records import ModuleMemory
 from winml.modelkit.profile.module_profile import ModuleProfile, ModuleTime
-from winml.modelkit.profile.records import SCHEMA_VERSION, Measurement, PerfResult
-from winml.modelkit.profile.statistics import Ratio, Summary
+from winml.modelkit.profile.records import INFO, SCHEMA_VERSION, Measurement, PerfResult
+from winml.modelkit.profile.statistics import Ratio, Summary, compare_pairs, percentile
 from winml.modelkit.records import Record, entry, json_value, record_keys, recorded
 from winml.modelkit.report.result import Result
 from winml.modelkit.tags.address import ModuleIdentity
@@ -64,27 +65,37 @@ class ClassSummary(Record, digits=6):
     """Sum of the medians of its instances."""
 
 
-@dataclass(frozen=True)
 class ModulePerfResult(Result, Measurement, document="profile.module_table:module_perf_document", rows="instances"):
     """Result of a measurement of single modules."""
 
-    selector: str
+    selector: str = field(metadata=entry(within=INFO))
     instances: tuple[MeasuredModule, ...]
     without_nodes: tuple[ModuleIdentity, ...]
     """Modules without a node in the graph."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), metadata=entry(within=INFO))
 
     @property
     def failed(self) -> tuple[MeasuredModule, ...]:
         """Instances without a measurement."""
         return tuple(module for module in self.instances if module.latency is None)
 
+    @recorded(entry(inline=True, before="instances"))
+    def _counts(self) -> dict[str, object]:
+        return {"instance_count": len(self.instances), "failed_count": len(self.failed)}
+
+    @recorded(entry(within=INFO))
+    def iterations(self) -> int | None:
+        """Return the requested number of runs; ``None`` if a duration was requested."""
+        return self.options.iterations if self.options.duration_s is None else None
+
     @property
+    @recorded(entry(before="instances"))
     def module_class(self) -> str | None:
         """Class of all instances; ``None`` for several classes."""
         names = {module.identity.class_name for module in self.instances}
         return names.pop() if len(names) == 1 else None
 
+    @recorded(entry(before="instances"))
     def classes(self) -> tuple[ClassSummary, ...]:
         """Latencies of each class, in descending order of total time."""
         medians: dict[str, list[float]] = defaultdict(list)
@@ -96,24 +107,6 @@ class ModulePerfResult(Result, Measurement, document="profile.module_table:modul
             for name, times in medians.items()
         ]
         return tuple(sorted(summaries, key=lambda entry: entry.total_ms, reverse=True))
-
-    def as_record(self) -> dict[str, object]:
-        """Return the JSON of ``winml perf --module``."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "benchmark_info": {
-                **self.benchmark_info(),
-                "selector": self.selector,
-                "iterations": self.options.iterations if self.options.duration_s is None else None,
-                "notes": list(self.notes),
-            },
-            "module_class": self.module_class,
-            "instance_count": len(self.instances),
-            "failed_count": len(self.failed),
-            "classes": [entry.as_record() for entry in self.classes()],
-            "instances": [module.as_record() for module in self.instances],
-            "without_nodes": [module.as_record() for module in self.without_nodes],
-        }
 
 
 @dataclass(frozen=True)
@@ -159,7 +152,8 @@ class ProfiledModules(Result, document="profile.module_table:profile_document", 
         origin = {"tree_source": self.tree_source, "nodes_by_way": dict(self.carried.by_way)}
         placement = {"placement": [entry.as_record() for entry in self.placement]} if self.placement else {}
         memory = {} if self.memory is None else {"memory": self.memory.as_record()}
-        return {"by_module": {**times, **memory, **origin, **placement}}
+        fingerprint = {"fingerprint": self.result.fingerprint} if self.result.fingerprint else {}
+        return {"by_module": {**times, **memory, **origin, **placement, **fingerprint}}
 
 
 @dataclass(frozen=True)
@@ -198,9 +192,44 @@ class ModuleRatio(Record):
     path: str = field(metadata=entry("module"))
     class_name: str = field(metadata=entry("class"))
     torch_ms: float
+    """Median of the blocks of runs, of which ``ratio`` compares each pair."""
     model_ms: float
     ratio: Ratio | None
     """Ratio of the time in ONNX Runtime to that in PyTorch; ``None`` if the module has no kernels or no time."""
+    blocks_ms: tuple[Sequence[float], Sequence[float]] = field(default=((), ()), metadata=entry(skip=True))
+    """Times of the blocks in PyTorch and in ONNX Runtime; ``()`` for a module without kernels."""
+
+    @classmethod
+    def of_blocks(
+        cls,
+        identity: tuple[str, str, str],
+        torch_ms: Sequence[float],
+        model_ms: Sequence[float],
+        slowdown: float,
+    ) -> ModuleRatio:
+        """Compare blocks of runs that were measured in alternation.
+
+        Args:
+            identity: Tag, path and class of the module.
+            torch_ms: Time of each block in PyTorch; ``()`` without kernels.
+            model_ms: The same in ONNX Runtime.
+            slowdown: Median run relative to the fastest.
+        """
+        is_timed = bool(torch_ms) and bool(model_ms) and min(torch_ms) > 0
+        ratio = replace(compare_pairs(model_ms, torch_ms), slowdown=slowdown) if is_timed else None
+        medians = (percentile(times, 50) if times else 0.0 for times in (torch_ms, model_ms))
+        return cls(*identity, *medians, ratio, (torch_ms, model_ms))
+
+    @classmethod
+    def of_layers(cls, layers: Sequence[ModuleRatio]) -> ModuleRatio:
+        """Add the times of equal layers, block by block."""
+        first, *others = layers
+        if not others:
+            return first
+        of_sides = ([layer.blocks_ms[side] for layer in layers if layer.blocks_ms[side]] for side in (0, 1))
+        torch_ms, model_ms = ([math.fsum(times) for times in zip(*blocks, strict=True)] for blocks in of_sides)
+        slowdown = max(layer.ratio.slowdown if layer.ratio is not None else 1.0 for layer in layers)
+        return cls.of_blocks((first.tag, first.path, first.class_name), torch_ms, model_ms, slowdown)
 
     @property
     @recorded()
@@ -210,6 +239,12 @@ class ModuleRatio(Record):
             return ""
         answer = self.ratio.answer("")
         return "undecided" if answer.is_undecided else self.ratio.verdict
+
+    @property
+    def verdict_words(self) -> str:
+        """The verdict, and the reason for an undecided one that other load on the machine causes."""
+        is_disturbed = self.ratio is not None and self.ratio.is_disturbed
+        return f"{self.verdict} (other load)" if is_disturbed else self.verdict
 
 
 @dataclass(frozen=True)

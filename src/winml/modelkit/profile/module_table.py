@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from winml.modelkit.profile.module_profile import ModuleProfile, ModuleTime
 from winml.modelkit.profile.module_records import (
     ComparedProfiles,
     ModulePerfResult,
+    ModuleRatio,
     ProfiledDecoder,
     ProfiledModules,
     TorchModules,
@@ -132,7 +132,10 @@ def compared_document(
         doc.Fields(
             [*_overhead_fields(compared.phases)]
             if isinstance(compared.baseline, TorchModules)
-            else [("modules", "profiled one model after the other; profiling slows down every kernel")]
+            else [
+                ("modules", "profiled one model after the other; profiling slows down every kernel"),
+                doc.view_field(result.baseline.name, result.model),
+            ]
         ),
         title=f"{result.baseline.name} → {result.model}",
         subject="time by module",
@@ -164,21 +167,20 @@ def _ratio_table(torch: TorchPhase, model: ModuleProfile, phase: str, depth: int
     ratios = {ratio.tag: ratio for ratio in torch.ratios}
     rows: list[tuple[float, list[doc.Cell]]] = []
     for module in folded_rows(module_rows([model], depth=depth)):
-        entries = [ratios[tag] for tag in module.tags]
-        torch_ms, model_ms = sum(entry.torch_ms for entry in entries), sum(entry.model_ms for entry in entries)
-        if not (torch_ms or model_ms):
+        times = ModuleRatio.of_layers([ratios[tag] for tag in module.tags])
+        if not (times.torch_ms or times.model_ms):
             continue
-        value = model_ms / torch_ms if torch_ms else None
-        ratio = entries[0].ratio if len(entries) == 1 else None
+        ratio = times.ratio
+        value = None if ratio is None else ratio.value
         is_bounded = ratio is not None and ratio.low is not None and ratio.high is not None
         cells: list[doc.Cell] = [
             module.names[1],
             module.row.entry.class_name,
-            torch_ms,
-            model_ms,
+            times.torch_ms,
+            times.model_ms,
             None if value is None else doc.Number(value, f"{value:.2f}"),
             f"{ratio.low:.2f}–{ratio.high:.2f}" if ratio is not None and is_bounded else "",
-            _joint_verdict([entry.verdict for entry in entries]),
+            times.verdict_words,
         ]
         rows.append((-1.0 if value is None else value, cells))
     rows.sort(key=lambda row: -row[0])
@@ -197,16 +199,6 @@ def _ratio_table(torch: TorchPhase, model: ModuleProfile, phase: str, depth: int
         heading=in_phase("Modules in ONNX Runtime beside PyTorch", phase),
         is_searched=phase in ("", "step"),
     )
-
-
-def _joint_verdict(verdicts: Sequence[str]) -> str:
-    """Join the verdicts of equal layers: ``slower``, or ``slower in 4 of 6``.
-
-    >>> _joint_verdict(["slower", "slower"]), _joint_verdict(["slower", "undecided", "slower"])
-    ('slower', 'slower in 2 of 3')
-    """
-    verdict, count = Counter(verdicts).most_common(1)[0]
-    return verdict if count == len(verdicts) else f"{verdict} in {count} of {len(verdicts)}"
 
 
 def _change_bars(profiles: Sequence[ModuleProfile], names: Sequence[str], phase: str) -> doc.Bars:

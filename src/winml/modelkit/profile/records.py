@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 import numpy as np
@@ -18,13 +18,16 @@ from winml.modelkit.ort.opened_model import PreparedModel
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.latency import LatencyOptions, LatencyResult
 from winml.modelkit.profile.statistics import Ratio
-from winml.modelkit.records import Record, json_value
+from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.report.result import Result
 from winml.modelkit.verdicts import Verdict
 from winml.modelkit.version import __version__
 
 SCHEMA_VERSION = 2
 """Version of the JSON format, specified in docs/reference/formats.md."""
+INFO = "benchmark_info"
+"""Entry with model, versions, options and circumstances of a measurement."""
+_MODEL = "model_info"
 _MAX_LISTED_RUNS = 3
 """Maximum number of models or modules in a note on their runs. Chosen: they fit on two lines."""
 
@@ -53,20 +56,19 @@ class MemoryUse(Record):
         return cls(session_bytes, max(now - bytes_before, 0), now, max(peak_bytes(), now))
 
 
-@dataclass(frozen=True)
-class BaselineResult:
+class BaselineResult(Record):
     """Latency of the baseline, and its ratio to the model."""
 
     name: str
     kind: Literal["pytorch", "onnx"]
-    latency: LatencyResult
+    latency: LatencyResult = field(metadata=entry(inline=True))
     ratio: Ratio
     """Ratio of the model's time to the baseline's."""
     block: int
     """Number of consecutive runs of each."""
-    model_bytes: int | None = None
+    model_bytes: int | None = field(default=None, metadata=entry("size_bytes"))
     """Size of the file, without its data files; ``None`` for PyTorch."""
-    session_creation_ms: float | None = None
+    session_creation_ms: float | None = field(default=None, metadata=entry(digits=3))
     """Time to open the file; ``None`` for PyTorch."""
 
     def verdict(self, model: str) -> Verdict:
@@ -78,141 +80,87 @@ class BaselineResult:
         return self.ratio.answer(f"{model} is faster than {self.name}")
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(Record, schema_version=SCHEMA_VERSION):
     """Common fields of a measurement: model, versions, provider and options."""
 
-    model: str
+    model: str = field(metadata=entry(within=INFO))
     """As passed by the user."""
-    tool_version: str
-    onnxruntime_version: str
-    provider: ChosenProvider
-    threads: int | None
+    tool_version: str = field(metadata=entry(within=INFO))
+    onnxruntime_version: str = field(metadata=entry(within=INFO))
+    provider: ChosenProvider = field(metadata=entry(within=INFO, inline=True))
+    threads: int | None = field(metadata=entry(within=INFO))
     """Requested number; ``None``: ONNX Runtime's default."""
-    seed: int
-    input_source: Literal["random", "file"]
+    seed: int = field(metadata=entry(within=INFO))
+    input_source: Literal["random", "file"] = field(metadata=entry(within=INFO))
     """Origin of the input values."""
-    options: LatencyOptions
-
-    def benchmark_info(self) -> dict[str, object]:
-        """Entries of ``benchmark_info``: model, versions, provider, threads, warmup, duration, seed, input source."""
-        return {
-            "model": self.model,
-            "tool_version": self.tool_version,
-            "onnxruntime_version": self.onnxruntime_version,
-            "ep": self.provider.provider.name,
-            **self.provider.device_record(),
-            "ep_options": dict(self.provider.options),
-            "threads": self.threads,
-            "warmup": self.options.warmup,
-            "duration_s": self.options.duration_s,
-            "seed": self.seed,
-            "input_source": self.input_source,
-        }
+    options: LatencyOptions = field(metadata=entry(within=INFO, inline=True, keys=("warmup", "duration_s")))
 
 
-@dataclass(frozen=True)
 class PerfResult(Result, Measurement, document="profile.table:perf_document"):
     """Result of a measurement of a whole model."""
 
-    model_bytes: int
+    model_bytes: int = field(metadata=entry("size_bytes", within=_MODEL))
     """Size of the model file, without its data files."""
-    inputs: tuple[InputTensorSpec, ...]
-    measured_shapes: Mapping[str, tuple[int, ...]]
+    inputs: tuple[InputTensorSpec, ...] = field(metadata=entry(skip=True))
+    measured_shapes: Mapping[str, tuple[int, ...]] = field(metadata=entry(within=_MODEL))
     """Input name → shape in the runs."""
-    output_shapes: Mapping[str, tuple[int, ...] | None]
+    output_shapes: Mapping[str, tuple[int, ...] | None] = field(metadata=entry(within=_MODEL))
     """Output name → shape in the runs; ``None`` for non-numeric outputs."""
-    batch_size: int
-    batch_source: str
+    batch_size: int = field(metadata=entry(within=INFO))
+    batch_source: str = field(metadata=entry(within=INFO))
     """Origin of the batch size, in words."""
-    session_creation_ms: float
-    latency: LatencyResult
+    session_creation_ms: float = field(metadata=entry(within=INFO, digits=3))
+    latency: LatencyResult = field(metadata=entry(inline=True, keys=("latency_ms", "raw_samples_ms")))
     memory: MemoryUse
-    baseline: BaselineResult | None = None
-    io_binding: bool = True
+    baseline: BaselineResult | None = field(default=None, metadata=entry(omit_none=True))
+    io_binding: bool = field(default=True, metadata=entry(within=INFO))
     """True if inputs were bound once and outputs stayed in device memory; False if arrays were passed in each run."""
-    output_memory: tuple[str, ...] = ("cpu",)
+    output_memory: tuple[str, ...] = field(default=("cpu",), metadata=entry(within=INFO))
     """Memory types of the outputs."""
-    decoding: DecoderRun | None = None
+    decoding: DecoderRun | None = field(default=None, metadata=entry(within=INFO))
     """Measured run of a decoder with a KV cache; ``None`` for other models, or if the user set all sizes."""
-    notes: tuple[str, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = field(default=(), metadata=entry(within=INFO))
+    fingerprint: str = field(default="", metadata=entry(skip=True))
+    """Digest of the file's structure, by which ``winml view`` assigns a result by module; empty for other results."""
+    extra: Mapping[str, Any] = field(default_factory=dict, metadata=entry(inline=True, last=True))
     """Additional top-level JSON entries, from other measurements of the same model."""
 
     @property
+    @recorded(entry(within="baseline", omit_none=True))
     def verdict(self) -> Verdict | None:
         """Answer whether the model is faster than the baseline; ``None`` without a baseline."""
         return None if self.baseline is None else self.baseline.verdict(self.model)
 
     @property
+    @recorded(entry(within="throughput", digits=3))
     def samples_per_sec(self) -> float:
         """Samples per second: runs per second times the batch size."""
-        return self.batch_size * 1000 / self.latency.summary.mean
+        return self.batch_size * self.runs_per_sec
 
     @property
+    @recorded(entry(within="throughput", digits=3))
+    def runs_per_sec(self) -> float:
+        """Runs per second."""
+        return 1000 / self.latency.summary.mean
+
+    @property
+    @recorded(entry(within="throughput", digits=3, omit_none=True))
     def tokens_per_sec(self) -> float | None:
         """Tokens per second that a decoder reads in a prompt, or writes in a step; ``None`` for other models."""
         return None if self.decoding is None else self.samples_per_sec * self.decoding.tokens
 
-    def as_record(self) -> dict[str, object]:
-        """Return the JSON of ``winml perf``."""
-        record: dict[str, object] = {
-            "schema_version": SCHEMA_VERSION,
-            "benchmark_info": self.benchmark_info(),
-            "model_info": self._model_info(),
-            "latency_ms": self.latency.summary.as_record(),
-            "throughput": {
-                "samples_per_sec": round(self.samples_per_sec, 3),
-                "runs_per_sec": round(1000 / self.latency.summary.mean, 3),
-                **({} if self.tokens_per_sec is None else {"tokens_per_sec": round(self.tokens_per_sec, 3)}),
-            },
-            "raw_samples_ms": json_value(self.latency.samples_ms, 6),
-            "memory": self.memory.as_record(),
-        }
-        if self.baseline is not None:
-            record["baseline"] = {
-                "name": self.baseline.name,
-                "kind": self.baseline.kind,
-                "size_bytes": self.baseline.model_bytes,
-                "session_creation_ms": json_value(self.baseline.session_creation_ms, 3),
-                "first_run_ms": round(self.baseline.latency.first_run_ms, 6),
-                "latency_ms": self.baseline.latency.summary.as_record(),
-                "ratio": self.baseline.ratio.as_record(),
-                "verdict": self.baseline.verdict(self.model).as_record(),
-                "block": self.baseline.block,
-                "raw_samples_ms": json_value(self.baseline.latency.samples_ms, 6),
-            }
-        return {**record, **self.extra}
+    @recorded(entry(within=INFO, inline=True))
+    def _run_info(self) -> dict[str, object]:
+        return {"iterations": len(self.latency.samples_ms), "first_run_ms": round(self.latency.first_run_ms, 6)}
 
-    def benchmark_info(self) -> dict[str, object]:
-        """Return the entry ``benchmark_info``."""
-        return {
-            **super().benchmark_info(),
-            "io_binding": self.io_binding,
-            "output_memory": list(self.output_memory),
-            "iterations": len(self.latency.samples_ms),
-            "batch_size": self.batch_size,
-            "batch_source": self.batch_source,
-            "decoding": None if self.decoding is None else dict(vars(self.decoding)),
-            "session_creation_ms": round(self.session_creation_ms, 3),
-            "first_run_ms": round(self.latency.first_run_ms, 6),
-            "notes": list(self.notes),
+    @recorded(entry(within=_MODEL, inline=True))
+    def _input_info(self) -> dict[str, object]:
+        numbers = {spec.name: [size if isinstance(size, int) else None for size in spec.shape] for spec in self.inputs}
+        names = {
+            spec.name: [size if isinstance(size, str) else None for size in spec.named_shape] for spec in self.inputs
         }
-
-    def _model_info(self) -> dict[str, object]:
-        return {
-            "size_bytes": self.model_bytes,
-            "input_shapes": {
-                spec.name: [size if isinstance(size, int) else None for size in spec.shape] for spec in self.inputs
-            },
-            "input_dtypes": {spec.name: spec.dtype for spec in self.inputs},
-            "dimension_names": {
-                spec.name: [size if isinstance(size, str) else None for size in spec.named_shape]
-                for spec in self.inputs
-            },
-            "measured_shapes": json_value(self.measured_shapes),
-            "output_shapes": json_value(self.output_shapes),
-        }
+        dtypes = {spec.name: spec.dtype for spec in self.inputs}
+        return {"input_shapes": numbers, "input_dtypes": dtypes, "dimension_names": names}
 
 
 def perf_result(

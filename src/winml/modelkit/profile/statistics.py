@@ -79,6 +79,8 @@ class Ratio(Record):
     pairs: int
     slowdown: float = field(default=1.0, metadata=entry(skip=True))
     """Median run relative to the fastest, of the series in which it is larger."""
+    of_medians: float | None = field(default=None, metadata=entry(skip=True))
+    """Ratio of the medians of the two series; ``None`` if unknown."""
 
     @property
     def is_slowed(self) -> bool:
@@ -87,9 +89,16 @@ class Ratio(Record):
 
     @property
     def is_disturbed(self) -> bool:
-        """True if other load makes the ratio unreliable: it may come from the load alone."""
+        """True if other load makes the ratio unreliable: the load alone may cause it, or the medians contradict it."""
         is_beyond_load = (self.high is not None and self.high * self.slowdown < 1) or (self.low or 0) > self.slowdown
-        return self.is_slowed and not is_beyond_load
+        return self.is_slowed and (not is_beyond_load or self._is_contradicted)
+
+    @property
+    def _is_contradicted(self) -> bool:
+        """True if the ratio of the medians is outside the interval by more than the noise."""
+        if self.of_medians is None or self.low is None or self.high is None:
+            return False
+        return not self.low * (1 - NOISE) <= self.of_medians <= self.high * (1 + NOISE)
 
     @property
     @recorded()
@@ -223,6 +232,7 @@ def compare_pairs(first: Sequence[float], second: Sequence[float], confidence: f
         high=ratios[-1 - rank] if rank is not None else None,
         confidence=confidence,
         pairs=len(ratios),
+        of_medians=float(np.median(first)) / float(np.median(second)),
     )
 
 

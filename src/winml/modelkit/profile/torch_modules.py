@@ -13,13 +13,14 @@ from winml.modelkit.ort.kernel_times import KernelTime, RunProfile
 from winml.modelkit.profile.latency import PAIRS, Progress, Run, measure_block
 from winml.modelkit.profile.module_profile import ModuleProfile, charge_modules
 from winml.modelkit.profile.module_records import ModuleRatio
-from winml.modelkit.profile.statistics import compare_pairs, percentile, summarize
+from winml.modelkit.profile.statistics import percentile, summarize
 from winml.modelkit.tags import address
 
 if TYPE_CHECKING:
     from torch import nn
 
 _NS_PER_US = 1000.0
+_US_PER_MS = 1000.0
 
 
 class ModuleClock:
@@ -136,26 +137,26 @@ def compare_modules(model: ModuleProfile, torch: ModuleProfile, block: int) -> t
     """
     model_ms, torch_ms = _times_of_blocks(model, block), _times_of_blocks(torch, block)
     slowdown = max(summarize(profile.run_ms).slowdown for profile in (model, torch))
-    totals = {module.tag: module.total_ms for module in torch.modules()}
-    rows = []
-    for module in model.modules():
-        before, after = torch_ms.get(module.tag, ()), model_ms.get(module.tag, ())
-        is_timed = bool(before) and bool(after) and min(before) > 0
-        ratio = replace(compare_pairs(after, before), slowdown=slowdown) if is_timed else None
-        rows.append(
-            ModuleRatio(module.tag, module.path, module.class_name, totals.get(module.tag, 0.0), module.total_ms, ratio)
+    rows = [
+        ModuleRatio.of_blocks(
+            (module.tag, module.path, module.class_name),
+            torch_ms.get(module.tag, ()),
+            model_ms.get(module.tag, ()),
+            slowdown,
         )
+        for module in model.modules()
+    ]
     return tuple(sorted(rows, key=lambda row: -1.0 if row.ratio is None else row.ratio.value, reverse=True))
 
 
 def _times_of_blocks(profile: ModuleProfile, block: int) -> Mapping[str, list[float]]:
-    """Tag → median time of the runs of each block, submodules included."""
+    """Tag → median time of the runs of each block in milliseconds, submodules included."""
     runs = len(profile.run_ms)
     times: dict[str, list[float]] = defaultdict(lambda: [0.0] * runs)
     for kernel in profile.profile.kernels:
         for tag in address.lineage(profile.tags.get(kernel.node, "")):
             times[tag][kernel.run] += kernel.self_us
     return {
-        tag: [percentile(of_runs[start : start + block], 50) for start in range(0, runs, block)]
+        tag: [percentile(of_runs[start : start + block], 50) / _US_PER_MS for start in range(0, runs, block)]
         for tag, of_runs in times.items()
     }

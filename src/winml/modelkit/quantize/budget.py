@@ -20,9 +20,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.compare.quality_samples import MOST_SAMPLES, SampleRequest, default_samples
@@ -37,6 +35,7 @@ from winml.modelkit.quantize.calibration.calibration_data import Calibration, Ca
 from winml.modelkit.quantize.calibration.layer_calibration import LayerCalibration
 from winml.modelkit.quantize.declared_options import Algorithm
 from winml.modelkit.quantize.engines.block_quantizers import SolvedWeight
+from winml.modelkit.quantize.knapsack import Choice, allocate
 from winml.modelkit.quantize.module_parts import ModulePart, list_parts, only_options
 from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
 from winml.modelkit.quantize.pipeline import quantize
@@ -243,7 +242,6 @@ class _Study:
             tools.data.model_folder,
             None if judging is None else judging.others(MOST_SAMPLES),
             count=requested.samples or default_samples(self._float_bytes),
-            tries_sizes=True,
             model=tools.data.source,
         )
         self._samples = quantized_variants.take_samples(
@@ -722,6 +720,7 @@ class _Study:
                 _read_decibels(measured),
                 formats == chosen,
                 measured.scores.get(PERPLEXITY.name),
+                None if measured.worst is None or not measured.runs else measured.worst.lower_db,
                 is_mixture=_is_mixture(formats),
             )
             for formats, measured in self._trials.items()
@@ -820,56 +819,3 @@ def _read_decibels(measured: MeasuredVariant) -> float | None:
     """Return the SQNR of a variant's worst output in dB; ``None`` if not finite, or if the variant does not run."""
     decibels = measured.sqnr_db
     return decibels if decibels is not None and math.isfinite(decibels) else None
-
-
-GRAINS = 20_000
-"""Number of steps of a limit. Chosen: costs are rounded up to a step, so that each module wastes at most a
-twenty-thousandth of the limit; limits up to this number are solved exactly."""
-
-
-class Choice(NamedTuple):
-    """Cost and loss of one candidate of a module."""
-
-    cost: int
-    """Bytes."""
-    loss: float
-    """Contribution to the loss of the whole model."""
-
-
-def allocate(modules: Sequence[Sequence[Choice]], limit: int) -> list[int] | None:
-    """Solve the knapsack: position of the choice of each module; ``None`` if even the smallest choices do not fit.
-
-    The sum of the losses is minimal among selections whose costs, rounded up to steps, fit.
-
-    Args:
-        modules: The choices of each module, at least one.
-        limit: The largest sum of costs.
-
-    >>> allocate([[Choice(1, 9.0), Choice(4, 1.0)], [Choice(1, 5.0), Choice(4, 0.0)]], 5)
-    [1, 0]
-    """
-    grain = max(1, -(-limit // GRAINS))
-    steps = limit // grain
-    lowest_loss = np.zeros(steps + 1)
-    selections = []
-    for choices in modules:
-        best = np.full(steps + 1, np.inf)
-        selection = np.zeros(steps + 1, np.int16)
-        for number, (cost, loss) in enumerate(choices):
-            size = -(-cost // grain)
-            if size > steps:
-                continue
-            tried = np.full(steps + 1, np.inf)
-            tried[size:] = lowest_loss[: steps + 1 - size] + loss
-            is_better = tried < best
-            best[is_better], selection[is_better] = tried[is_better], number
-        lowest_loss = best
-        selections.append(selection)
-    if not np.isfinite(lowest_loss[steps]):
-        return None
-    positions, remaining_steps = [], steps
-    for choices, selection in zip(reversed(modules), reversed(selections), strict=True):
-        number = int(selection[remaining_steps])
-        positions.append(number)
-        remaining_steps -= -(-choices[number].cost // grain)
-    return positions[::-1]

@@ -256,7 +256,7 @@ class _CodesPacking(Packing):
         if tensor.weight.kind in _BNB_KINDS and (operand := operand_of(node)) is not None:
             new = self._replace_bnb_product(node, operand)
         else:
-            new = self.replace(node)
+            new = self.replace_reader(node)
         if new is not None:
             self.done.append(tensor.weight)
             new.metadata_props[QUANTIZATION_KEY] = json.dumps(_node_record(new, tensor.weight))
@@ -271,11 +271,11 @@ class _CodesPacking(Packing):
 
     def _replace_bnb_product(self, node: ir.Node, operand: Operand) -> ir.Node | None:
         """Replace a product with a 4-bit weight of bitsandbytes; tables and weights read by columns use
-        :meth:`replace`.
+        :meth:`replace_reader`.
         """
         weight = _get_coded_tensor(operand).weight
         if node.op_type == "Gather" or not _is_read_by_rows(operand):
-            return self.replace(node)
+            return self.replace_reader(node)
         name = operand.value.name or ""
         if name not in self._bnb_parts:
             self._bnb_parts[name] = tuple(self._add_tensor(tensor) for tensor in _bnb_tensors(weight, name))

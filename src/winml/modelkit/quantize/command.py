@@ -16,6 +16,7 @@ from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._progress import live_progress, show_step
 from winml.modelkit.cli._requests import read_request
 from winml.modelkit.fields import command_words
+from winml.modelkit.onnx.files.moving import remove_file
 from winml.modelkit.quantize import verb
 from winml.modelkit.quantize.declared_options import QuantizeFields
 from winml.modelkit.quantize.precisions import FLOAT32
@@ -99,7 +100,7 @@ def _measure_sensitivity(request: verb.QuantizeRequest, options: Mapping[str, An
         record = {**result.as_record(), "next": following or None}
         written = _write_files(result, record, options)
     if plan.sensitivity.measured is not None:
-        plan.sensitivity.measured.unlink(missing_ok=True)  # the answer is written
+        remove_file(plan.sensitivity.measured)  # the answer is written
     _streams.show_result(record, options, lambda: result.document().with_files(written).with_next(following))
     if result.exclude_list is not None and not result.exclude_list.is_met:
         _streams.tell(f"--target {request.target} was not met: {result.unmet_words}")

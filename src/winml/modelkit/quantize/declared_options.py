@@ -165,7 +165,7 @@ class QuantizeFields:
     included, as `winml inspect` prints it. Modules get 2, 4, 8, 16 or 32 bits and a block size by their measured
     sensitivity. `smallest`: the smallest file that reaches `--min-sqnr`. With `--mode qdq`, the choice is between 8
     bits, 16-bit activations (if `--ep` supports them) and float. With `--precision fp16` or `bf16`, `smallest` keeps
-    the fewest modules in float32."""
+    modules in float32 where the quality needs them."""
     max_size: str | None = declare(None, QUANTIZATION, metavar="SIZE", min_length=1)
     """Choose bits by module, as `--budget`, for a file size such as `1.2GB` or `900MB`. The size includes graph,
     metadata and data files. In a build with several parts, it limits each model file, not their sum."""

@@ -1,4 +1,4 @@
-"""Selection of the fewest modules that stay float32 in a file of 16-bit floats, for a quality.
+"""Selection of the modules that stay float32 in the smallest file of 16-bit floats, for a quality.
 
 Modules are selected on other samples than the file is judged on; the selected list is measured on the samples of the
 file, and the search is repeated with a stricter target if it misses the quality there.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.compare.quality_samples import SampleRequest
 from winml.modelkit.errors import QuantizeError, VerificationError, opt
+from winml.modelkit.onnx.weights import file_bytes
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.progress import part_of_step
 from winml.modelkit.quantize.budget import FileBits, SampleTools, measurement_identity
@@ -27,13 +28,13 @@ from winml.modelkit.quantize.quantized_variants import (
 )
 from winml.modelkit.quantize.records import BudgetChoice, BudgetSearch, BudgetTrial
 from winml.modelkit.quantize.sensitivity_records import ExcludeList, FidelityTarget, MeasuredVariant, MetricTarget
-from winml.modelkit.words import count_noun, sqnr_words
+from winml.modelkit.words import count_noun, size_words, sqnr_words
 
 
 def choose_excluded(
     graph: PreparedGraph, requested: QuantizeOptions, run: RunOptions, tools: SampleTools
 ) -> tuple[QuantizeOptions, BudgetSearch]:
-    """Select the fewest modules that stay float32 for the requested quality; return the options and the search.
+    """Select the modules that stay float32 in the smallest file of the requested quality.
 
     Args:
         graph: The float graph.
@@ -41,10 +42,13 @@ def choose_excluded(
         run: Sizes and seed of the samples that the file is judged on.
         tools: Samples.
 
+    Returns:
+        The options with the precision of each module, and the search.
+
     Raises:
         UsageError: the graph names no modules, or no node can be quantized.
         QuantizeError: no weight is stored in 16 bits, such as in a small model in bf16.
-        VerificationError: no list of modules reaches the quality.
+        VerificationError: no file smaller than the source reaches the quality.
     """
     budget = requested.bit_budget
     assert budget is not None  # the caller checks this
@@ -58,7 +62,6 @@ def choose_excluded(
         tools.data.model_folder,
         requested.judging_request(run.seed),
         count=requested.samples,
-        tries_sizes=True,
         model=tools.data.source,
     )
     samples, search_samples = (take_samples(graph, each, None) for each in (request, other_samples(request)))
@@ -86,11 +89,14 @@ def choose_excluded(
         raise QuantizeError(study.whole.problem, hint=f"Use a different {opt.precision}.")
     with part_of_step("step 2 of 2, modules in float32"):
         listed = study.search(target)
-    if not listed.is_met:
-        worst = listed.form.worst
-        best = "" if worst is None or not listed.form.runs else f"; the best list reaches {sqnr_words(worst.lower_db)}"
+    float_bytes = file_bytes(graph.model)
+    if not listed.is_met or listed.form.file_bytes >= float_bytes:
+        runs, worst = listed.form.runs, listed.form.worst
+        best = "" if worst is None or not runs else f"; the best reaches {sqnr_words(worst.lower_db)}"
+        if listed.is_met:
+            best = f"; the smallest has {size_words(listed.form.file_bytes)}, the source {size_words(float_bytes)}"
         raise VerificationError(
-            f"{target.words}: no list of modules in float32 reaches it{best}",
+            f"{target.words}: no file smaller than the source reaches it{best}",
             hint=f"Lower {opt.min_sqnr if budget.max_drop is None else opt.max_drop}, or keep the model in float32.",
         )
     search = _describe_search(study, listed, samples.about, float_perplexity)
@@ -106,7 +112,8 @@ def _describe_search(
     def trial(excluded: int, variant: MeasuredVariant, *, is_chosen: bool) -> BudgetTrial:
         form = f"{name}, {count_noun(excluded, 'module')} in float32" if excluded else name
         size, score = variant.weight_bytes, next(iter(variant.scores.values()), None)
-        return BudgetTrial(form, bits.mean_bits(size), size, variant.sqnr_db, is_chosen, score)
+        lower_db = variant.worst.lower_db if variant.worst is not None and variant.runs else None
+        return BudgetTrial(form, bits.mean_bits(size), size, variant.sqnr_db, is_chosen, score, lower_db)
 
     choices = []
     for part in study.parts:
@@ -122,7 +129,7 @@ def _describe_search(
     trials = [trial(tried.excluded, tried.form, is_chosen=False) for tried in built]
     chosen = trial(len(listed.excluded), listed.form, is_chosen=True)
     return BudgetSearch(
-        limit=f"the fewest modules in float32 for {listed.target.words}",
+        limit=f"the smallest file for {listed.target.words}",
         mean_bits=chosen.mean_bits,
         form=name,
         modules=tuple(choices),

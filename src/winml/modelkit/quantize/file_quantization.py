@@ -490,6 +490,12 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             )
             return None
         self._refuse_missing_kernels()
+        if any(
+            PRECISIONS[name].float_type == ir.DataType.FLOAT16.name for name in self.outcome.used if name in PRECISIONS
+        ):
+            from winml.modelkit.ort.half_rounding import ROUNDING_NOTE  # needed only by float16 files
+
+            self.outcome.notes.append(ROUNDING_NOTE)
         hint = self.below_minimum_hint
         has_data_set = self.options.dataset is not None
         if self.calibration is not None and self.calibration.has_data and not has_data_set:
@@ -500,7 +506,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         if has_data_set and processors is None:
             processors = files_folder(source.absolute())
         data_set = self.judging_request(seed)
-        request = SampleRequest(run, processors, data_set, count=self.options.samples, tries_sizes=True, model=source)
+        request = SampleRequest(run, processors, data_set, count=self.options.samples, model=source)
         fidelity = refuse_unfaithful(source, written, self.minimum, request.read, hint)
         if fidelity.samples is not None and fidelity.samples.note:
             self.outcome.notes.append(fidelity.samples.note)

@@ -1,4 +1,4 @@
-"""Measurement of each module of a graph alone, and search for the fewest modules that must stay float for a quality."""
+"""Measurement of each module of a graph alone, and search for the modules that stay float in the smallest file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from winml.modelkit.compare.quality_samples import MOST_SAMPLES, SampleRequest
-from winml.modelkit.onnx.weights import weight_bytes
+from winml.modelkit.onnx.weights import file_bytes, weight_bytes
 from winml.modelkit.profile.latency import LatencyOptions
+from winml.modelkit.quantize.knapsack import Choice, allocate
 from winml.modelkit.quantize.module_parts import ModulePart, excluding_options, only_options, shorten_rules
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.planning import QuantizationPlan
@@ -26,81 +27,125 @@ from winml.modelkit.quantize.sensitivity_records import (
     Trial,
 )
 from winml.modelkit.tags import address
+from winml.modelkit.words import count_noun
 
 Progress = Callable[[int, float], None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Unit:
+    """Part that may stay float."""
+
+    part: ModulePart
+    cost_bytes: int
+    """Additional size of the file if the part stays float, at least 1."""
+    loss: float
+    """Noise power of the part quantized alone, relative to the signal."""
+    is_saving: bool
+    """True if the part saves bytes of weights when quantized."""
+
+    @property
+    def name(self) -> str:
+        """Name in the description of a trial."""
+        return f"{self.part.module.path or self.part.module.tag}{' (own nodes)' if self.part.inner else ''}"
 
 
 @dataclass(frozen=True)
 class _ExcludeTrial:
     """Result of a search for excluded modules."""
 
-    excluded: tuple[ModulePart, ...]
+    excluded: tuple[_Unit, ...]
     """In descending order of sensitivity."""
     variant: MeasuredVariant
     is_met: bool
 
 
+_NEAREST = 200
+"""Sizes are bisected to one part in this number, and count as equal within it: the shorter list is then selected.
+Chosen: half a percent of the file."""
+_OVERFLOW_LOSS = 1e9
+"""Noise power, relative to the signal, of a module whose outputs cannot be compared. Chosen: above that of all others
+together."""
+
+
 @dataclass
 class _ExcludeSearch:
-    """Search for the modules that must stay float; all measurements are stored in :attr:`trials`.
+    """Search for the modules that must stay float in the smallest file; all measurements are stored in :attr:`trials`.
 
-    Modules are excluded in the order of their individual error. Bisection finds their number. Each module is then
-    quantized again, in descending order of size, if the target is still met.
+    The noise of several modules adds up approximately, so a knapsack over the noise of each module alone selects the
+    modules that stay float within a size, and bisection finds the size. Modules are then quantized again, in descending
+    order of size, if the target is still met.
     """
 
-    units: Sequence[ModulePart]
-    """Parts that may stay float, in descending order of sensitivity."""
-    limit: int
-    """Maximum number of excluded parts: with all parts excluded, nothing might remain to quantize."""
+    units: Sequence[_Unit]
+    """In descending order of sensitivity; at least one that saves bytes is quantized."""
     target: FidelityTarget | MetricTarget
     measure: Callable[[Sequence[ModulePart]], MeasuredVariant]
     """Measures the model with some parts in float."""
-    costs_bytes: Callable[[ModulePart], int]
-    """Returns the additional size of the model if a part stays float."""
     trials: list[Trial] = field(default_factory=list)
     _lists: list[_ExcludeTrial] = field(default_factory=list)
 
     def find(self) -> _ExcludeTrial:
-        """Find a list that meets the target and from which no module can be removed; else the list of best quality."""
-        if self._try_count(0, "all modules quantized").is_met:
-            return self._lists[-1]
-        if not self.limit or not self._try_count(self.limit, f"the {self.limit} most sensitive in float").is_met:
+        """Find the list with the smallest file that meets the target; else the list of best quality."""
+        self._lists.clear()  # of an earlier search with another target
+        whole = self._try_units((), "all modules quantized")
+        least = min(self._saving, key=lambda unit: unit.loss, default=None)
+        if whole.is_met or least is None:
+            return whole
+        most = tuple(unit for unit in self.units if unit is not least)
+        if not most or not self._try_units(most, f"all but {least.name} in float").is_met:
             return max(self._lists, key=lambda exclusion: self.target.quality(exclusion.variant))
-        return self._remove_needless(self._bisect_count())
+        self._remove_needless(self._bisect_size())
+        reaching = [exclusion for exclusion in self._lists if exclusion.is_met]
+        smallest = min(exclusion.variant.file_bytes for exclusion in reaching)
+        near = (tried for tried in reaching if tried.variant.file_bytes <= smallest * (1 + 1 / _NEAREST))
+        return min(near, key=lambda exclusion: (len(exclusion.excluded), exclusion.variant.file_bytes))
 
-    def _bisect_count(self) -> _ExcludeTrial:
-        """Find the number of most sensitive modules in float that meets the target, by bisection."""
-        too_few, exclusion = 0, self._lists[-1]
-        while len(exclusion.excluded) - too_few > 1:
-            count = (too_few + len(exclusion.excluded)) // 2
-            tried = self._try_count(count, f"the {count} most sensitive in float")
-            if tried.is_met:
-                exclusion = tried
+    @functools.cached_property
+    def _saving(self) -> list[_Unit]:
+        """Units of which at least one is quantized: those that save bytes, else all."""
+        return [unit for unit in self.units if unit.is_saving] or [*self.units]
+
+    def _bisect_size(self) -> _ExcludeTrial:
+        """Find the additional size within which some modules in float meet the target, by bisection."""
+        best = self._lists[-1]
+        low, high = 0, sum(unit.cost_bytes for unit in best.excluded)
+        nearest = max(best.variant.file_bytes // _NEAREST, 1)
+        while high - low > nearest:
+            middle = (low + high) // 2
+            choices = [[Choice(0, unit.loss), Choice(unit.cost_bytes, 0.0)] for unit in self.units]
+            positions = allocate(choices, middle) or [0] * len(self.units)
+            excluded = tuple(unit for unit, is_float in zip(self.units, positions, strict=True) if is_float)
+            tried = self._try_units(excluded, f"{count_noun(len(excluded), 'module')} in float") if excluded else None
+            if tried is not None and tried.is_met:
+                best, high = tried, min(middle, sum(unit.cost_bytes for unit in excluded))
             else:
-                too_few = count
-        return exclusion
-
-    def _remove_needless(self, best: _ExcludeTrial) -> _ExcludeTrial:
-        """Quantize excluded modules again, the largest first, while the target is met."""
-        # Among modules of equal size, the less sensitive module is removed first.
-        ranked = sorted(enumerate(best.excluded), key=lambda pair: (self.costs_bytes(pair[1]), pair[0]), reverse=True)
-        for _, unit in ranked:
-            if len(best.excluded) == 1:
-                break  # the empty list was measured first
-            fewer = tuple(part for part in best.excluded if part is not unit)
-            name = unit.module.path or unit.module.tag
-            tried = self._try_units(fewer, f"{name}{' (own nodes)' if unit.inner else ''} in float")
-            best = tried if tried.is_met else best
+                low = middle
         return best
 
-    def _try_count(self, count: int, description: str) -> _ExcludeTrial:
-        """Measure the model with the ``count`` most sensitive units in float."""
-        return self._try_units(tuple(self.units[:count]), description)
+    def _remove_needless(self, best: _ExcludeTrial) -> None:
+        """Quantize excluded modules again, the largest first and in halving groups, while the target is met."""
+        # Among modules of equal size, the less sensitive module is removed first.
+        ranked = sorted(enumerate(best.excluded), key=lambda pair: (pair[1].cost_bytes, pair[0]), reverse=True)
+        waiting = [[unit for _, unit in ranked]]
+        while waiting:
+            group = waiting.pop()
+            if len(group) < len(best.excluded):  # the empty list was measured first
+                fewer = tuple(unit for unit in best.excluded if unit not in group)
+                names = group[0].name if len(group) == 1 else f"{len(group)} modules"
+                if (tried := self._try_units(fewer, f"{names} quantized again")).is_met:
+                    best = tried
+                    continue
+            if len(group) > 1:
+                middle = len(group) // 2
+                waiting += [group[middle:], group[:middle]]
 
-    def _try_units(self, excluded: tuple[ModulePart, ...], description: str) -> _ExcludeTrial:
+    def _try_units(self, excluded: tuple[_Unit, ...], description: str) -> _ExcludeTrial:
         """Measure the model with some units in float, and record the trial."""
-        variant = self.measure(excluded)
-        exclusion = _ExcludeTrial(excluded, variant, self.target.is_met(variant))
+        variant = self.measure([unit.part for unit in excluded])
+        # The float model meets every target, and is no answer.
+        is_float = bool(excluded) and all(unit in excluded for unit in self._saving)
+        exclusion = _ExcludeTrial(excluded, variant, not is_float and self.target.is_met(variant))
         self._lists.append(exclusion)
         self.trials.append(Trial(len(excluded), description, variant, exclusion.is_met))
         return exclusion
@@ -239,16 +284,16 @@ class ModuleStudy:
     def search(self, target: FidelityTarget | MetricTarget) -> ExcludeList:
         """Find the modules that must stay float, without timing."""
         units = [part for part in self._rank_parts(self.parts) if part.is_unit and self._count_nodes(part)]
-        are_others = self.whole.nodes > sum(map(self._count_nodes, units))
         search = _ExcludeSearch(
-            units=units,
-            limit=len(units) - (not are_others),
+            units=[
+                _Unit(unit, self._float_cost(unit), self._noise_power(unit), self.bytes_saved(unit) > 0)
+                for unit in units
+            ],
             target=target,
             measure=lambda some: self._measure_excluding(some, units, self.selecting),
-            costs_bytes=self.bytes_saved,
         )
         exclusion = search.find()
-        excluded = self._add_weightless(exclusion.excluded, units)
+        excluded = self._add_weightless([unit.part for unit in exclusion.excluded], units)
         judged = self._measure_excluding(excluded, units, self.variants)
         for _ in range(_SEARCHES - 1):
             if not exclusion.is_met or isinstance(target, MetricTarget) or isinstance(search.target, MetricTarget):
@@ -258,7 +303,7 @@ class ModuleStudy:
             # The judging samples are harder: search again with a target stricter by the difference.
             search.target = search.target.stricter(missing)
             exclusion = search.find()
-            excluded = self._add_weightless(exclusion.excluded, units)
+            excluded = self._add_weightless([unit.part for unit in exclusion.excluded], units)
             judged = self._measure_excluding(excluded, units, self.variants)
         return ExcludeList(
             target=target,
@@ -345,6 +390,23 @@ class ModuleStudy:
             form=self.find_measurement(part),
             size_bytes_saved=self.bytes_saved(part),
         )
+
+    def _noise_power(self, part: ModulePart) -> float:
+        """Noise power of a part quantized alone, relative to the signal."""
+        decibels = None if (variant := self.find_measurement(part)) is None else variant.sqnr_db
+        return _OVERFLOW_LOSS if decibels is None else min(10 ** (-decibels / 10), _OVERFLOW_LOSS)
+
+    def _float_cost(self, part: ModulePart) -> int:
+        """Additional bytes of the file if a part stays float: its weights, and conversions around it."""
+        variant, conversions = self.find_measurement(part), 0
+        if variant is not None and variant.file_bytes:
+            conversions = max(variant.file_bytes - variant.weight_bytes - self._float_graph_bytes, 0)
+        return max(self.bytes_saved(part) + conversions, 1)
+
+    @functools.cached_property
+    def _float_graph_bytes(self) -> int:
+        """Bytes of the float file without weights."""
+        return file_bytes(self.graph.model) - weight_bytes(self.graph.model)
 
     def bytes_saved(self, part: ModulePart) -> int:
         """Bytes of weights saved by quantizing a part alone; 0 if not measured."""

@@ -163,7 +163,7 @@ class QuantizeOptions(QuantizeFields, Options):
         cache = [f"KV cache {self.kv_cache}"] if self.kv_cache is not None else []
         budget = self.bit_budget
         if budget is not None and self.precision is not None:
-            return f"{self.precision}, with the fewest modules in float32"
+            return f"{self.precision}, with modules in float32 for the smallest file"
         if budget is not None:
             return ", ".join((f"to {budget.words}: bits of each module chosen by measured sensitivity", *cache))
         modes = [f"{precision.name} ({mode})" for precision, mode in self.requested_modes()]
@@ -430,7 +430,7 @@ class QuantizeOptions(QuantizeFields, Options):
         if self.precision is not None and not budget.is_smallest:
             raise UsageError(
                 f"{opt.precision} {self.precision}: {budget.option} {budget.words} chooses the bits of each module",
-                hint=f"Use one of them, or {opt.budget} smallest, which keeps the fewest modules in float32.",
+                hint=f"Use one of them, or {opt.budget} smallest, which keeps modules in float32 for the quality.",
             )
         chosen = {
             f"{opt.mode} {self.mode}": self.precision is None and self.mode not in (None, "weight-only", "qdq"),

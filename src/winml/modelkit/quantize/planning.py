@@ -363,7 +363,7 @@ def _find_obstacle(
     if is_inner and weight is not None and weight.graph is node.graph:
         return "its weight belongs to the subgraph"  # another subgraph may have a weight of the same name
     if weight is not None and weight.is_graph_input():
-        return "its weight is a graph input, which may change at run time"
+        return f"its weight is a graph input, which may change at run time ({opt.freeze_inputs} makes it a constant)"
     if rules.changes_every_node and weight is not None and weight.dtype not in (None, ir.DataType.FLOAT):
         return f"{ALREADY} {weight.dtype.name.lower()} weights"
     if rules.changes_every_node or weight is None:

@@ -28,7 +28,7 @@ from winml.modelkit.errors import QuantizeError, StageError, UsageError, opt
 from winml.modelkit.onnx.cutting import Cutter, GraphModules, cut_model
 from winml.modelkit.onnx.files.output_files import recover, refuse_existing
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults
-from winml.modelkit.onnx.weights import weight_bytes
+from winml.modelkit.onnx.weights import file_bytes, weight_bytes
 from winml.modelkit.ort.graph_sessions import GraphSessions
 from winml.modelkit.ort.opened_model import Values, refusals_explained
 from winml.modelkit.ort.sessions import Session
@@ -191,7 +191,8 @@ class QuantizedVariants:
             result = self._quantize_copy(options)
         except QuantizeError as error:
             return MeasuredVariant(None, 0, 0, error.message)
-        created, size = time.perf_counter(), weight_bytes(result.model)
+        size, whole_size = weight_bytes(result.model), file_bytes(result.model)
+        created = time.perf_counter()
         try:
             needs_whole = self._starts is None or (is_judged and self.evaluator is not None)
             start = None if needs_whole or self._starts is None else self._starts.last_before(result.model)
@@ -201,13 +202,21 @@ class QuantizedVariants:
             outputs = list(itertools.islice(self._run_samples(session, None if tail is None else start), count))
             scores = dict(self.evaluator.scores(session)) if is_judged and self.evaluator is not None else {}
         except StageError as error:
-            return MeasuredVariant(None, result.changed_nodes, size, f"cannot run: {error.message}")
+            problem = f"cannot run: {error.message}"
+            return MeasuredVariant(None, result.changed_nodes, size, problem, file_bytes=whole_size)
         self._add_cost(measured=1, session_s=opened - created, runs_s=time.perf_counter() - opened)
         quality_samples = replace(self._samples.about, count=len(outputs))
         fidelity = measure_fidelity(self._samples.answers[: len(outputs)], outputs, 0.0, quality_samples)
         by_output = {} if fidelity.worst.problem else {output.name: output.sqnr_db for output in fidelity.outputs}
         return MeasuredVariant(
-            fidelity.worst, result.changed_nodes, size, fidelity.worst.problem, scores, len(outputs), by_output
+            fidelity.worst,
+            result.changed_nodes,
+            size,
+            fidelity.worst.problem,
+            scores,
+            len(outputs),
+            by_output,
+            whole_size,
         )
 
     def _run_samples(self, session: Session, start: Start | None) -> Iterator[dict[str, Array]]:

@@ -62,6 +62,8 @@ class BudgetTrial(Record):
     is_chosen: bool = False
     perplexity: float | None = field(default=None, metadata=entry(digits=4, omit_none=True))
     """Perplexity on the held-out samples, if it is a limit."""
+    lower_sqnr_db: float | None = field(default=None, metadata=entry(before="is_chosen"))
+    """Lower end of its interval over the samples, which the minimum applies to."""
     is_mixture: bool = False
     """True if modules have different formats: ``form`` may also be the precision ``mixed``."""
 

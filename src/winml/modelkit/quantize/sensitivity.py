@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from winml.modelkit.compare.quality_samples import SampleRequest
 from winml.modelkit.compare.words import samples_words
 from winml.modelkit.errors import ConfigError, opt
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.onnx.files.placing import file_digest, model_digest
+from winml.modelkit.onnx.fingerprint import file_fingerprint
 from winml.modelkit.onnx.weights import weight_bytes
 from winml.modelkit.options import options_of, unknown_key_message
 from winml.modelkit.ort.opened_model import RunOptions
@@ -192,6 +194,7 @@ class _Measurement:
         values = samples.values[0]
         return QuantizationSensitivity(
             model=str(self.source),
+            fingerprint=file_fingerprint(self.source),
             tool_version=__version__,
             onnxruntime_version=onnxruntime_version(),
             precision=options.base.name,
@@ -338,6 +341,10 @@ def _study_notes(study: ModuleStudy, samples: Samples) -> Iterator[str]:
         yield f"The file has no winml tags; modules were read from its {graph.modules.source}."
     if samples.about.source == "random":
         yield f"Measured on random values in the ranges that the file states; {opt.input_data} takes real inputs."
+    if any(node.requested.float_type == ir.DataType.FLOAT16.name for node in study.plan.nodes if node.mode is not None):
+        from winml.modelkit.ort.half_rounding import ROUNDING_NOTE  # needed only by float16 files
+
+        yield ROUNDING_NOTE
     if stored.resumed:
         yield f"{stored.resumed} variants were measured by an interrupted run."
     if any(not np.isfinite(array).all() for output in samples.answers for array in output.values()):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from winml.modelkit.compare.fidelity import OutputFidelity, QualitySamples, QualitySource, quality_record
 from winml.modelkit.evaluate.metrics import needed_samples
 from winml.modelkit.profile.statistics import Ratio
 from winml.modelkit.progress import StepTiming
 from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS
-from winml.modelkit.records import Record, entry, recorded
+from winml.modelkit.records import Record, entry, json_value, recorded
 from winml.modelkit.report.result import Result
 from winml.modelkit.verdicts import Verdict
 from winml.modelkit.words import count_noun, sqnr_words
@@ -23,7 +23,7 @@ SCHEMA_VERSION = 1
 Metric = Literal["sqnr_db", "cosine", "relative_error"]
 Part = Literal["module", "own nodes"]
 
-_MEASURES = (*get_args(Metric), "scores")
+_MEASURES = ("sqnr_db", "lower_sqnr_db", "cosine", "relative_error", "scores")
 """Record entries with the similarity of the outputs."""
 
 
@@ -114,6 +114,8 @@ class MeasuredVariant(Record):
     """Number of samples; for an estimate, the smallest number of its parts."""
     outputs_db: Mapping[str, float] = field(default_factory=dict, metadata=entry(skip=True))
     """Output → its SQNR."""
+    file_bytes: int = field(default=0, metadata=entry(skip=True))
+    """Size of the file: weights, graph and metadata; 0 if the variant could not be created."""
     is_estimate: bool = field(default=False, metadata=entry(skip=True))
     """True for an estimate: its error power is the sum over its parts."""
 
@@ -159,8 +161,10 @@ class MeasuredVariant(Record):
     @recorded(entry(before="scores", inline=True))
     def measures(self) -> dict[str, Any]:
         """Metrics of the worst output; null if nothing can be compared."""
-        measures = self.worst.as_record() if self.worst is not None and self.runs else {}
-        return {name: measures.get(name) for name in get_args(Metric)}
+        measures = {}
+        if self.worst is not None and self.runs:
+            measures = {**self.worst.as_record(), "lower_sqnr_db": json_value(self.worst.lower_db)}
+        return {name: measures.get(name) for name in _MEASURES if name != "scores"}
 
 
 @dataclass(frozen=True)
@@ -333,6 +337,8 @@ class QuantizationSensitivity(
     """Name of the dataset of the samples, with its split if it has several; empty for other samples."""
     calibration: str | None = field(default=None, metadata=entry(omit_empty=True))
     """Samples that activation ranges were measured on; ``None`` without calibration."""
+    fingerprint: str = field(default="", metadata=entry(before="tool_version", omit_empty=True))
+    """Digest of the structure of the model, by which ``winml view`` assigns the result."""
 
     @property
     def quality_samples(self) -> QualitySamples:

@@ -23,6 +23,7 @@ _BEST_DB = 60.0
 
 _NEARNESS = (
     doc.Column("SQNR dB", "decibels"),
+    doc.Column("lower end", "decibels"),
     doc.Column("cosine", "cosine"),
     doc.Column("relative error", "error", doc.Detail.PAGE),
 )
@@ -102,6 +103,10 @@ _MOST_CAUSES = 3
 
 def _conclusion_words(result: sensitivity_records.QuantizationSensitivity) -> str:
     """Describe the modules with most of the error power, each quantized alone; empty without an error."""
+    if failing := _failing_modules(result.modules):
+        names = ", ".join(_name(module) for module in failing[:_MOST_CAUSES])
+        more = f" and {len(failing) - _MOST_CAUSES} more" if len(failing) > _MOST_CAUSES else ""
+        return f"{names}{more}: in {result.precision} alone, {failing[0].problem}"
     errors = [
         (module.form.measures().get("relative_error"), module) for module in _innermost(result.modules) if module.form
     ]
@@ -123,6 +128,21 @@ def _conclusion_words(result: sensitivity_records.QuantizationSensitivity) -> st
     return f"no single module causes the error: {names}, the most sensitive, has {part}"
 
 
+def _failing_modules(
+    modules: Sequence[sensitivity_records.ModuleSensitivity],
+) -> list[sensitivity_records.ModuleSensitivity]:
+    """Modules with outputs that cannot be compared, such as NaN, and that contain no other such module."""
+    failing = [module for module in modules if module.form is not None and module.form.worst and module.problem]
+    inside = {tag for module in failing for tag in address.lineage(module.tag) if tag != module.tag}
+    inside.update(module.tag for module in failing if module.part != "module")
+    return [module for module in failing if module.tag not in inside or module.part != "module"]
+
+
+def _name(module: sensitivity_records.ModuleSensitivity) -> str:
+    """Name of a module, and whether only its own nodes are meant."""
+    return f"{module.path or module.tag}{' (own nodes)' if module.part == 'own nodes' else ''}"
+
+
 def _sensitivity_figures(result: sensitivity_records.QuantizationSensitivity) -> Iterator[doc.Figure]:
     """Yield the figures: SQNR of the whole model, most sensitive module, size and target."""
     whole = result.whole.measures()
@@ -130,7 +150,10 @@ def _sensitivity_figures(result: sensitivity_records.QuantizationSensitivity) ->
     if sqnr is not None and not result.whole.problem:
         yield doc.Figure("all modules quantized", sqnr_words(sqnr), f"SQNR of the worst output at {result.precision}")
     ranked = [module for module in _innermost(result.modules) if module.sqnr_db is not None]
-    if ranked:
+    if failing := _failing_modules(result.modules):
+        meaning = f"of the worst output with {_name(failing[0])} alone quantized: {failing[0].problem}"
+        yield doc.Figure("most sensitive", "not comparable", meaning, "bad")
+    elif ranked:
         worst = min(ranked, key=lambda module: module.sqnr_db or 0.0)
         meaning = f"SQNR with {worst.path or worst.tag} alone quantized, the most sensitive of {len(ranked)} modules"
         yield doc.Figure("most sensitive", sqnr_words(worst.sqnr_db or 0.0), meaning)
@@ -262,7 +285,7 @@ def _latency_words(timed: sensitivity_records.TimedVariant) -> str:
 def _module_row(module: sensitivity_records.ModuleSensitivity) -> list[doc.Cell]:
     """Create the table row of a module."""
     return [
-        f"{module.path or module.tag}{' (own nodes)' if module.part == 'own nodes' else ''}",
+        _name(module),
         module.class_name,
         *_nearness_cells(module.form),
         module.parameters,
@@ -275,9 +298,9 @@ def _module_row(module: sensitivity_records.ModuleSensitivity) -> list[doc.Cell]
 
 
 def _nearness_cells(variant: sensitivity_records.MeasuredVariant | None) -> Iterator[doc.Cell]:
-    """Yield SQNR, cosine and relative error; ``None`` if not measured."""
+    """Yield SQNR, its lower end that limits apply to, cosine and relative error; ``None`` if not measured."""
     numbers = variant.measures() if variant is not None else {}
-    yield from (numbers.get(name) for name in ("sqnr_db", "cosine", "relative_error"))
+    yield from (numbers.get(name) for name in ("sqnr_db", "lower_sqnr_db", "cosine", "relative_error"))
 
 
 def _make_boxes(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> Iterator[doc.Box]:

@@ -158,7 +158,13 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
     )
     yield doc.Table(
         doc.columns(
-            "format", ("mean bits", "bits"), ("weights", "bytes"), ("SQNR dB", "decibels"), *perplexity, "chosen"
+            "format",
+            ("mean bits", "bits"),
+            ("weights", "bytes"),
+            ("SQNR dB", "decibels"),
+            ("lower end", "decibels"),
+            *perplexity,
+            "chosen",
         ),
         [
             [
@@ -166,6 +172,7 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
                 trial.mean_bits,
                 trial.size_bytes,
                 trial.sqnr_db,
+                trial.lower_sqnr_db,
                 *([trial.perplexity] if perplexity else []),
                 "chosen" if trial.is_chosen else "",
             ]

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import WinMLError, WriteError
 from winml.modelkit.file_names import UNFINISHED_LOCK_NAME, unfinished_work_path
+from winml.modelkit.onnx.files.moving import remove_file, remove_folder
 from winml.modelkit.onnx.files.output_files import DISK_ERRORS, write_error
 from winml.modelkit.onnx.files.recovery import file_state
 from winml.modelkit.onnx.files.resumable_results import locked_folder
@@ -58,7 +58,7 @@ def unfinished_folder(output: Path) -> Iterator[Path]:
         raise failed from error
     finally:
         if is_done:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
             for parent in folder.parents:
                 if parent == there:
                     break
@@ -139,7 +139,7 @@ class StoredArrays:
 
     def remove(self, name: str) -> None:
         """Remove an array."""
-        self._array_path(name).unlink(missing_ok=True)
+        remove_file(self._array_path(name))
         self.digests.pop(name, None)
 
     def holds(self, digests: Mapping[str, str]) -> bool:

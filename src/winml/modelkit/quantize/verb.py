@@ -223,6 +223,7 @@ def quantize_model(
     submodel: Sequence[str] = (),
     options: QuantizeOptions | None = None,
     overwrite: bool = False,
+    freeze_inputs: bool = False,
     verify: bool = True,
     external_data: bool | None = None,
     seed: int = 0,
@@ -238,6 +239,7 @@ def quantize_model(
         submodel: Parts of a build folder; empty: all.
         options: Options; None: those in ``flags``.
         overwrite: Replace an existing file.
+        freeze_inputs: Make inputs with a default value constants.
         verify: Compare the result with ``model`` in ONNX Runtime.
         external_data: Store weights in a separate data file (True) or in the model (False); None: a separate file from
             ``EXTERNAL_BYTES`` on.
@@ -267,6 +269,7 @@ def quantize_model(
         output=Path(output),
         submodel=tuple(submodel),
         overwrite=overwrite,
+        freeze_inputs=freeze_inputs,
         verify=verify,
         external_data=external_data,
         seed=seed,

@@ -14,7 +14,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from winml.modelkit.words import count_words, decibel_words, size_words, time_words
+from winml.modelkit.words import command_line, count_words, decibel_words, size_words, time_words
 
 MISSING = "–"
 """Text of a number that was not measured."""
@@ -474,7 +474,18 @@ class Dots:
     detail: Detail = Detail.PAGE
 
 
-Block = Fields | Table | Tree | Paragraph | Section | Boxes | Bars | Dots
+@dataclass(frozen=True)
+class ModelView:
+    """The modules and the graph of one or two models, in which a page zooms, searches and opens modules."""
+
+    names: Sequence[str]
+    """Name of each model."""
+    data: Mapping[str, object]
+    """Templates of the modules, and numbers of earlier runs; ``docs/reference/formats.md`` describes the object."""
+    detail: Detail = Detail.PAGE
+
+
+Block = Fields | Table | Tree | Paragraph | Section | Boxes | Bars | Dots | ModelView
 
 
 Tone = Literal["", "good", "bad"]
@@ -566,6 +577,11 @@ def first_of(texts: Sequence[str], count: int, ending: str) -> Shortened:
 def note_fields(notes: Iterable[str]) -> list[Field]:
     """Make a field of each note."""
     return [("note", note) for note in notes]
+
+
+def view_field(*models: str) -> Field:
+    """Return the field of a page with the command that shows its models side by side."""
+    return "view", command_line(["winml", "view", *models, "-o", "view.html"]), Detail.PAGE
 
 
 _Part = TypeVar("_Part")

@@ -22,7 +22,11 @@ from winml.modelkit.words import printable
 if TYPE_CHECKING:
     from jinja2 import Template
 
-TEMPLATE, STYLE, SCRIPT = "page.html", "page.css", "page.js"
+TEMPLATE, STYLE = "page.html", "page.css"
+_SCRIPTS = ("dom.js", "tables.js", "icicle.js", "charts.js")
+"""Scripts of every page, in the order of their dependencies; they share one scope."""
+_VIEW_SCRIPTS = ("dagre.min.js", "model.js", "graph.js", "details.js", "search.js", "pair.js", "view.js")
+"""Further scripts of a page with a :class:`~winml.modelkit.report.document.ModelView`."""
 LONG = 20
 """Chosen: minimum number of characters of a text for which the column is as wide as a name."""
 
@@ -32,6 +36,7 @@ def render_html(document: doc.Document) -> str:
     blocks = list(doc.visible(document.page_blocks, doc.Detail.PAGE))
     facts = blocks.pop(0) if blocks and isinstance(blocks[0], doc.Fields) else doc.Fields(())
     rows = facts.visible(doc.Detail.PAGE) if isinstance(facts, doc.Fields) else []
+    has_view = any(isinstance(block, doc.ModelView) for block in blocks)
     return _load_template().render(
         document=document,
         facts=[row for row in rows if row[0] != NOTE],
@@ -40,7 +45,8 @@ def render_html(document: doc.Document) -> str:
         page=doc.Detail.PAGE,
         earlier=doc.EARLIER,
         style=_read_resource(STYLE),
-        script=_read_resource(SCRIPT),
+        script="".join(map(_read_resource, (*_SCRIPTS, *(_VIEW_SCRIPTS if has_view else ())))),
+        has_view=has_view,
     )
 
 
@@ -49,7 +55,7 @@ NOTE = "note"
 
 
 def _read_resource(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return files(__package__).joinpath("page", name).read_text(encoding="utf-8")
 
 
 @cache
@@ -58,9 +64,10 @@ def _load_template() -> Template:
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_make_printable)
-    kinds = (doc.Fields, doc.Table, doc.Tree, doc.Paragraph, doc.Section, doc.Boxes, doc.Bars, doc.Dots)
+    kinds = (doc.Fields, doc.Table, doc.Tree, doc.Paragraph, doc.Section, doc.Boxes, doc.Bars, doc.Dots, doc.ModelView)
     environment.tests |= {kind.__name__.lower(): lambda value, kind=kind: isinstance(value, kind) for kind in kinds}
     environment.filters |= {"rows": _page_rows, "bar_rows": _bar_rows, "dot_chart": _dot_chart, "box_data": _box_data}
+    environment.filters |= {"json_data": _json_data}
     environment.filters |= {"href": quote}
     return environment.from_string(_read_resource(TEMPLATE))
 
@@ -265,6 +272,11 @@ def _box_data(chart: doc.Boxes) -> str:
         "shades": scale,
         "boxes": list(_box_rows(chart, numbers)),
     }
+    return _json_data(data)
+
+
+def _json_data(data: object) -> str:
+    """Return an object as JSON that can be embedded in a page: no character ends the enclosing element."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return re.sub("[<>&\u2028\u2029]", lambda sign: f"\\u{ord(sign[0]):04x}", text)
 

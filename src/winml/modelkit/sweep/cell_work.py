@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from winml.modelkit.errors import (
     opt,
 )
 from winml.modelkit.file_names import BUILT_MODEL_NAME, SWEEP_LOG_NAME
-from winml.modelkit.onnx.files.moving import move_file
+from winml.modelkit.onnx.files.moving import move_file, remove_folder
 from winml.modelkit.onnx.files.named_paths import named_path
 from winml.modelkit.onnx.files.output_files import FULL_DISK_ERRORS
 from winml.modelkit.sweep.cells import Cell
@@ -180,7 +179,7 @@ def _redirect_output(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove_folder(temporary)
 
 
 @dataclass

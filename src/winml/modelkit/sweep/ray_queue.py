@@ -21,6 +21,7 @@ from typing import Any
 
 from winml.modelkit.builds.cache import tool_versions
 from winml.modelkit.errors import StageError, UsageError, first_line, opt
+from winml.modelkit.onnx.files.moving import remove_file
 from winml.modelkit.sweep.cells import Cell
 from winml.modelkit.sweep.records import CellResult
 from winml.modelkit.sweep.work_queue import Place, QueueKind, SweepListener, SweepStoppedError, do_cell
@@ -135,7 +136,7 @@ def _create_marker(place: Place) -> Iterator[Path | None]:
     try:
         yield marker
     finally:
-        marker.unlink(missing_ok=True)
+        remove_file(marker)
 
 
 @dataclass

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import psutil
 from winml.modelkit import file_names
 from winml.modelkit.builds.cache import tool_versions
 from winml.modelkit.errors import UsageError, opt
+from winml.modelkit.onnx.files.moving import remove_folder
 from winml.modelkit.onnx.files.output_files import refuse_existing
 from winml.modelkit.options import JsonError, read_json_file
 from winml.modelkit.ort.host import available_bytes, available_cores
@@ -278,7 +278,7 @@ def _drop_files(
     cell_ids = [cell.cell_id for cell in cells if cell.model == result.model]
     if all(cell_id in results for cell_id in cell_ids):
         for cell_id in cell_ids:
-            shutil.rmtree(folder.cell_folder(cell_id) / "build", ignore_errors=True)
+            remove_folder(folder.cell_folder(cell_id) / "build")
 
 
 def _check_limits(plan: SweepPlan, rows: Sequence[CellResult]) -> tuple[SweepLimit, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -15,6 +14,7 @@ import psutil
 
 from winml.modelkit.builds.plan import is_onnx_path
 from winml.modelkit.errors import StageError, opt
+from winml.modelkit.onnx.files.moving import remove_folder
 from winml.modelkit.ort.host import available_cores
 from winml.modelkit.registries import Registry
 from winml.modelkit.sweep.bounded_processes import Bounds, Call, Ending, run_bounded
@@ -184,9 +184,9 @@ def preloaded(cells: Iterable[Cell]) -> tuple[str, ...]:
 def _finish_cell(ending: Ending, bounds: Bounds) -> CellResult:
     """Return the result of a cell after its process returned, died or was killed; remove its leftovers."""
     order: CellOrder = ending.call.argument
-    shutil.rmtree(order.folder / "tmp", ignore_errors=True)
+    remove_folder(order.folder / "tmp")
     if order.artifacts is not None:
-        shutil.rmtree(order.folder, ignore_errors=True)
+        remove_folder(order.folder)
     seconds = round(ending.seconds, 3)
     if ending.reason == "returned":
         result: CellResult = ending.result

@@ -155,7 +155,7 @@ def sibling_segments(siblings: Sequence[tuple[str, str]]) -> list[str]:
         suffixes = _separating_suffixes([siblings[position][0] for position in positions])
         for position, suffix in zip(positions, suffixes, strict=True):
             segments[position] = (
-                f"{_escape_name(siblings[position][1])}.{_escape_name(suffix)}" if suffix else plain_segment
+                f"{escape_name(siblings[position][1])}.{escape_name(suffix)}" if suffix else plain_segment
             )
     return segments
 
@@ -187,7 +187,7 @@ def assign_tags(
 def _plain_segment(path: str, class_name: str) -> str:
     """Return the segment of a module without siblings: the class name, with ``.INDEX`` for a numbered module."""
     own_name = path.rpartition(".")[2]
-    return f"{_escape_name(class_name)}.{own_name}" if own_name.isdecimal() else _escape_name(class_name)
+    return f"{escape_name(class_name)}.{own_name}" if own_name.isdecimal() else escape_name(class_name)
 
 
 def _separating_suffixes(paths: list[str]) -> list[str]:
@@ -206,7 +206,7 @@ def _separating_suffixes(paths: list[str]) -> list[str]:
     raise ValueError(f"module paths are not distinct: {paths}")
 
 
-def _escape_name(name: str) -> str:
+def escape_name(name: str) -> str:
     """Escape the separator in a name, so that a tag splits into its segments."""
     # A ModuleDict key or the name of a class created at run time may contain the separator. The tag must still split
     # into its segments, and different names must stay different.

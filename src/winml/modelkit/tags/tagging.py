@@ -6,12 +6,9 @@ spelled in ``metadata_keys``.
 
 from __future__ import annotations
 
-import ast
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import onnx
@@ -196,62 +193,3 @@ def count_coverage(nodes: Iterable[ir.Node]) -> Coverage:
             sources[tag.source] += 1
             at_root += address.depth(tag.tag) == 1
     return Coverage(nodes=total, tagged=sources.total(), sources=dict(sources), at_root=at_root)
-
-
-def listed_names(text: str) -> list[str]:
-    """Parse a Python list of scopes or classes as torch and onnxscript write it; ``[]`` for other text.
-
-    >>> listed_names("['', 'encoder']"), listed_names("encoder")
-    (['', 'encoder'], [])
-    """
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return []
-    return [str(name) for name in value] if isinstance(value, list) else []
-
-
-_COUNTER = re.compile(r"_\d+$")
-_FUSED_PREFIX = re.compile(r"^fused (?=/)")
-"""Prefix of ONNX Runtime on the name of the first node fused with an activation."""
-
-
-def name_scope(name: str, op_type: str) -> tuple[str, ...]:
-    """Return the module segments of a node's name, outermost first; ``()`` if the name is no path.
-
-    Exporters name a node after its scope and operator. An operator as segment identifies a node; later segments were
-    added by a fusing tool.
-
-    Args:
-        name: The node's name.
-        op_type: Its operator.
-
-    >>> name_scope("/encoder/layer.0/Gelu_1", "Gelu")
-    ('encoder', 'layer.0')
-    >>> name_scope("/encoder/layer.0/MatMul/MatMulAddFusion", "Gemm")
-    ('encoder', 'layer.0')
-    >>> name_scope("Gemm_7", "Gemm")
-    ()
-    """
-    name = _FUSED_PREFIX.sub("", name)
-    if address.SEPARATOR not in name:
-        return ()
-    *scope, label = [segment for segment in name.split(address.SEPARATOR) if segment] or [""]
-    # A last segment equal to the operator shows that no tool changed the name: a module may then be called Conv.
-    if _COUNTER.sub("", label) != op_type and scope and _is_operator(_COUNTER.sub("", scope[-1])):
-        scope.pop()
-    return tuple(scope)
-
-
-def scope_path(scope: tuple[str, ...]) -> str:
-    """Return the dotted module path of a scope.
-
-    >>> scope_path(("encoder", "layer.0"))
-    'encoder.layer.0'
-    """
-    return ".".join(scope)
-
-
-@lru_cache(maxsize=4096)
-def _is_operator(name: str) -> bool:
-    return bool(onnx.defs.has(name))

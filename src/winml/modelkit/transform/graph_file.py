@@ -23,7 +23,7 @@ from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.words import comparison_words
-from winml.modelkit.errors import InputError, StageError, VerificationError
+from winml.modelkit.errors import InputError, NoInputsError, StageError, UsageError, VerificationError, opt
 from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, FLOAT_SOURCE_KEY, NORMALIZED_KEY, QUANTIZATION_KEY
 from winml.modelkit.onnx.contexts import refuse_compiled
 from winml.modelkit.onnx.files.content_digest import content_digest
@@ -41,6 +41,7 @@ from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.graph_sessions import newest_ir_version
 from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.tags.carry.carrying import carry_metadata, has_foreign_metadata, lost_metadata_notes
 from winml.modelkit.tags.tagging import Coverage, all_nodes, measure_coverage, operator_name, read_tag
 from winml.modelkit.transform.module_functions import find_function_targets, functions_of_modules
 from winml.modelkit.transform.records import GraphSummary, ModuleFunctions, RecordT, TransformedFile, WrittenFile
@@ -89,6 +90,8 @@ class GraphFileTask:
     shares_files: bool = False
     """Allow a copy of the source to be a hard link and to reference the data files of the source; correct only if both
     are in one folder, and neither is changed later."""
+    freeze_inputs: bool = False
+    """Make inputs with a default value constants."""
     copies_any_form: bool = False
     """Also copy a source that is not normalized, if normalization is skipped."""
     processors: Path | None = None
@@ -364,6 +367,8 @@ def check_source(task: GraphFileTask, work: GraphWork[ResultT]) -> CheckedSource
     structure, notes = _read_valid_structure(source)
     model = graph_of(structure, source)
     refuse_compiled(model)
+    if task.freeze_inputs and not any(value.is_initializer() for value in model.graph.inputs):
+        raise UsageError(f"{opt.freeze_inputs}: no input of {source} has a default value", hint="Omit it.")
     if task.functions is not None:
         find_function_targets(model, task.functions)
     work.refuse_graph(model)
@@ -400,7 +405,7 @@ def may_be_copy(task: GraphFileTask, checked: CheckedSource) -> bool:
 
     The work is not examined.
     """
-    if checked.notes:
+    if checked.notes or task.freeze_inputs:
         return False
     if task.copies_any_form and task.skip_normalization:
         return True
@@ -458,16 +463,20 @@ _FREE_INITIALIZERS = 4
 """Specified by ONNX: the first IR version in which an initializer need not be an input."""
 
 
-def _release_weights(model: ir.Model) -> tuple[str, ...]:
-    """Remove initializers from the inputs of a graph of IR version 3 or older, in place; returns a note.
+def _release_weights(model: ir.Model, *, freezes_inputs: bool = False) -> tuple[str, ...]:
+    """Remove initializers from the inputs of a graph, in place; returns a note.
 
-    Old versions require every initializer to be an input. ONNX Runtime treats the initializers as constants.
+    IR version 3 and older require every initializer to be an input, and ONNX Runtime treats it as a constant. In newer
+    versions it is the default value of an input, and stays one unless it is to be frozen.
     """
     weights = [value for value in model.graph.inputs if value.is_initializer()]
-    if model.ir_version >= _FREE_INITIALIZERS or not weights:
+    is_old = model.ir_version < _FREE_INITIALIZERS
+    if not weights or not (is_old or freezes_inputs):
         return ()
     for value in weights:
         model.graph.inputs.remove(value)
+    if not is_old:
+        return (f"{count_noun(len(weights), 'input')} with a default value: now constants ({opt.freeze_inputs}).",)
     note = (
         f"{count_noun(len(weights), 'weight', 'are')} no longer in the inputs: IR version {model.ir_version} "
         f"required it, and version {_FREE_INITIALIZERS}, which the result has, does not."
@@ -517,12 +526,16 @@ class _TransformationRun(Generic[ResultT]):
             if work.may_be_requested or not can_copy:
                 model = reading_graph(task.source, lambda: load_by_reference(task.source))
             step.summary = f"{before.nodes} nodes, opset {before.opset}"
+        original = model.clone() if has_foreign_metadata(model) else None
         if work.precedes_normalization:
             result = self._apply_work(model)
             notes = self._normalize(result.model, is_plain=False)
         else:
             notes = self._normalize(model, is_plain=is_plain)
             result = self._apply_work(model)
+        if original is not None:
+            carry_metadata(original, result.model)
+            notes += lost_metadata_notes(original, result.model)
         # Decided after the work, which may have requested more.
         is_copy = can_copy and not work.is_requested
         if is_copy:
@@ -555,7 +568,8 @@ class _TransformationRun(Generic[ResultT]):
     def _normalize(self, model: ir.Model, *, is_plain: bool) -> tuple[str, ...]:
         """Normalize the graph in place, unless it is normalized already or normalization is skipped; return notes."""
         with self._clock.step(_NORMALIZATION) as step:
-            notes = (*_lower_ir_version(model), *_release_weights(model))
+            freezes = self._task.freeze_inputs
+            notes = (*_lower_ir_version(model), *_release_weights(model, freezes_inputs=freezes))
             self._is_plain = is_plain
             if is_plain or self._task.skip_normalization:
                 step.summary = "already normalized" if is_plain else "left out"
@@ -642,10 +656,16 @@ def _compare_with_source(
         staged: The result, at its temporary path.
 
     Returns:
-        The comparison, and a note if the source was converted.
+        The comparison, `None` if the source accepts no generated inputs, and notes on the inputs and the source.
     """
     try:
-        return work.compare(task.source, staged, task.seed), ()
+        comparison = work.compare(task.source, staged, task.seed)
+        return comparison, _notes_of(comparison)
+    except NoInputsError as error:
+        from winml.modelkit.compare.files import refuse_unopenable
+
+        refuse_unopenable(task.source, staged)
+        return None, (f"Not checked: the source accepts none of the generated inputs: {error.message}.",)
     except StageError:
         source = load_by_reference(task.source)
         opset = source.opset_imports.get("", OLDEST_OPSET)
@@ -662,7 +682,11 @@ def _compare_with_source(
         f"Compared with the source at opset {OLDEST_OPSET}, to which it was converted: ONNX Runtime does not run it "
         f"at opset {opset}."
     )
-    return comparison, (note,)
+    return comparison, (note, *_notes_of(comparison))
+
+
+def _notes_of(comparison: Comparison | None) -> tuple[str, ...]:
+    return (comparison.note,) if isinstance(comparison, VerificationInfo) and comparison.note else ()
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
 from winml.modelkit.ort.graph_sessions import newest_ir_version
 from winml.modelkit.tags import address, selector
 from winml.modelkit.tags.address import SEPARATOR, ModuleIdentity
-from winml.modelkit.tags.tagging import all_nodes, listed_modules
+from winml.modelkit.tags.tagging import NodeTag, all_nodes, listed_modules, read_tag, write_tag
 from winml.modelkit.tags.torch_modules import comes_with_torch
 from winml.modelkit.transform.records import LeftOutModule, ModuleFunctions, PartlyOutside
 
@@ -36,10 +36,32 @@ def graph_modules(model: ir.Model, root: str) -> GraphModules:
         model: The model.
         root: Name of the root if modules are read from node names.
     """
+    return modules_of_tree(model, read_model_tree(model, root))
+
+
+def read_model_tree(model: ir.Model, root: str) -> OnnxTree:
+    """Return the module tree of a graph with its subgraphs and functions; its nodes are those of ``all_nodes``.
+
+    Args:
+        model: The model.
+        root: Name of the root if modules are read from node names.
+    """
+    return read_tree([ir.serde.serialize_node(node) for node in all_nodes(model)], model.metadata_props, root)
+
+
+def modules_of_tree(model: ir.Model, tree: OnnxTree) -> GraphModules:
+    """Return the modules of a graph with its tree."""
     nodes = list(all_nodes(model))
-    tree = read_tree([ir.serde.serialize_node(node) for node in nodes], model.metadata_props, root)
     tag_of = {node.name or "": tag for node, tag in zip(nodes, tree.tags, strict=True)}
     return GraphModules(tree.modules, tag_of, tree.source, _find_fused_tags(nodes, tree))
+
+
+def write_tree_tags(model: ir.Model, tree: OnnxTree) -> None:
+    """Tag each untagged node with its module, in place: the modules that another tool named become tags."""
+    paths = {module.tag: module.path for module in tree.modules}
+    for node, tag in zip(all_nodes(model), tree.tags, strict=True):
+        if tag and read_tag(node) is None:
+            write_tag(node, NodeTag(tag, paths[tag], "direct"))
 
 
 def _find_fused_tags(nodes: Iterable[ir.Node], tree: OnnxTree) -> dict[str, frozenset[str]]:

@@ -17,13 +17,14 @@ from typing import Any, ClassVar
 import onnx_ir as ir
 import pydantic
 
-from winml.modelkit.compare.files import large_size, refuse_different
+from winml.modelkit.compare.files import refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.errors import InputError, StageError, UsageError, VerificationError, WinMLError, opt
 from winml.modelkit.metadata_keys import DIMENSIONS_KEY, INPUTS_KEY, OUTPUTS_KEY
 from winml.modelkit.onnx import pinning, specs
 from winml.modelkit.onnx.model_metadata import output_specs
 from winml.modelkit.onnx.stage import StageResult
+from winml.modelkit.ort.accepted_inputs import large_size
 from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs
 from winml.modelkit.ort.graph_sessions import open_session
 from winml.modelkit.ort.sessions import Session

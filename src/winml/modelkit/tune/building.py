@@ -6,7 +6,6 @@ once: a store beside the folders holds their results. Selects and measures no ca
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import TUNE_CANDIDATES_NAME, TUNE_EXPORT_NAME, TUNE_FIXED_NAME
 from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.files.moving import remove_folder
 from winml.modelkit.options import parse_options
 from winml.modelkit.transform.pin import pin_model
 from winml.modelkit.tune.candidates import PLAIN
@@ -142,7 +142,7 @@ class CandidateBuilds:
 
     def remove(self, candidate: Candidate) -> None:
         """Remove the folder of a candidate; its measurements are kept."""
-        shutil.rmtree(self.place / candidate.name, ignore_errors=True)
+        remove_folder(self.place / candidate.name)
 
 
 def _build_config(

@@ -6,7 +6,6 @@ Measures nothing.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from winml.modelkit import file_names
 from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.errors import OutputExistsError, UsageError, opt
 from winml.modelkit.onnx.files.foreign_names import file_within
+from winml.modelkit.onnx.files.moving import remove_file, remove_folder
 from winml.modelkit.onnx.files.output_files import recover, refuse_existing, waiting_files
 from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableResults, locked_folder
 from winml.modelkit.options import Options, parse_options
@@ -103,9 +103,9 @@ class TuneState:
         earlier = _read_state(self._file, overwrite=overwrite)
         if isinstance(earlier, OtherRequest):
             for name in (file_names.TUNE_CANDIDATES_NAME, file_names.TUNED_NAME, file_names.TUNE_EXPORT_NAME):
-                shutil.rmtree(folder / name, ignore_errors=True)
+                remove_folder(folder / name)
             for name in (file_names.TUNE_RESULT_NAME, file_names.TUNE_PAGE_NAME):
-                (folder / name).unlink(missing_ok=True)
+                remove_file(folder / name)
         self._content = earlier if isinstance(earlier, _Content) else _Content()
         self.resumed = len(self._content.facts)
         """Number of candidates that were measured already."""
@@ -181,9 +181,9 @@ class TuneState:
         """Remove the files of a tuning from its folder if nothing was measured."""
         if self._content.facts:
             return
-        self._path.unlink(missing_ok=True)
+        remove_file(self._path)
         for name in (file_names.TUNE_CANDIDATES_NAME, file_names.TUNE_EXPORT_NAME):
-            shutil.rmtree(self._path.parent / name, ignore_errors=True)
+            remove_folder(self._path.parent / name)
 
     def save(self) -> None:
         """Write the state file.

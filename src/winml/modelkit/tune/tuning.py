@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.file_names import TUNE_CANDIDATES_NAME, TUNE_PAGE_NAME, TUNE_RESULT_NAME, TUNE_STATE_NAME
 from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.files.moving import remove_folder
 from winml.modelkit.onnx.files.output_files import refuse_existing
 from winml.modelkit.onnx.files.resumable_results import write_atomically
 from winml.modelkit.options import options_of
@@ -102,7 +102,7 @@ def tune_model(
         write_atomically(folder / TUNE_RESULT_NAME, f"{text}\n")
         write_atomically(folder / TUNE_PAGE_NAME, render_html(tuning_document(result)))
         if all(candidate.status != "not tried" for candidate in result.candidates):
-            shutil.rmtree(folder / TUNE_CANDIDATES_NAME, ignore_errors=True)
+            remove_folder(folder / TUNE_CANDIDATES_NAME)
     return result
 
 

@@ -72,6 +72,8 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
     """ONNX file or build folder. It is not modified. A file on the Hub is OWNER/NAME/PATH.onnx."""
     submodel: tuple[str, ...] = declare((), MODEL, metavar="PART", default_words="all")
     """Part of a folder with several parts, such as decoder."""
+    freeze_inputs: bool = declare(False, MODEL)
+    """Make inputs with a default value constants, as in a file whose weights are inputs."""
     output: Path | None = declare(None, OUTPUT, short="-o", is_common=True)
     """File to write; for a build folder, the folder."""
     overwrite: bool = declare(False, OUTPUT, is_common=True)
@@ -131,7 +133,13 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
 
         of_several = folder is not None and len(folder.chosen) > 1
         return GraphFileTask(
-            source, output, overwrite=self.overwrite, verify=self.verify, seed=self.seed, of_several=of_several
+            source,
+            output,
+            overwrite=self.overwrite,
+            verify=self.verify,
+            seed=self.seed,
+            of_several=of_several,
+            freeze_inputs=self.freeze_inputs,
         )
 
     @abstractmethod

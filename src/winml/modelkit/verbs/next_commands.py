@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,7 +70,7 @@ def timing_command(source: Path, result: Path, ep: str | None = None) -> str:
         return measuring_command("perf", [source, result] if len(files) == 1 else [result], words)
     if _has_bfloat16(*files):  # the CPU cannot run it
         return measuring_command("inspect", [result], [])
-    if provider_words := shlex.split(provider_options_of(files[0])):
+    if provider_words := provider_options_of(files[0]):
         return measuring_command("perf", [result], provider_words)
     return measuring_command("perf", [source, result] if len(files) == 1 else [result], [])
 

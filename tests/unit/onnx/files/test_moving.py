@@ -58,6 +58,30 @@ def test_file_that_stays_open_is_reported(tmp_path: Path, refusals: list[Path]) 
     assert target.read_text() == "earlier"
 
 
+@pytest.mark.parametrize("refusals", [32], indirect=True)
+def test_failed_undo_does_not_hide_the_reason(
+    tmp_path: Path, refusals: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither moves back nor removals work: the error names the file that could not be replaced."""
+    first, second = tmp_path / "first.onnx", tmp_path / "second.onnx"
+    first.write_text("earlier")
+    second.write_text("earlier")
+
+    def refuse_removal(path: Path, *, missing_ok: bool = False) -> None:
+        raise _HeldError(13, "Access is denied", str(path))
+
+    with OutputFiles() as files:
+        for target in (first, second):
+            staged = files.reserve(target)
+            staged.write_text("new")
+            refusals += [staged] * 100
+        refusals += [first] * 100  # the file reserved first is moved last
+        monkeypatch.setattr(Path, "unlink", refuse_removal)
+        with pytest.raises(WriteError, match=r"first\.onnx"):
+            files.commit()
+    assert "earlier" == first.read_text()
+
+
 @pytest.mark.parametrize("refusals", [5], indirect=True)
 def test_denied_new_file_is_not_repeated(tmp_path: Path, refusals: list[Path]) -> None:
     """Where no file is, access is denied for good."""

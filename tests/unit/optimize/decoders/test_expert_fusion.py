@@ -39,25 +39,32 @@ def _model(
     bias: float = 0.0,
     outputs: str = "",
     weight: str = "up_rows",
+    experts: int = 4,
+    odd: int | None = None,
 ) -> ir.Model:
-    """Return four experts of 16 → 32 → 16 values, of which each token has two."""
-    first = {"up_rows": "float[4, 64, 16] w_up", "up_columns": "float[4, 16, 64] w_up"}[weight]
+    """Return experts of 16 → 32 → 16 values, of which each token has two; the weight of the ``odd`` one is doubled."""
+    first = {"up_rows": f"float[{experts}, 64, 16] w_up", "up_columns": f"float[{experts}, 16, 64] w_up"}[weight]
+    if odd is not None:
+        shares += " one = Equal (i, odd) more = Cast <to = 1> (one) n1 = Add (more, unit) n2 = Mul (n, n1)"
     turned = "g = Gather (w_up, i)"
     if weight == "up_columns":
         turned = "g0 = Gather (w_up, i) g = Transpose <perm = [0, 1, 3, 2]> (g0)"
     product = "hb = MatMul (g, xs) h = Add (hb, w_bias)" if bias else "h = MatMul (g, xs)"
     known = "" if outputs else "float[n, 2, 16] o,"
     model = parse(
-        f"""m (float[n, 16] x, float[16, 4] w_router, {first}, float[4, 16, 32] w_down, float[64, 1] w_bias)
+        f"""m (float[n, 16] x, float[16, {experts}] w_router, {first}, float[{experts}, 16, 32] w_down,
+            float[64, 1] w_bias)
         => (float[n, 16] y{outputs})
         <{known} int64[1] k = {{2}}, int64[1] i0 = {{0}},
          int64[1] i1 = {{1}}, int64[1] i2 = {{2}}, int64[2] i13 = {{1, 3}}, int64[1] i3 = {{3}},
          int64[2] sizes = {{32, 32}}, float most = {{100}},
-         float[4] preference = {{0, 0, 0.001, 0}}, int64[1] end = {{9999}}, float[n, 4] p, float[n, 2] v, int64[n, 2] i,
+         float[4] preference = {{0, 0, 0.001, 0}}, int64[1] end = {{9999}}, float[n, {experts}] p, float[n, 2] v,
+         int64[1] odd = {{{odd or 0}}}, float[1] unit = {{1}}, int64[n, 2] i,
          float[n, 2] v0, float[n, 16] r, float[n, 16] x2, float[n, 2] q>
         {{ x2 = Abs (x) p = MatMul (x2, w_router) {scores} {shares}
           {turned} xs = Unsqueeze (x2, i13) {product} {split} {activation}
-          d = Gather (w_down, i) c = MatMul (d, b) cs = Squeeze (c, i3) ns = Unsqueeze (n, i2)
+          d = Gather (w_down, i) c = MatMul (d, b) cs = Squeeze (c, i3)
+          ns = Unsqueeze ({"n" if odd is None else "n2"}, i2)
           o = Mul (cs, ns) r = ReduceSum <keepdims = 0> (o, i1) y = Neg (r) }}"""
     )
     generator = np.random.default_rng(0)
@@ -91,10 +98,11 @@ def _fuse(model: ir.Model) -> OptimizeResult:
         ({"split": ALTERNATING}, 1),
         ({"split": "up, gate = Split <axis = 2> (h, sizes)"}, 1),
         ({"weight": "up_columns"}, 1),
+        ({"experts": 201}, 1),
     ],
-    ids=["normalized", "not_normalized", "softmax_of_selected", "alternating", "up_first", "columns"],
+    ids=["normalized", "not_normalized", "softmax_of_selected", "alternating", "up_first", "columns", "many_experts"],
 )
-def test_mixture_becomes_one_operator_with_the_same_numbers(variant: dict[str, str], is_normalized: int) -> None:
+def test_mixture_becomes_one_operator_with_the_same_numbers(variant: dict[str, Any], is_normalized: int) -> None:
     """Routing weights and the order of gate and up are those of the operators."""
     model = _model(**variant)
     before = _run(model)
@@ -119,11 +127,12 @@ def test_mixture_becomes_one_operator_with_the_same_numbers(variant: dict[str, s
         {"bias": 0.0003},
         {"outputs": ", float[n, 2, 16] o"},
         {"shares": "t = ReduceSum <keepdims = 1> (v, i1) n0 = Div (v, t) n = Add (n0, n0)"},
+        {"experts": 200, "odd": 150},
     ],
-    ids=["sigmoid", "smallest", "relu", "limit", "preferred", "bias", "read_elsewhere", "scaled"],
+    ids=["sigmoid", "smallest", "relu", "limit", "preferred", "bias", "read_elsewhere", "scaled", "odd_expert"],
 )
-def test_other_routing_or_experts_stay(variant: dict[str, str]) -> None:
-    """A sigmoid router, the smallest scores, preferred experts, activations with a limit and small biases stay."""
+def test_other_routing_or_experts_stay(variant: dict[str, Any]) -> None:
+    """A sigmoid router, the smallest scores, preferred or odd experts, limited activations and small biases stay."""
     result = _fuse(_model(**variant))
     assert "MoE" not in operators(result.model)
     assert 0 == result.fired["mixture_of_experts_fusion"]

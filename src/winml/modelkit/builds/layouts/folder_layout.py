@@ -14,10 +14,11 @@ from winml.modelkit.builds.manifest_records import FileRecord
 from winml.modelkit.builds.plan import BuildPlan
 from winml.modelkit.builds.stages import BuiltPart, adapter_names, built_names
 from winml.modelkit.errors import UsageError, opt
-from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, is_data_of, numbered_data_path
+from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, MODEL_CARD_NAME, is_data_of, numbered_data_path
 from winml.modelkit.models.checkpoints.adapters import read_adapters
 from winml.modelkit.models.checkpoints.task import canonical_task
 from winml.modelkit.models.request import resolve_source
+from winml.modelkit.onnx.bundle import model_record
 from winml.modelkit.onnx.files import companions
 from winml.modelkit.onnx.files.content_digest import hash_file
 from winml.modelkit.onnx.files.output_files import OutputFiles
@@ -45,6 +46,7 @@ class FolderLayout:
         self._layout = plan.layout
         self._sources = self._find_sources(identity)
         self._config = self._find_config(identity)
+        self._card = identity.card
         kind = None if plan.onnx_path is not None else resolve_source(plan.request, needs_weights=False).kind
         if kind == "script":
             layout.refuse_task(self._layout, None)
@@ -58,6 +60,8 @@ class FolderLayout:
         layout.refuse_unknown_type(self._layout, self._config, task, has_cache=plan.request.cache)
         self.rewritten = self._layout.rewrite(self._sources)
         changed_names = {*self.rewritten, *self._layout.described}
+        if self.has_card:
+            changed_names.add(MODEL_CARD_NAME)
         self.copied = {name: source for name, source in self._sources.items() if name not in changed_names}
         self.written_names: tuple[str, ...] = ()
         self._placed: dict[Path, Path] = {}
@@ -68,6 +72,48 @@ class FolderLayout:
         if not self._plan.with_companions:
             return {}
         return {**identity.companions, **(identity.card if self._layout.with_card else {})}
+
+    @property
+    def has_card(self) -> bool:
+        """True if the folder gets a model card."""
+        return self._layout.with_card and self._plan.with_companions
+
+    def card(self, parts: Sequence[BuiltPart], sizes: Mapping[str, int]) -> str:
+        """Return the text of the model card.
+
+        Args:
+            parts: The finished parts.
+            sizes: Name of each model and data file, relative to the folder → bytes.
+        """
+        from winml.modelkit.builds.model_card import CardFacts, CardRow, model_card
+        from winml.modelkit.onnx.files.reading import read_metadata, read_structure
+
+        models = [part.current for part in parts if part.current is not None]
+        described = next((part for part in parts if part.name == DECODER), parts[0])
+        assert described.current is not None  # the build is finished
+        inputs = tuple(value.name for value in read_structure(described.current).graph.input)
+        task = model_record(read_metadata(models[0])).get("task") or ""
+        config = self._sources.get(CHECKPOINT_CONFIG_NAME)
+        has_processors = config is not None and not missing_processors(inputs, config.parent, self._layout.unread)
+        stem = Path(self.model_name(described)).stem
+        folder = layout.BuiltFolder(".", task, inputs, stem, has_processors=has_processors)
+        prefixes = {part.name: f"{part.name} " if len(parts) > 1 else "" for part in parts}
+        facts = CardFacts(
+            self._plan.request.model,
+            task,
+            self._layout.readers,
+            [CardRow(name, size) for name, size in sizes.items()],
+            stages=[
+                f"{prefixes[part.name]}{record.name}: {record.summary}"
+                for part in parts
+                for record in part.records
+                if record.status != "skipped"
+            ],
+            usage=self._layout.usage(folder),
+            language=self._layout.language,
+            tags=("onnx", self._layout.name),
+        )
+        return model_card(facts, self._card)
 
     def _find_config(self, identity: ModelIdentity) -> Path | None:
         """Return ``config.json`` of the model, copied or not; ``None`` if missing."""
@@ -185,6 +231,7 @@ class FolderLayout:
             {part: tuple(names)[1:] for part, names in placed.items()},
             {name: file for part in parts if part.current is not None for name, file in self._models(part).items()},
             requested_provider(self._plan.config),
+            self._plan.request.model,
         )
         texts = {**self.rewritten, **self._layout.describe(files)}
         self.written_names = tuple(texts)
@@ -260,6 +307,10 @@ class BuildCompanions:
             folder.claim(new)
         new_records = (file_record(name, self._sources[name]) for name in self.placed.names)
         self.records = tuple(dict.fromkeys((*self.records, *new_records)))
+
+    def add(self, name: str, path: Path) -> None:
+        """Add a file to copy."""
+        self._sources = {**self._sources, name: path}
 
     @property
     def planned(self) -> tuple[str, ...]:

@@ -315,6 +315,17 @@ def genai_texts(
     return {name: json.dumps(record, indent=2) + "\n" for name, record in texts.items()}
 
 
+def _foundry_texts(files: layout.LayoutFiles) -> dict[str, str]:
+    """Return the file of a decoder for Foundry Local: name → text; ``{}`` for other models."""
+    from winml.modelkit.builds.layouts.foundry import foundry_record  # starts a process for chat templates
+
+    if set(files.models) != {file_names.ONLY_PART}:
+        return {}
+    config = files.sources.get(file_names.CHECKPOINT_CONFIG_NAME)
+    record = foundry_record(files.model, None if config is None else config.parent)
+    return {file_names.FOUNDRY_NAME: json.dumps(record, indent=2, ensure_ascii=False) + "\n"}
+
+
 def genai_config(
     model: Path, name: str, config: Mapping[str, object], generation: Mapping[str, object], ep: str | None = None
 ) -> dict[str, object]:
@@ -432,8 +443,8 @@ GENAI = layout.Layout(
     readers="onnxruntime-genai",
     tasks=frozenset({"text-generation", "automatic-speech-recognition"}),
     unknown=_unknown_kind,
-    described=(file_names.GENAI_CONFIG_NAME, file_names.AUDIO_PROCESSOR_NAME),
-    describe=lambda files: genai_texts(files.models, files.sources, files.ep),
+    described=(file_names.GENAI_CONFIG_NAME, file_names.AUDIO_PROCESSOR_NAME, file_names.FOUNDRY_NAME),
+    describe=lambda files: {**genai_texts(files.models, files.sources, files.ep), **_foundry_texts(files)},
     rewritten=(file_names.TOKENIZER_CONFIG_NAME,),
     # onnxruntime-genai expects a string for every key.
     rewrite=lambda sources: layout.rewritten_tokenizer(

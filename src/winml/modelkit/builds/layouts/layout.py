@@ -50,6 +50,8 @@ class LayoutFiles:
     """Final name of each model file, one per part and dtype → its current ONNX file."""
     ep: str | None = None
     """Short name of the provider that the build is for; None: no provider is requested."""
+    model: str = ""
+    """Name of the source model, as the user wrote it."""
 
 
 @dataclass(frozen=True)
@@ -103,18 +105,23 @@ class Layout:
     usage: Callable[[BuiltFolder], Sequence[str]] = lambda _folder: ()
     """Returns lines of code that open a finished folder in its runtime."""
     with_card: bool = True
-    """True if licence and card of the checkpoint are copied."""
+    """True if the folder has a model card and the licence of the checkpoint."""
+    language: str = "python"
+    """Language of the lines of ``usage``."""
     cross_keys: Literal["decoder"] | None = None
     """Part of an encoder-decoder that computes the keys and values of the encoded input; None: the encoder."""
+    embedding_of: Literal["tokens"] | None = None
+    """Inputs of the embedding of a vision-language model, if the readers insert the image features; None: tokens and
+    image features."""
     unread: tuple[str, ...] = ()
     """Tokenizer files that the readers cannot use alone."""
     dtypes: Mapping[str, Dtype] = field(default_factory=dict)
     """Name → dtype that the readers select a file by; empty: they expect one file per part."""
     numbers_data: bool = False
     """True if readers expect data files by name: ``<model>_data``, ``<model>_data_1`` and so on."""
-    row_tables: bool = False
-    """True if readers run where ONNX Runtime has no kernel for embedding tables in blocks, unless a provider is
-    requested."""
+    for_browsers: bool = False
+    """True if readers run on WebAssembly and WebGPU: embedding tables have one scale per row, for WebAssembly has no
+    kernel for blocks, and the attention of decoders rotates queries and keys itself."""
     for_onnxruntime: bool = False
     """True if only ONNX Runtime runs the models: decoders with a cache get its operators unless a level is
     requested."""
@@ -137,12 +144,16 @@ PLAIN: Final = Layout(
 )
 """Layout of a build that requests none."""
 
+PACKAGE_NAME: Final = "package"
+"""Layout of several builds of one model (``package.py``)."""
+
 LAYOUTS: Registry[Layout] = Registry(
     "layouts",
     "layout",
     {
         "genai": "winml.modelkit.builds.layouts.genai:GENAI",
         "optimum": "winml.modelkit.builds.layouts.optimum:OPTIMUM",
+        PACKAGE_NAME: "winml.modelkit.builds.layouts.package:PACKAGE",
         "transformers.js": "winml.modelkit.builds.layouts.optimum:TRANSFORMERS_JS",
     },
     lambda: Layout,

@@ -161,14 +161,15 @@ def _preprocessor_text(sources: Mapping[str, Path]) -> dict[str, str]:
 _RECURRENT = "a decoder with recurrent states, of which a graph reads one token in each run"
 
 
-def _unknown_to_both(config: Mapping[str, Any], task: str | None, has_cache: bool) -> str:
-    """Return the kind of a model without a class in optimum and transformers.js, or ``""``.
-
-    transformers.js runs ``embed_tokens`` on tokens alone and inserts the vectors of images itself; the embedding graph
-    of winml has inputs for both. optimum has no class for a vision-language model.
-    """
+def _unknown_to_optimum(config: Mapping[str, Any], task: str | None, has_cache: bool) -> str:
+    """Return the kind of a model without a class in optimum, or ``""``."""
     if layout.is_vision_language(config, task) or task == "image-text-to-text":
-        return "a vision-language model whose embedding graph takes the vectors of images, as those of winml do"
+        return "a vision-language model in three graphs"
+    return _unknown_to_both(config, task, has_cache)
+
+
+def _unknown_to_both(config: Mapping[str, Any], task: str | None, has_cache: bool) -> str:
+    """Return the kind of a model without a class in optimum and transformers.js, or ``""``."""
     is_decoder = has_cache and task in (None, "text-generation")
     return _RECURRENT if is_decoder and layout.has_recurrent_layers(config) else ""
 
@@ -179,6 +180,10 @@ def _unknown_to_transformers_js(config: Mapping[str, Any], task: str | None, has
     name = str(classes[0]) if isinstance(classes, list) and classes else ""
     if unknown := _unknown_to_both(config, task, has_cache):
         return unknown
+    if layout.is_vision_language(config, task):
+        task = "image-text-to-text"
+        if not has_cache:
+            return "a vision-language model without a cache"
     if task is None and name.endswith(("ForCausalLM", "LMHeadModel")):
         task = "text-generation"
     if not isinstance(model_type, str):
@@ -203,7 +208,7 @@ OPTIMUM = layout.Layout(
     lambda part, of_several, _precision: f"{_model_stem(part, of_several)}.onnx",
     readers="optimum and sentence-transformers",
     tasks=TASKS,
-    unknown=_unknown_to_both,
+    unknown=_unknown_to_optimum,
     unknown_inputs=_UNKNOWN_INPUTS,
     cross_keys="decoder",
     rewritten=(TOKENIZER_CONFIG_NAME, _PREPROCESSOR_NAME),
@@ -298,18 +303,20 @@ TRANSFORMERS_JS = layout.Layout(
     "transformers.js",
     _model_name,
     readers="transformers.js",
-    tasks=TASKS,
+    tasks=TASKS | {"image-text-to-text"},
     unknown=_unknown_to_transformers_js,
     unknown_inputs=_UNKNOWN_INPUTS,
     cross_keys="decoder",
+    embedding_of="tokens",
     described=(CHECKPOINT_CONFIG_NAME,),
     describe=_describe_data,
     rewritten=(_PREPROCESSOR_NAME,),
     rewrite=_preprocessor_text,
     unread=("vocab.txt", TOKENIZER_CONFIG_NAME),
     numbers_data=True,
-    row_tables=True,  # measured: onnxruntime-web 1.31 in WebAssembly
+    for_browsers=True,  # measured: onnxruntime-web 1.31 in WebAssembly
     dtypes=DTYPES,
     usage=transformers_js_usage,
+    language="js",
 )
 """Layout for browsers and Node.js."""

@@ -52,9 +52,10 @@ _NAMES: Mapping[str, str] = {
     "audio-frame-classification": "pyannote unispeech-sat wav2vec2 wavlm",
     "mask-generation": "edgetam sam sam2 sam3_tracker",
     "image-to-text": "vision-encoder-decoder",
+    "image-text-to-text": "gemma3 llava paligemma qwen2_5_vl qwen2_vl",
 }
-"""Specified by transformers.js 4.3.2, ``src/models/registry.js``. The vision-language models of ``image-to-text`` are
-omitted: the graphs of winml differ from the expected ones."""
+"""Specified by transformers.js 4.3.2, ``src/models/registry.js``. Of ``image-text-to-text``, the model types that were
+opened with graphs of winml; their vision encoders and decoders have the inputs that transformers.js passes."""
 
 TYPES: Mapping[str, frozenset[str]] = {task: frozenset(names.split()) for task, names in _NAMES.items()}
 """Task → model types. A task without an entry has no class: models of any type are opened."""

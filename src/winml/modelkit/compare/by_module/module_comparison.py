@@ -57,6 +57,8 @@ class ModuleErrors:
     largest error of the inputs of the submodule)."""
     last_fed: float | None = None
     """For a module with submodules: largest error of all inputs of its nodes. ``None``: equal to ``inputs``."""
+    is_overflowing: bool = False
+    """True if its outputs have NaN or infinity where the reference has not, and its inputs and submodules have not."""
     is_passing_on: bool = False
     """True if it computes the same on both sides, so that its error must come from elsewhere, even if larger."""
 
@@ -99,6 +101,9 @@ def _arising_error(fed: float, handed_on: float) -> float:
 def first_divergence(modules: Sequence[ModuleErrors], tolerance: float, *, is_rounded: bool) -> int | None:
     """Find the first module with an error of its own: its position, or ``None``.
 
+    Overflow is an error of the module, whatever the error of its inputs. If modules are rounded, the first overflow
+    precedes modules with finite errors.
+
     Args:
         modules: Errors in the order the outputs are computed, submodules before their parents.
         tolerance: Relative error that counts as rounding.
@@ -109,13 +114,17 @@ def first_divergence(modules: Sequence[ModuleErrors], tolerance: float, *, is_ro
     usual = [error for error in steps if error is not None and 0.0 < error < math.inf]
     typical = statistics.median_low(usual) if usual and is_rounded else 0.0
     limit = max(tolerance, _OUTSTANDING * typical)
+    changed = [(position, errors) for position, errors in enumerate(modules) if not errors.is_passing_on]
+    overflow = next((position for position, errors in changed if errors.is_overflowing), None)
+    if overflow is not None and is_rounded:
+        return overflow
     return next(
         (
             position
-            for position, errors in enumerate(modules)
+            for position, errors in changed
             # Wrong inputs may be amplified: a wrong value before a GELU is not an error of the GELU.
-            if not errors.is_passing_on
-            and any(
+            if position == overflow
+            or any(
                 fed <= limit and _arising_error(fed, handed_on) > max(limit, _OUTSTANDING * fed * is_rounded)
                 for fed, handed_on in errors.steps
             )
@@ -173,7 +182,7 @@ def compare_modules(
             modules.append(ComparedModule(call.identity, None, reason=measured.reason_of(call)))
             continue
         worst = max(outputs, key=_value_error)
-        errors = measured.errors_of(call, _value_error(worst))
+        errors = measured.errors_of(call, worst)
         compared.append((len(modules), errors))
         is_unchanged = None if unchanged is None else call.identity.tag in unchanged
         modules.append(
@@ -219,10 +228,11 @@ class _Measured:
             return None
         return max(map(_value_error, fed), default=0.0)
 
-    def errors_of(self, call: MatchedBoundary, outputs: float) -> ModuleErrors:
+    def errors_of(self, call: MatchedBoundary, worst: OutputFidelity) -> ModuleErrors:
         """Errors at the boundary of a module, and at the boundaries of submodules around its own nodes."""
         inputs = self.input_error(call)
         fed, before = inputs or 0.0, []
+        fed_problem = not call.is_root and any(value.problem for value in self._comparable_values(call.inputs))
         for inner in self._submodule_calls.get(call.identity.tag, ()):
             inner_error = self.input_error(inner)
             if inner_error is None:
@@ -230,7 +240,16 @@ class _Measured:
             if inner.inputs:
                 before.append((fed, inner_error))
             fed = max(fed, *map(_value_error, self.outputs_of(inner)))
-        return ModuleErrors(inputs, outputs, tuple(before), fed, is_passing_on=self.passes_on(call))
+            fed_problem = fed_problem or any(value.problem for value in self.outputs_of(inner))
+        return ModuleErrors(
+            inputs,
+            _value_error(worst),
+            tuple(before),
+            fed,
+            # Of a reference of zeros, every error is infinite, and no overflow.
+            is_overflowing=bool(worst.problem) and inputs is not None and not fed_problem,
+            is_passing_on=self.passes_on(call),
+        )
 
     @cached_property
     def _submodule_calls(self) -> dict[str, list[MatchedBoundary]]:

@@ -18,7 +18,7 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.by_module.boundaries import CallKey, ModuleBoundary
 from winml.modelkit.compare.by_module.sides import GROUP_BYTES, WITHOUT_NODES
 from winml.modelkit.errors import InputError
-from winml.modelkit.metadata_keys import MODULE_KEY
+from winml.modelkit.metadata_keys import MODULE_KEY, TAG_KEY
 from winml.modelkit.onnx.contents import PlacedNode, read_contents
 from winml.modelkit.onnx.contexts import refuse_compiled_modules
 from winml.modelkit.onnx.cutting import ModuleParts, Refusal
@@ -62,6 +62,7 @@ class OnnxSide:
         nodes: All nodes, including nodes of subgraphs.
         tree: The modules, and the module of each of ``nodes``; ``None`` without ``by_module``.
         is_rounded: True if nodes compute with fewer bits than float32.
+        is_by_node: True if the file has no module information, and each node counts as a module.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class OnnxSide:
         self.nodes: Sequence[PlacedNode] = ()
         self.tree: OnnxTree | None = None
         self.is_rounded = False
+        self.is_by_node = False
         self._session: Session | None = None
         self._as_written = as_written
         self._provider = provider
@@ -239,6 +241,23 @@ class OnnxSide:
         metadata = {entry.key: entry.value for entry in self.structure.metadata_props}
         root = self.structure.graph.name.strip("/") or "graph"
         return read_tree([node.proto for node in nodes], metadata, root)
+
+    def read_nodes_as_modules(self) -> None:
+        """Treat each node of a file without module information as a module, named after its first output.
+
+        Raises:
+            InputError: the graph has a cycle.
+        """
+        root = self.structure.graph.name.strip("/") or "graph"
+        for node in self.structure.graph.node:
+            if not node.output or node.op_type == "Constant":
+                continue
+            path = node.output[0] or node.name
+            tag = address.format_tag(map(address.escape_name, (root, f"{node.op_type}.{path}")))
+            node.metadata_props.add(key=TAG_KEY, value=tag)
+            node.metadata_props.add(key=MODULE_KEY, value=path)
+        self.is_by_node = True
+        self._read_modules()
 
     def _read_modules(self) -> None:
         """Read the module tree and the boundary of each module call into the attributes of this side.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pydantic
 
-from winml.modelkit.compare.fidelity import LOSS_DB, ROUNDING_DB, is_loss
+from winml.modelkit.compare.fidelity import LOSS_DB, ROUNDING, is_loss
 from winml.modelkit.compare.proof.execution import ExecutedModule, RunTimes
 from winml.modelkit.compare.proof.records import ProofBase
 from winml.modelkit.compare.records import ModuleChange, UpgradeCheck, changed_counts
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from winml.modelkit.compare.records import ProofReplay
     from winml.modelkit.ort.devices import ChosenProvider
 
-_ROUNDING = 10 ** (-ROUNDING_DB / 20)
-"""Rounding as a relative error."""
 _GROWTH = 10 ** (LOSS_DB / 20)
 """The loss as a ratio of errors."""
 _LEAST_RATIO = 1.1
@@ -122,6 +120,8 @@ def check_upgrade(result: ProofReplay, baseline: Baseline) -> UpgradeCheck:
     times = baseline.run_times, result.run_times
     before, after = baseline.execution, result.execution
     is_same_machine = baseline.machine == result.machine
+    errors = {(module.tag, module.call): module.own_error for module in baseline.modules or ()}
+    origin = result.find_origin(errors)
     return UpgradeCheck(
         versions={
             package: versions
@@ -138,6 +138,7 @@ def check_upgrade(result: ProofReplay, baseline: Baseline) -> UpgradeCheck:
         time=_judge_time(*times, is_same_machine),
         run_ms=(None if times[0] is None else times[0].median_ms, result.run_ms),
         modules=tuple(_changed_modules(result, baseline, is_timed=is_same_machine and _is_changed(*times))),
+        origin="" if origin is None else origin.identity.tag,
     )
 
 
@@ -265,6 +266,6 @@ def _changed_errors(result: ProofReplay, baseline: Baseline) -> dict[str, tuple[
         earlier, now = before.get((module.identity.tag, module.identity.call)), module.own_error
         if earlier is None or now is None or not math.isfinite(now):
             continue
-        if max(earlier, now) > _ROUNDING and max(earlier, now) > _GROWTH * min(earlier, now):
+        if max(earlier, now) > ROUNDING and max(earlier, now) > _GROWTH * min(earlier, now):
             changed.setdefault(module.identity.tag, (earlier, now))
     return changed

@@ -19,12 +19,12 @@ from winml.modelkit.generate.generation.settings import (
     GenerationSettings,
     check_kinds,
     read_generation_config,
-    read_record,
     read_settings,
     without_none,
 )
 from winml.modelkit.generate.generation.text import TextTokenizer
 from winml.modelkit.onnx.bundle import TextTokens
+from winml.modelkit.onnx.files.foreign_files import read_record
 from winml.modelkit.samples.media import Recording
 
 _READ_HERE = {

@@ -28,7 +28,7 @@ from winml.modelkit.file_names import (
 from winml.modelkit.generate.generation.decoder_prompt import PreparedPrompt, read_decoder_prompt
 from winml.modelkit.generate.generation.loop import GeneratedToken
 from winml.modelkit.generate.generation.settings import part_position_limit, read_generation_config
-from winml.modelkit.generate.generation.text import TextSegment, TimedText, read_tokenizer, rendered_chat
+from winml.modelkit.generate.generation.text import TextSegment, TimedText, read_tokenizer
 from winml.modelkit.models.checkpoints.processor_files import find_processor_classes, read_processor_files
 from winml.modelkit.onnx.bundle import read_part_description
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
@@ -36,6 +36,7 @@ from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.ort.decoding.inputs import POSITIONS, TOKEN_TYPES
 from winml.modelkit.ort.decoding.parts import PIXEL_MASK, Encoder, EncoderDecoder
 from winml.modelkit.ort.foreign_libraries import library_folder
+from winml.modelkit.samples.chat_templates import rendered_chat
 from winml.modelkit.samples.media import Unreadable, open_image, open_recording, resampled
 from winml.modelkit.samples.processors import open_config, tokenizer_call
 

@@ -14,8 +14,8 @@ import pydantic
 
 from winml.modelkit.errors import ConfigError, InputError, UsageError, opt
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, GENERATION_CONFIG_NAME
-from winml.modelkit.onnx.files.foreign_files import library_file
-from winml.modelkit.options import JsonError, Options, parse_options, read_json_file
+from winml.modelkit.onnx.files.foreign_files import read_record
+from winml.modelkit.options import Options, parse_options
 
 SPEED_ONLY: Final = frozenset({
     "prompt_lookup_num_tokens", "use_mtp", "speculation_type", "assistant_early_exit", "assistant_ensemble_weight",
@@ -128,24 +128,6 @@ def check_kinds(record: Mapping[str, object], path: Path) -> None:
         parse_options(_GenerationConfig, dict(record), str(path))
     except ConfigError as error:
         raise InputError(error.message, hint="Correct or remove this key.") from None
-
-
-def read_record(folder: Path, name: str) -> dict[str, Any]:
-    """Read the JSON object in a file next to a model; ``{}`` if the file does not exist.
-
-    Raises:
-        InputError: the file is damaged, or a link that leads out of the folder.
-    """
-    path = library_file(folder, name)
-    if path is None:
-        return {}
-    try:
-        record = read_json_file(path)
-    except JsonError as error:
-        raise InputError(f"{path}: {error}", hint=error.hint or "Build the model again.") from error
-    if not isinstance(record, dict):
-        raise InputError(f"{path}: not a JSON object", hint="Build the model again.")
-    return record
 
 
 _DEFAULT_NEW_TOKENS: Final = 256

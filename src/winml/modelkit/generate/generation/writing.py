@@ -20,13 +20,14 @@ from winml.modelkit.file_names import DECODER, ONLY_PART, VISION, files_folder
 from winml.modelkit.generate.generation.decoder_prompt import PreparedPrompt
 from winml.modelkit.generate.generation.loop import GeneratedToken, TokenSource, generate_tokens
 from winml.modelkit.generate.generation.settings import part_position_limit, position_limit, read_settings
-from winml.modelkit.generate.generation.text import TimedText, chat_prompt, read_tokenizer
+from winml.modelkit.generate.generation.text import TimedText, read_tokenizer
 from winml.modelkit.generate.records import GeneratedText
 from winml.modelkit.generate.task_inputs import RUN_TASKS
 from winml.modelkit.ort.decoding.decoder import DecoderGraph
 from winml.modelkit.ort.decoding.parts import EncoderDecoder, open_decoder
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.progress import count_progress
+from winml.modelkit.samples.chat_templates import chat_prompt
 
 
 @dataclass
@@ -125,7 +126,8 @@ def write_texts(
     fitted = [replace(raw, settings=raw.settings.fitted(raw.decoder_tokens, graph.most_tokens)) for raw in prompts]
     for prompt in fitted:
         loop, tokens = _choose_token_source(graph, prompt)
-        yield _write_text(prompt, graph, loop, tokens, session_ms, show)
+        text = _write_text(prompt, graph, loop, tokens, session_ms, show)
+        yield replace(text, provider=provider.provider.name, simulated_on=provider.stand_in)
 
 
 def refuse_other_task(name: str, task: str | None) -> None:

@@ -126,6 +126,8 @@ class Adapter:
     """Path of the module in the base model → its matrices."""
     replaced: Mapping[str, str]
     """Parameter of the base model that is saved whole → tensor of the file."""
+    base_name: str = ""
+    """Name of the base model in the config; empty if unknown."""
 
     @property
     def name(self) -> str | None:
@@ -297,7 +299,9 @@ class _AdapterReader:
         for path, tensor_names in names_by_path.items():
             rank, alpha = ranks.of(path, self.config["r"]), alphas.of(path, self.config["lora_alpha"])
             pairs[path] = self._make_pair(tensor_names, int(rank), float(alpha))
-        return Adapter(self.requested, weights_path, self.tensors, pairs, replacements)
+        base = self.config.get("base_model_name_or_path")
+        base_name = base[:_MAX_TEXT] if isinstance(base, str) else ""
+        return Adapter(self.requested, weights_path, self.tensors, pairs, replacements, base_name)
 
     def _make_pair(self, tensor_names: Mapping[str, str], rank: int, alpha: float) -> LoraPair:
         """Return the matrices of one module, whose tensors are named by kind.

@@ -21,7 +21,6 @@ from winml.modelkit.models.checkpoints.adapters import Adapter, LoraPair
 from winml.modelkit.models.checkpoints.deferred_tensors import DeferredTensor, deferred_entries
 from winml.modelkit.onnx.coded_weights import CodedTensor
 from winml.modelkit.onnx.lora_branches import LoraBranch, lora_names
-from winml.modelkit.options import nearest
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -235,10 +234,10 @@ def _check_pair(adapter: Adapter, model: nn.Module, path: str, pair: LoraPair) -
     """
     target = _module_path(model, path)
     if target is None:
-        guess = nearest(path, (name for name, _ in model.named_modules()))
+        base = f": {adapter.base_name}" if adapter.base_name else ""
         raise adapter.error(
             f"{type(model).__name__} has no module {path!r}",
-            f"The adapter was trained on another model{f'; the nearest module here is {guess}' if guess else ''}.",
+            f"The adapter was trained on another model{base}. Pass that one, or an adapter of this one.",
         )
     module, attribute = _find_weight(model, path)
     kinds = (nn.Linear, nn.Embedding, nn.MultiheadAttention, *_CONVOLUTIONS)

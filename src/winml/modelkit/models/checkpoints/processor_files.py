@@ -33,6 +33,8 @@ class ProcessorInfo:
     """Samples of audio per second."""
     window_seconds: float | None = None
     """Length of a recording that the model reads at once."""
+    audio_frames: int | None = None
+    """Frames of the spectrogram of the longest recording (``for: CLAP``)."""
     makes_audio_mask: bool | None = None
     """True if the feature extractor returns an attention mask for the model."""
 
@@ -60,12 +62,14 @@ def read_processor_files(folder: Path | None) -> ProcessorInfo:
     makes_mask = processor.get("return_attention_mask")
     seconds: Any = processor.get("chunk_length")
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    samples, hop = _positive_int(processor.get("nb_max_samples")), _positive_int(processor.get("hop_length"))
     return ProcessorInfo(
         text_inputs=tuple(map(str, names)) if isinstance(names, list) else None,
         max_tokens=_positive_int(tokenizer.get("model_max_length")),
         image_size=_parse_size(processor.get("crop_size" if crops else "size")),
         sampling_rate_hz=_positive_int(processor.get("sampling_rate")),
         window_seconds=seconds if is_number and seconds > 0 else None,
+        audio_frames=None if samples is None or hop is None else samples // hop + 1,
         makes_audio_mask=makes_mask if isinstance(makes_mask, bool) else None,
     )
 

@@ -219,11 +219,11 @@ def _check_missing(
     needed = [name for name in missing_names if name not in optional]
     if needed:
         total = len(model.state_dict())
+        random_remedy = f"; or {opt.random_weights} if values do not matter" if opt.random_weights else ""
         raise CheckpointError(
             f"{_shorten_files(weights.files)}: lacks {len(needed)} of the {total} tensors of {type(model).__name__}, "
             f"which would be random: {_shorten_names(needed)}",
-            hint=f"{_why_missing(type(model).__name__, config.architectures or ())}; or {opt.random_weights} if values "
-            "do not matter.",
+            hint=f"{_why_missing(type(model).__name__, config.architectures or ())}{random_remedy}.",
         )
     if optional:
         return [f"the checkpoint has no weights for the {_OPTIONAL_PART}: the pooled output is random (seed {seed})"]

@@ -299,6 +299,22 @@ class ImageCode:
 
         return inputs_embeds
 
+    def plain_vectors(self, module: torch.nn.Module) -> Callable[..., dict[str, torch.Tensor]]:
+        """Return the function that computes token embeddings without images by the model's own code.
+
+        Args:
+            module: The owner.
+        """
+        language_model = module.get_submodule(self.language_model.removeprefix(f"{self.owner}.").lstrip("."))
+        forward = module.forward
+
+        def inputs_embeds(input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+            with calls_of(language_model) as calls:
+                forward(input_ids=input_ids)
+            return {EMBEDDED: calls[-1][EMBEDDED]}
+
+        return inputs_embeds
+
     def decode(self, module: torch.nn.Module, path: str) -> Callable[..., Any]:
         """Return the forward of the decoder, which also takes layered features of a model with such features.
 

@@ -320,13 +320,20 @@ class _DividedModel:
             name=VISION,
             path=self.code.owner,
             entry=self.code.features,
-            feeds=tuple(PartFeed(name, EMBEDDING, name) for name in (FEATURES, *self.code.feature_names)),
+            feeds=()
+            if self.embeds_tokens_only
+            else tuple(PartFeed(name, EMBEDDING, name) for name in (FEATURES, *self.code.feature_names)),
         )
+
+    @property
+    def embeds_tokens_only(self) -> bool:
+        """True if the embedding takes tokens alone; features of several layers are always inserted by the model."""
+        return self.request.embedding_of == "tokens" and self.code.layered is None
 
     def embedding_axes(self) -> family.PartAxes:
         """Return the token inputs of the embedding."""
         decision = self._select_inputs([_TOKENS])
-        notes = (*self.base.notes, _WITHOUT_IMAGES)
+        notes = (*self.base.notes, *(() if self.embeds_tokens_only else (_WITHOUT_IMAGES,)))
 
         def open_decision(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
             fixed = {key for key in self.request.fixed_sizes if key != _SEQUENCE_KEY or not self._reads_single_tokens}
@@ -336,7 +343,19 @@ class _DividedModel:
         return family.PartAxes(replace(decision, notes=notes), open_decision, {})
 
     def embedding_part(self, decision: InputDecision) -> ModelPart:
-        """Return the embedding of tokens, with image features inserted."""
+        """Return the embedding of tokens, with image features inserted unless it takes tokens alone."""
+        if self.embeds_tokens_only:
+            return family.part_of_decision(
+                self.model,
+                decision,
+                {},
+                NestedArguments((_TOKENS,), {}, dict),
+                name=EMBEDDING,
+                path=self.code.owner,
+                entry=self.code.plain_vectors,
+                smallest_sizes={str(size): 1 for size in decision.inputs[0].shape},
+                feeds=(PartFeed(EMBEDDED, DECODER, EMBEDDED),),
+            )
         # Without images, or with several images per row, the number of images differs from the number of rows.
         images, *feature_sizes = self.code.feature_shape
         names = (FEATURES, *self.code.feature_names)

@@ -186,6 +186,9 @@ class AxisNames:
         axes = [(key, axis) for key in keys for axis in self.axis_keys.axes_of(key)]
         if not axes and meaning == "batch":
             axes = [("batch_size", axis) for axis in self.axis_keys.first_axes()]
+        # Stated inputs of a decoder have names in their shapes, and no meanings.
+        if not axes and not {*keys}.isdisjoint(self.names.values()):
+            return
         if not axes:
             inputs = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in self.decision.inputs)
             raise UsageError(

@@ -18,6 +18,7 @@ from winml.modelkit.errors import InternalError
 from winml.modelkit.file_names import MODEL_SUFFIX, stays_inside
 from winml.modelkit.onnx.files.content_digest import hash_file
 from winml.modelkit.onnx.files.foreign_names import lies_within
+from winml.modelkit.onnx.files.moving import remove_file
 from winml.modelkit.onnx.files.output_files import OutputFiles
 
 
@@ -153,7 +154,7 @@ def remove_companions(directory: Path, names: Collection[str], models: Collectio
         if is_in_the_way(directory, name):
             continue
         with contextlib.suppress(OSError):
-            path.unlink()
+            remove_file(path)
             if path.parent != directory:
                 path.parent.rmdir()  # if empty now
 

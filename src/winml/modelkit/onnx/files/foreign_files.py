@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from winml.modelkit.errors import (
     InputError,
@@ -23,6 +24,7 @@ from winml.modelkit.errors import (
     missing_library,
 )
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below, file_within
+from winml.modelkit.options import JsonError, read_json_file
 
 MODULES_NAME = "modules.json"
 """Names the modules of a sentence-transformers checkpoint and the folders they are in."""
@@ -206,3 +208,21 @@ def foreign_parser(
 
 _LONGEST_REASON = 400
 """Characters of a message of a library. Chosen: some print the whole value that they reject."""
+
+
+def read_record(folder: Path, name: str) -> dict[str, Any]:
+    """Read the JSON object in a file next to a model; ``{}`` if the file does not exist.
+
+    Raises:
+        InputError: the file is damaged, or a link that leads out of the folder.
+    """
+    path = library_file(folder, name)
+    if path is None:
+        return {}
+    try:
+        record = read_json_file(path)
+    except JsonError as error:
+        raise InputError(f"{path}: {error}", hint=error.hint or "Build the model again.") from error
+    if not isinstance(record, dict):
+        raise InputError(f"{path}: not a JSON object", hint="Build the model again.")
+    return record

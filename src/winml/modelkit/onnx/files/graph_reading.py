@@ -23,6 +23,7 @@ from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.onnx.function_inlining import inline_module_functions
+from winml.modelkit.onnx.map_types import deserialize_model
 from winml.modelkit.onnx.validity import refuse_cycles
 from winml.modelkit.tags import address
 from winml.modelkit.tags.selector import recorded_modules
@@ -35,7 +36,7 @@ def graph_of(structure: onnx.ModelProto, path: Path) -> ir.Model:
     Raises:
         InputError: the structure is no valid graph.
     """
-    return reading_graph(path, lambda: _check_graph(ir.serde.deserialize_model(structure)))
+    return reading_graph(path, lambda: _check_graph(deserialize_model(structure)))
 
 
 def _check_graph(model: ir.Model) -> ir.Model:
@@ -117,7 +118,7 @@ def load_foreign(path: str | os.PathLike[str]) -> ir.Model:
 def _build_graph(proto: onnx.ModelProto, folder: Path) -> ir.Model:
     """Convert a model with data files in a folder to a graph; duplicate metadata keys are merged in ``proto``."""
     merge_duplicate_keys(proto)
-    model = _check_graph(ir.serde.deserialize_model(proto))
+    model = _check_graph(deserialize_model(proto))
     ir.external_data.set_base_dir(model.graph, folder)
     return model
 

@@ -1,9 +1,15 @@
-"""Moves of files, repeated while another program on Windows holds one of them for a moment."""
+"""Moves, links and removals of files, repeated while another program on Windows holds one of them for a moment.
+
+No other module of the package moves, links or removes files. Standard library only.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 _DENIED, _SHARED, _LOCKED = 5, 32, 33
@@ -19,16 +25,62 @@ def move_file(source: Path, target: Path) -> None:
     Raises:
         OSError: the file cannot be moved; on Windows, after the pauses that a short use by another program needs.
     """
+    _repeat(partial(source.replace, target), target)
+
+
+def link_file(source: Path, target: Path) -> bool:
+    """Create a hard link ``target`` to a file, or to a symbolic link itself; False if links are not supported.
+
+    Raises:
+        FileExistsError: the target exists.
+    """
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except FileExistsError:
+        raise
+    except (OSError, NotImplementedError):
+        return False
+    return True
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file if it exists; raises as :func:`move_file` does."""
+    _repeat(partial(path.unlink, missing_ok=True), path)
+
+
+def remove_folder(folder: Path, *, ignore_errors: bool = True) -> None:
+    """Remove a folder with its content, or as much of it as possible; a missing folder is removed already.
+
+    Raises:
+        OSError: a file cannot be removed, and ``ignore_errors`` is False.
+    """
+    if not os.path.lexists(folder):
+        return
+    try:
+        _repeat(partial(shutil.rmtree, folder))
+    except OSError:
+        if not ignore_errors:
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _repeat(change: Callable[[], object], path: Path | None = None) -> None:
+    """Call a function until no file is held.
+
+    Args:
+        change: Changes files.
+        path: The file to change; None: the file that the error names.
+    """
     for pause in _PAUSES:
         try:
-            source.replace(target)
+            change()
         except OSError as error:  # noqa: PERF203  # the attempt is what is repeated
-            if not is_held(error, target):
+            if not is_held(error, path or Path(error.filename or "")):
                 raise
             time.sleep(pause)
         else:
             return
-    source.replace(target)
+    change()
 
 
 def is_held(error: OSError, path: Path) -> bool:

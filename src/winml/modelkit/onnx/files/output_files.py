@@ -20,7 +20,7 @@ from pathlib import Path
 
 from winml.modelkit import file_names
 from winml.modelkit.errors import InputError, OutputExistsError, UsageError, WriteError, first_line, opt
-from winml.modelkit.onnx.files.moving import is_held, move_file
+from winml.modelkit.onnx.files.moving import is_held, link_file, move_file, remove_file
 from winml.modelkit.onnx.files.named_paths import named_path, record_committed
 from winml.modelkit.onnx.files.recovery import (
     MOVED_ASIDE,
@@ -231,10 +231,9 @@ def _link_aside(target: Path, aside: Path) -> bool:
     """
     try:
         aside.parent.mkdir(exist_ok=True)
-        os.link(target, aside, follow_symlinks=False)
-    except (OSError, NotImplementedError):
+        return link_file(target, aside)
+    except OSError:
         return False
-    return True
 
 
 def _put_aside(folder: Path, target: Path) -> Path:
@@ -260,7 +259,7 @@ def _undo_move(folder: Path, target: Path, temporary_path: Path, aside: Path) ->
     """
     with contextlib.suppress(OSError):
         if os.path.lexists(target) and aside.samefile(target):
-            aside.unlink()  # second name of a file still at its path, which another program may have open
+            remove_file(aside)  # second name of a file still at its path, which another program may have open
             return
         _put_back(folder, target, temporary_path, aside)
 
@@ -283,17 +282,20 @@ def _put_back(folder: Path, target: Path, temporary_path: Path, aside: Path) -> 
 
 
 def _is_torn(folder: Path, directory: Path) -> bool:
-    """Return True if an earlier file is not restored at its path."""
+    """Return True if an earlier file is not restored at its path, or if this cannot be determined."""
     asides = [folder / name for name in (EARLIER, MOVED_ASIDE)]
-    targets = {path: directory / path.name for aside in asides if aside.exists() for path in aside.iterdir()}
-    return any(not target.exists() or not aside.samefile(target) for aside, target in targets.items())
+    try:
+        targets = {path: directory / path.name for aside in asides if aside.exists() for path in aside.iterdir()}
+        return any(not target.exists() or not aside.samefile(target) for aside, target in targets.items())
+    except OSError:
+        return True
 
 
 def _drop_outdated(temporary_paths: Mapping[Path, Path], giving_way: Mapping[Path, State]) -> set[Path]:
     """Remove written files whose target has changed since they were reserved; return their targets."""
     lost = {target for target, state in giving_way.items() if target in temporary_paths and file_state(target) != state}
     for target in lost:
-        temporary_paths[target].unlink()
+        remove_file(temporary_paths[target])
     return lost
 
 

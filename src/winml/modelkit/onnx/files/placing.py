@@ -25,6 +25,7 @@ from winml.modelkit.file_names import MODEL_SUFFIX, data_path, is_data_of, unfin
 from winml.modelkit.onnx.contents import data_location, subgraphs
 from winml.modelkit.onnx.contexts import context_file_attributes
 from winml.modelkit.onnx.files.content_digest import content_digest, hash_file
+from winml.modelkit.onnx.files.moving import link_file, move_file, remove_file
 from winml.modelkit.onnx.files.reading import check_data_file, read_structure
 
 _NOT_SUPPORTED = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EBADF})
@@ -75,7 +76,9 @@ def name_data(data: Path, model: Path, digest: str | None = None) -> Path:
     Raises:
         OSError: the file cannot be read or renamed.
     """
-    return data.replace(data_path(model, digest or content_digest(data)))
+    named = data_path(model, digest or content_digest(data))
+    move_file(data, named)
+    return named
 
 
 def place_data(files: Iterable[Path], target: Path) -> dict[Path, Path]:
@@ -162,11 +165,7 @@ def link_or_copy(original: Path, target: Path) -> None:
         OSError: the file cannot be created.
     """
     original = original.resolve()
-    try:
-        os.link(original, target)
-    except FileExistsError:
-        raise
-    except (OSError, NotImplementedError):
+    if not link_file(original, target):
         shutil.copyfile(original, target)
 
 
@@ -320,7 +319,7 @@ def remove_unused(directory: Path, candidates: Iterable[str]) -> None:
                     return
                 unused -= set(names)
         for name in unused:
-            (directory / name).unlink(missing_ok=True)
+            remove_file(directory / name)
 
 
 def model_digest(model: Path) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import signal
 import stat
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit import file_names
-from winml.modelkit.onnx.files.moving import move_file
+from winml.modelkit.onnx.files.moving import move_file, remove_file, remove_folder
 from winml.modelkit.onnx.files.named_paths import record_settled
 from winml.modelkit.words import message_words
 
@@ -209,7 +208,7 @@ def _regular_files(folder: Path) -> dict[str, int]:
 
 def remove_journal(folder: Path) -> None:
     """Delete the journal."""
-    (folder / file_names.JOURNAL_NAME).unlink(missing_ok=True)
+    remove_file(folder / file_names.JOURNAL_NAME)
 
 
 def _read_journal(path: Path) -> _Journal:
@@ -338,16 +337,16 @@ class OwnedFolder:
                 if entry.name == file_names.OWNER_LOCK_NAME:
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path, ignore_errors=True)
+                    remove_folder(Path(entry.path))
                 else:
-                    Path(entry.path).unlink(missing_ok=True)
+                    remove_file(Path(entry.path))
             if any(path.name != file_names.OWNER_LOCK_NAME for path in self.path.iterdir()):
                 self.release()
                 return
         if sys.platform == "win32":
             self._unlock()  # an open file cannot be deleted there
         with contextlib.suppress(OSError):
-            (self.path / file_names.OWNER_LOCK_NAME).unlink(missing_ok=True)
+            remove_file(self.path / file_names.OWNER_LOCK_NAME)
         self._unlock()
         with contextlib.suppress(OSError):
             self.path.rmdir()
@@ -396,7 +395,7 @@ def _take_over(path: Path, *, with_unlocked: bool) -> OwnedFolder | None:
         is_forgotten = with_unlocked and time.time() - status.st_mtime > _FORGOTTEN_SECONDS
         if not stat.S_ISDIR(status.st_mode):
             if is_forgotten and stat.S_ISREG(status.st_mode):
-                path.unlink()
+                remove_file(path)
             return None
         if not _has_lock_file(path):
             with contextlib.suppress(OSError):

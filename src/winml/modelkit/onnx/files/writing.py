@@ -14,7 +14,7 @@ import mmap
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +34,7 @@ from winml.modelkit.onnx.files.initializer_bytes import StoredBytes, locate_exte
 from winml.modelkit.onnx.files.output_files import write_error
 from winml.modelkit.onnx.files.reading import refer_to_data
 from winml.modelkit.onnx.files.wire_format import LENGTH_DELIMITED, varint, walk_fields
+from winml.modelkit.onnx.map_types import serialize_model
 from winml.modelkit.onnx.weights import placed_tensor, read_once, replaced_tensors, to_weightless
 from winml.modelkit.progress import count_progress
 from winml.modelkit.words import size_words
@@ -204,7 +205,7 @@ def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
             replaced[value] = placed_tensor(value, tensor, data.name, reference.offset, reference.length)
         files.append(data)
     with replaced_tensors(replaced):
-        path.write_bytes(ir.serde.serialize_model(model).SerializeToString())
+        path.write_bytes(serialize_model(model).SerializeToString())
     return tuple(files)
 
 
@@ -454,15 +455,43 @@ def _write_inside(original: Path, target: Path, limit_bytes: int) -> bool:
         context_file_attributes(model)
     ):
         return False
+    return write_embedded(model, original, target, limit_bytes)
+
+
+def write_embedded(
+    model: onnx.ModelProto,
+    original: Path,
+    target: Path,
+    limit_bytes: int = INLINE_LIMIT_BYTES,
+    *,
+    external: Collection[str] = (),
+) -> bool:
+    """Write a model with the values of its references embedded.
+
+    Args:
+        model: The model, with references to its weights; changed in place.
+        original: The ONNX file that the references are relative to.
+        target: The new file.
+        limit_bytes: Largest file.
+        external: Names of the data files that the new file refers to as well.
+
+    Returns:
+        False, without a file, for a model beyond the limit.
+
+    Raises:
+        InputError: a data file is missing, too short or outside the model's folder.
+        OSError: the file cannot be created.
+    """
     streamed = {}
     for tensor in model.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            streamed[tensor.name] = _file_tensor(_locate_values(original, tensor), tensor.name)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL and data_location(tensor).file not in external:
+            streamed[tensor.name] = _file_tensor(locate_values(original, tensor), tensor.name)
             tensor.ClearField("data_location")
     for tensor in placing.external_tensors(model):  # tensors of subgraphs, functions and attributes are small
-        tensor.raw_data = b"".join(_locate_values(original, tensor).read())
-        tensor.ClearField("data_location")
-        tensor.ClearField("external_data")
+        if data_location(tensor).file not in external:
+            tensor.raw_data = b"".join(locate_values(original, tensor).read())
+            tensor.ClearField("data_location")
+            tensor.ClearField("external_data")
     framing = _ModelFraming(model, streamed)
     if framing.size_bytes > limit_bytes:
         return False
@@ -470,7 +499,7 @@ def _write_inside(original: Path, target: Path, limit_bytes: int) -> bool:
     return True
 
 
-def _locate_values(model: Path, tensor: onnx.TensorProto) -> StoredBytes:
+def locate_values(model: Path, tensor: onnx.TensorProto) -> StoredBytes:
     """Return the exact byte range of a tensor's values; a model may state a longer range of its data file."""
     stored = locate_external(model, tensor)
     needed = 0 if 0 in tensor.dims else placing.stored_bytes(tensor) or stored.length
@@ -676,6 +705,11 @@ def place_numbered(
     return (target, *pieces)
 
 
+def aligned_offset(end_bytes: int, length: int) -> int:
+    """Return the offset of a tensor in a data file: the end of the previous one, aligned if the tensor is large."""
+    return -(-end_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES if length >= _ALIGNED_BYTES else end_bytes
+
+
 def _write_pieces(model: onnx.ModelProto, folder: Path, target: Path, piece_bytes: int) -> list[Path]:
     """Copy the bytes of each tensor to numbered data files beside the target, and update the tensors' references.
 
@@ -693,7 +727,7 @@ def _write_pieces(model: onnx.ModelProto, folder: Path, target: Path, piece_byte
         length = placing.stored_bytes(tensor) if location.length is None else location.length
         source = (location.file, location.start, length)
         if source not in new_locations:
-            begin = -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES if length >= _ALIGNED_BYTES else size
+            begin = aligned_offset(size, length)
             if not pieces or (begin and begin + length > piece_bytes):
                 pieces.append(numbered_data_path(target, len(pieces)))
                 begin = 0

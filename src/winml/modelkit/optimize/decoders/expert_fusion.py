@@ -46,9 +46,12 @@ _PROBED_CHANNELS = 8
 _CLOSE = 1e-4
 """Chosen: relative to the largest output. Sums of few float32 products differ by less; wrong routing by 1e-1."""
 _SEED = 0
-_DRAWS = ((1.0, 1.0), (1e3, 1e-3), (1e-2, 10.0))
+_LARGE, _SMALL = 1e3, 1e-2
+_DRAWS = ((1.0, 1.0), (_LARGE, 1e-3), (_SMALL, 10.0))
 """Factors of tokens and of scores. Chosen: large tokens exceed a limit in the experts, small ones show their biases,
 scores that are nearly equal show a bias of the selection, and scores far apart show a limit of the scores."""
+_PREFERENCE = 10.0
+"""Added to the scores of experts that a token has to select. Chosen: larger than differences between random scores."""
 
 
 class MixtureOfExpertsFusionPass(GraphPass):
@@ -184,7 +187,23 @@ class _Mixture:
             if expected is None:
                 return None
             forms = [form for form in forms if _is_close(form, expected, tokens, scores, *weights)]
-        return forms[0] if len(forms) == 1 else None
+        is_form = len(forms) == 1 and self._agrees_for_all_experts(forms[0], weights, generator)
+        return forms[0] if is_form else None
+
+    def _agrees_for_all_experts(self, form: _Form, weights: list[Array], generator: np.random.Generator) -> bool:
+        """Return True if a form has the result of the operators for large and small tokens that select each expert."""
+        experts, width = weights[1].shape[0], fixed_size(self.tokens, 1) or 0
+        visits = -(-experts // self.selected)
+        count = fixed_size(self.tokens, 0) or visits
+        for factor, first in itertools.product((_LARGE, _SMALL), range(0, visits, count)):
+            tokens = (factor * generator.standard_normal((count, width))).astype(np.float32)
+            scores = generator.standard_normal((count, experts)).astype(np.float32)
+            selected = (np.arange(count * self.selected) + first * self.selected).reshape(count, -1) % experts
+            np.put_along_axis(scores, selected, np.take_along_axis(scores, selected, 1) + _PREFERENCE, 1)
+            expected = self._run(tokens, scores, *weights)
+            if expected is None or not _is_close(form, expected, tokens, scores, *weights, most=visits):
+                return False
+        return True
 
     def _run(self, tokens: Array, scores: Array, gate_up: Array, down: Array) -> Array | None:
         """Return the result of the operators; `None` if they do not run, or if it is zero or not finite."""
@@ -222,11 +241,13 @@ class _Mixture:
                 yield _Form(self.selected, is_normalized, order, turned)
 
 
-def _is_close(form: _Form, expected: Array, tokens: Array, scores: Array, gate_up: Array, down: Array) -> bool:
-    """Return True if a form has the expected result for the first tokens."""
+def _is_close(
+    form: _Form, expected: Array, tokens: Array, scores: Array, gate_up: Array, down: Array, *, most: int = _TOKENS
+) -> bool:
+    """Return True if a form has the expected result for at most the first ``most`` tokens."""
     limit = _CLOSE * float(np.abs(expected).max())
     # Token by token: the first one tells most forms apart, and weights may be large.
-    rows = (slice(number, number + 1) for number in range(min(len(tokens), _TOKENS)))
+    rows = (slice(number, number + 1) for number in range(min(len(tokens), most)))
     return all(
         np.abs(form.compute(tokens[row], scores[row], gate_up, down) - expected[row]).max() <= limit for row in rows
     )

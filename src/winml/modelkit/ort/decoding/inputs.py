@@ -27,6 +27,7 @@ from winml.modelkit.ort.graph_inputs import (
     settle_sizes,
     sizes_by_key,
 )
+from winml.modelkit.records import Record
 
 if TYPE_CHECKING:
     from winml.modelkit.ort.sessions import Session
@@ -46,8 +47,7 @@ _CARRIED = ("conv", "recurrent")
 """Kinds of states of one size, which a run replaces."""
 
 
-@dataclass(frozen=True)
-class DecoderRun:
+class DecoderRun(Record):
     """One run of a decoder with a cache."""
 
     tokens: int

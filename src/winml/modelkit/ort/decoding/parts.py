@@ -226,6 +226,10 @@ def _length_advice(name: str, length: int) -> str:
     return f", or build the model{size_words}"
 
 
+_FEATURES = "image_features"
+"""Key of the image features that are inserted into the token embeddings here."""
+
+
 class TokenEmbedder:
     """The vision encoder, and the graph that embeds tokens and image features.
 
@@ -242,10 +246,13 @@ class TokenEmbedder:
         """
         self._vision, self._embedding = vision, embedding
         self.image_inputs: tuple[InputTensorSpec, ...] = graph_inputs(vision)
-        self._seen = feeds_between(vision, embedding)
+        # An embedding of tokens alone leaves the image features to whoever runs it.
+        self._inserts = [*embedding.inputs] == [TOKEN_IDS]
+        self._seen = dict.fromkeys(vision.outputs, _FEATURES) if self._inserts else feeds_between(vision, embedding)
         by_name = {spec.name: spec for spec in graph_inputs(embedding)}
         self.places = [value for value, _ in by_name[TOKEN_IDS].first_values]
-        self._no_features = {name: _empty_value(by_name[name]) for name in self._seen.values()}
+        taken = () if self._inserts else self._seen.values()
+        self._no_features = {name: _empty_value(by_name[name]) for name in taken}
 
     def encode_images(self, inputs: Arrays) -> dict[str, Array]:
         """Encode images for :meth:`embed`; `{}` for no images.
@@ -333,7 +340,10 @@ class TokenEmbedder:
         features = self._no_features
         if slots:
             features = {name: image_features.get(name, empty) for name, empty in self._no_features.items()}
-            for array in features.values():
+            given = (
+                [image_features[_FEATURES]] if self._inserts and _FEATURES in image_features else [*features.values()]
+            )
+            for array in given or [np.zeros((0, 1), np.float32)]:
                 vectors = array.size // array.shape[-1]
                 if vectors != slots:
                     raise UsageError(
@@ -341,7 +351,13 @@ class TokenEmbedder:
                         hint="Create tokens and pixels from the same text and images with the model's processor; "
                         "after a KV cache, pass the pixels of new images only.",
                     )
-        return self._embedding.run({TOKEN_IDS: tokens, **features})
+        vectors = self._embedding.run({TOKEN_IDS: tokens, **features})
+        if self._inserts and slots:
+            (name,) = vectors
+            vectors[name] = np.array(vectors[name])  # ONNX Runtime's memory is read-only
+            size = vectors[name].shape[-1]
+            vectors[name][np.isin(tokens, self.places)] = image_features[_FEATURES].reshape(-1, size)
+        return vectors
 
 
 class VisionLanguageDecoder(DecoderGraph):

@@ -30,7 +30,8 @@ from winml.modelkit.onnx.files.resumable_results import OtherRequest, ResumableR
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.inputs import inputs_of_file
 from winml.modelkit.ort.graph_inputs import graph_inputs, load_feeds
-from winml.modelkit.ort.opened_model import RunOptions, Values, random_values, with_whole_prompts
+from winml.modelkit.ort.graph_sessions import open_session
+from winml.modelkit.ort.opened_model import RunOptions, Values, random_values, with_fitting_sizes, with_whole_prompts
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.quantize.calibration.activation_statistics import (
     OBSERVED_NAME,
@@ -113,6 +114,8 @@ class Calibration:
     """True if every :data:`HELD_OUT`-th sample is held out, for :meth:`held_out_samples`."""
     _generated: list[Values] = field(default_factory=list, compare=False)
     """Samples generated for the processor beside the model, without data; filled on the first read."""
+    _fitting: list[RunOptions] = field(default_factory=list, compare=False)
+    """Sizes and values of random samples that the source accepts; filled if it refuses the usual samples."""
 
     @property
     def method(self) -> CalibrationMethod:
@@ -258,6 +261,11 @@ class Calibration:
             if self._generated and type(error) is StageError:
                 self._generated.clear()
                 return measure(self._random_samples)
+            if not self.has_data and self.source is not None and not self._fitting and type(error) is StageError:
+                session = open_session(self.source, as_written=True)
+                run = with_fitting_sizes(session, with_whole_prompts(graph_inputs(session), self._run))
+                self._fitting.append(run)
+                return measure(self._random_samples)
             if type(error) is not StageError or not self.has_data:
                 raise
             reason = error.message.partition(f"{OBSERVED_NAME}: ")[2] or error.message
@@ -375,6 +383,11 @@ class Calibration:
         """Name of the user's data: file, folder or dataset."""
         return self._data_path.name if self._sample_feeds is None else self._sample_feeds.data_set.name
 
+    @property
+    def _run(self) -> RunOptions:
+        """The sizes of random values."""
+        return RunOptions("", sizes=self.sizes)
+
     def _random_samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
         """Yield random values for each sample.
 
@@ -382,7 +395,7 @@ class Calibration:
             UsageError: no values can be drawn for an input.
         """
         try:
-            run = RunOptions("", sizes=self.sizes)
+            run = self._fitting[0] if self._fitting else self._run
             run = run if self.options.needs_ranges else with_whole_prompts(inputs, run)
             for number in range(self.count):
                 yield dict(random_values(inputs, replace(run, seed=self.seed + number)).feeds)

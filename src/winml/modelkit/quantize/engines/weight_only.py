@@ -259,7 +259,7 @@ def quantize_by(packing_class: type[Packing], model: ir.Model, task: EngineTask)
     packing = packing_class(quantized.graph, task)
     for node in list(quantized.graph.all_nodes()):
         if node.name in task.nodes:
-            packing.replace(node)
+            packing.replace_reader(node)
     packing.remove_unused()
     quantized.opset_imports.setdefault(DOMAIN, 1)
     return quantized
@@ -350,7 +350,7 @@ class Packing:
         """(name of the packed values, graph of the lookup) → the same values with two axes, as a Gather requires."""
         self._replaced: list[ir.Value] = []
 
-    def replace(self, node: ir.Node) -> ir.Node | None:
+    def replace_reader(self, node: ir.Node) -> ir.Node | None:
         """Replace a node and return the new node; ``None`` if the node has no block-quantized operator."""
         operand = operand_of(node)
         if node.op_type == EXPERTS_OPERATOR:

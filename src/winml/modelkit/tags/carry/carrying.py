@@ -10,16 +10,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 
 import onnx_ir as ir
 
-from winml.modelkit.metadata_keys import MODULES_KEY, NAMESPACE_KEY, OUR_PREFIX, SOURCE_KEY
+from winml.modelkit.metadata_keys import MODULES_KEY, NAMESPACE_KEY, OUR_PREFIX, SOURCE_KEY, TAG_KEY
+from winml.modelkit.tags.address import SEPARATOR
 from winml.modelkit.tags.carry.matching import Match, Way, match_nodes
-from winml.modelkit.tags.carry.original_graph import OriginalModel, Position, is_foreign
-from winml.modelkit.tags.tagging import SOURCES, NodeTag, Source, measure_coverage, read_tag, write_tag
+from winml.modelkit.tags.carry.original_graph import (
+    OriginalModel,
+    Position,
+    is_foreign,
+    join_values,
+    name_prefix,
+    split_values,
+)
+from winml.modelkit.tags.dialects import names_module
+from winml.modelkit.tags.tagging import SOURCES, NodeTag, Source, all_nodes, measure_coverage, read_tag, write_tag
+from winml.modelkit.words import count_noun
 
 
 @dataclass(frozen=True)
@@ -44,8 +54,7 @@ class CarryReport:
 def carry_tags(original_model: ir.Model, carried_model: ir.Model) -> CarryReport:
     """Tag every node of ``carried_model`` in place, including subgraphs and functions.
 
-    Metadata of other tools is transferred by the same rule: a surviving node keeps its metadata, a node that replaced
-    several nodes gets all values, joined by ``;`` if different. ``original_model`` is not changed. If
+    Metadata of other tools is transferred, too: :func:`carry_metadata`. ``original_model`` is not changed. If
     ``original_model`` has no tags, no tag is written.
 
     Args:
@@ -53,10 +62,8 @@ def carry_tags(original_model: ir.Model, carried_model: ir.Model) -> CarryReport
         carried_model: The model the tool wrote.
     """
     original = OriginalModel(original_model)
+    carry_metadata(original_model, carried_model)
     if not original.is_tagged:
-        if original.position_of:
-            for node, match in _match_model(carried_model, original).items():
-                _write_foreign(node, match, original)
         coverage = measure_coverage(carried_model)
         note = "the original model has no tags to carry"
         return CarryReport(coverage.nodes, coverage.tagged, {}, (note,), is_known=False)
@@ -78,6 +85,63 @@ def carry_tags(original_model: ir.Model, carried_model: ir.Model) -> CarryReport
     return CarryReport(len(matches), len(matches), by_way, notes, last_resort=last_resort, matched=matched)
 
 
+def carry_metadata(original_model: ir.Model, carried_model: ir.Model) -> None:
+    """Transfer the metadata of other tools to the nodes of ``carried_model``, in place.
+
+    A node that still exists keeps its metadata. A node that replaced several nodes gets the values of all, joined by
+    ``;`` if they differ. A new node gets the values of its neighbours. Names and values of the graph decide, never
+    tags, which say nothing of the other nodes that a node replaced. Without tags, the keys in which a tool names
+    modules are transferred, too: of several replaced nodes, those of the module around them.
+
+    Args:
+        original_model: The model before one or more tools; it is not changed.
+        carried_model: The model after them.
+    """
+    if not has_foreign_metadata(original_model):
+        return
+    original = OriginalModel(original_model, with_foreign=True)
+    for node, match in _match_model(carried_model, original, trusts_tags=False).items():
+        _write_foreign(node, match, original)
+
+
+def has_foreign_metadata(model: ir.Model) -> bool:
+    """Return True if nodes have metadata of other tools, or no tags and modules named by another tool."""
+    nodes = list(all_nodes(model))
+    if any(is_foreign(key) for node in nodes for key in node.metadata_props):
+        return True
+    if any(TAG_KEY in node.metadata_props for node in nodes):
+        return False
+    return any(SEPARATOR in (node.name or "") or any(map(names_module, node.metadata_props)) for node in nodes)
+
+
+def lost_metadata_notes(original_model: ir.Model, carried_model: ir.Model) -> tuple[str, ...]:
+    """Return a note for each key of another tool with values that are on no node anymore."""
+    before, after = _foreign_values(original_model), _foreign_values(carried_model)
+    notes = []
+    for key, values in before.items():
+        if lost := [value for value in values if value not in after.get(key, ())]:
+            shown = ", ".join(map(repr, lost[:_LISTED_VALUES])) + (", …" if len(lost) > _LISTED_VALUES else "")
+            notes.append(
+                f"Metadata {key} of nodes: {count_noun(len(lost), 'value', 'are')} on no node of the result, as their "
+                f"nodes were folded or removed: {shown}."
+            )
+    return tuple(notes)
+
+
+_LISTED_VALUES = 3
+"""Chosen: number of lost values listed in a note."""
+
+
+def _foreign_values(model: ir.Model) -> dict[str, dict[str, None]]:
+    """Return key of another tool → its values, of all nodes in order."""
+    values: dict[str, dict[str, None]] = {}
+    for node in all_nodes(model):
+        for key, text in node.metadata_props.items():
+            if is_foreign(key):
+                values.setdefault(key, {}).update(dict.fromkeys(split_values(text)))
+    return values
+
+
 def _is_matched(node: ir.Node, match: Match, inside: Container[str | None]) -> bool:
     """Return True if a match proves that both graphs are one model; ``inside`` holds inner values of the original."""
     if match.way == "replaced":
@@ -85,10 +149,11 @@ def _is_matched(node: ir.Node, match: Match, inside: Container[str | None]) -> b
     return match.way not in ("neighbours", "root")
 
 
-def _match_model(carried_model: ir.Model, original: OriginalModel) -> dict[ir.Node, Match]:
+def _match_model(carried_model: ir.Model, original: OriginalModel, *, trusts_tags: bool = True) -> dict[ir.Node, Match]:
     """Match the main graph, then the functions, each after its callers; return node → match."""
     root = cache(original.positions.root)
-    matches = match_nodes(carried_model.graph, original.main, original, root)
+    match = partial(match_nodes, original=original, trusts_tags=trusts_tags)
+    matches = match(carried_model.graph, original.main, outside=root)
     callers: dict[ir.OperatorIdentifier, list[ir.Node]] = defaultdict(list)
     waiting = dict(carried_model.functions)
     function_matches = matches
@@ -101,22 +166,29 @@ def _match_model(carried_model: ir.Model, original: OriginalModel) -> dict[ir.No
         names = original.functions.get(identifier, original.main)
         positions = {matches[node].position for node in callers[identifier]}
         outside = cache(partial(original.positions.common, positions)) if positions else root
-        function_matches = match_nodes(waiting.pop(identifier), names, original, outside)
+        function_matches = match(waiting.pop(identifier), names, outside=outside)
         matches.update(function_matches)
     return matches
 
 
 def _write_foreign(node: ir.Node, match: Match, original: OriginalModel) -> None:
-    """Write the metadata of other tools to a matched node of a model without tags, in place."""
+    """Write the metadata of other tools to a matched node, in place."""
     metadata = node.metadata_props
     if match.survivor is not None:
-        pairs: Iterable[tuple[str, str]] = match.survivor.metadata_props.items()
-    elif match.way == "root":
-        return
-    else:
-        pairs = (*original.dialects.get(match.position.tag, ()), *match.position.foreign)
-    for key, text in pairs:
-        metadata.setdefault(key, text)
+        for key, text in match.survivor.metadata_props.items():
+            if is_foreign(key) or not original.is_tagged:
+                metadata.setdefault(key, text)
+    elif match.way != "root":
+        for key, text in original.module_keys(match.position.tag):
+            metadata.setdefault(key, text)
+        prefix = name_prefix(match.position.tag)
+        if prefix and not original.module_keys(match.position.tag) and SEPARATOR not in (node.name or ""):
+            # Modules are named by the names of nodes alone.
+            node.name = f"{prefix}/{node.name or node.op_type}"
+        for key, text in match.position.foreign:
+            # An earlier step may have written the values of one of the replaced nodes.
+            earlier = split_values(metadata[key]) if key in metadata else ()
+            metadata[key] = join_values((*split_values(text), *earlier))
 
 
 def _write_matched(node: ir.Node, match: Match, tag_metadata: Callable[[Position, Source], Mapping[str, str]]) -> None:
@@ -132,16 +204,13 @@ def _write_matched(node: ir.Node, match: Match, tag_metadata: Callable[[Position
     if match.way == "kept":
         if metadata != survivor:
             _realign_tag(node, match.position)
-            _add_missing(metadata, survivor or {})
         return
     for key in _owned_keys(tuple(metadata)):
         del metadata[key]
     if survivor is not None:
         metadata.update({key: survivor[key] for key in _owned_keys(tuple(survivor))})
-        _add_missing(metadata, survivor)
         return
     metadata.update(tag_metadata(match.position, _tag_source(match)))
-    _add_missing(metadata, dict(match.position.foreign))
     modules = sorted({path for replaced in match.replaced.positions for path in replaced.modules})
     if len(modules) > 1:
         metadata[MODULES_KEY] = json.dumps(modules, ensure_ascii=False)
@@ -168,13 +237,6 @@ def _tag_source(match: Match) -> Source:
     if match.way == "output" and (only := match.replaced.only) is not None and (tag := read_tag(only)) is not None:
         return tag.source
     return "inherited" if match.way in ("neighbours", "output") else "merged"
-
-
-def _add_missing(metadata: MutableMapping[str, str], source_metadata: Mapping[str, str]) -> None:
-    """Copy missing keys of other tools to a node's metadata, in place."""
-    for key, text in source_metadata.items():
-        if is_foreign(key):
-            metadata.setdefault(key, text)
 
 
 def _realign_tag(node: ir.Node, position: Position) -> None:

@@ -273,7 +273,12 @@ class Match(NamedTuple):
 
 
 def match_nodes(
-    graph: ir.Graph | ir.Function, names: GraphNames, original: OriginalModel, outside: Callable[[], Position]
+    graph: ir.Graph | ir.Function,
+    names: GraphNames,
+    original: OriginalModel,
+    outside: Callable[[], Position],
+    *,
+    trusts_tags: bool = True,
 ) -> dict[ir.Node, Match]:
     """Match the nodes of a graph with its subgraphs, or of a function.
 
@@ -282,9 +287,10 @@ def match_nodes(
         names: The names of the same graph before the tool.
         original: The model before the tool.
         outside: Returns the position of the graph as a whole; called for nodes without any other match.
+        trusts_tags: A node that still has a tag has its position; otherwise names and values alone decide.
     """
     matching = _Matching(graph, names, original)
-    _match_survivors(matching)
+    _match_survivors(matching, trusts_tags=trusts_tags)
     _match_by_layout_names(matching)
     _match_by_values(matching)
     _match_by_readers(matching)
@@ -444,15 +450,15 @@ class _Matching:
         return Replaced(positions, 1 + sum(region.nodes for region in regions), owners=owners)
 
 
-def _match_survivors(matching: _Matching) -> None:
-    """Match the nodes that retain their tag, or their name and operator."""
+def _match_survivors(matching: _Matching, *, trusts_tags: bool) -> None:
+    """Match the nodes that retain their tag, if trusted, or their name and operator."""
     original = matching.original
     for node, _ in matching.nodes:
         survivor = _find_survivor(matching, node)
         if survivor is not None:
             matching.claimed.setdefault(survivor, node)
         position = original.position_of.get(survivor) if survivor is not None else None
-        tag = node.metadata_props.get(TAG_KEY)
+        tag = node.metadata_props.get(TAG_KEY) if trusts_tags else None
         if tag and tag in original.positions:
             if position is None or position.tag != tag:
                 position = _previous_position(matching, node, tag)
@@ -738,7 +744,8 @@ def _add_absorbed_work(matching: _Matching) -> None:
             owners |= original.owners_among([match.survivor])
         replaced = Replaced(positions, len(positions), owners=owners)
         position = original.owner(replaced)
-        if position.tag != match.position.tag or (owners and len(tags_of(positions)) > 1):
+        is_moved = position.tag != match.position.tag or (owners and len(tags_of(positions)) > 1)
+        if is_moved or position.foreign != match.position.foreign:
             matches[node] = Match("replaced", position, None, replaced, match.upstream)
 
 

@@ -5,28 +5,19 @@ Does not read the nodes after the tool; ``matching`` does.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import onnx_ir as ir
 
-from winml.modelkit.metadata_keys import (
-    BUILDER_CLASSES_KEY,
-    BUILDER_SCOPES_KEY,
-    CLASSES_KEY,
-    MODULE_KEY,
-    MODULES_KEY,
-    NAMESPACE_KEY,
-    OUR_PREFIX,
-    SCOPES_KEY,
-    TAG_KEY,
-    TORCH_PREFIX,
-)
+from winml.modelkit.metadata_keys import MODULE_KEY, MODULES_KEY, NAMESPACE_KEY, OUR_PREFIX, TAG_KEY, TORCH_PREFIX
 from winml.modelkit.tags import address
+from winml.modelkit.tags.dialects import NamedNode, Scope, names_module, raise_module, read_scopes
 from winml.modelkit.tags.selector import recorded_modules
-from winml.modelkit.tags.tagging import all_nodes, listed_modules, listed_names, node_graphs
+from winml.modelkit.tags.tagging import all_nodes, listed_modules, node_graphs
 
 MOST_POSITIONS = 64
 """Maximum number of modules listed for the nodes that one node replaced; beyond, only their common module is recorded.
@@ -76,8 +67,30 @@ class Position:
 
 
 def is_foreign(key: str) -> bool:
-    """Return True for a metadata key written neither by winml nor by torch."""
-    return key != NAMESPACE_KEY and not key.startswith((OUR_PREFIX, TORCH_PREFIX))
+    """Return True for a metadata key that names no module and was written neither by winml nor by torch."""
+    return not names_module(key) and not key.startswith((OUR_PREFIX, TORCH_PREFIX))
+
+
+def name_prefix(tag: str) -> str:
+    """Return the start of the names of nodes in the module of a temporary tag: ``/encoder/layer.0``; else ``""``.
+
+    >>> name_prefix("/-/-/encoder/encoder.layer.0"), name_prefix("/BertModel")
+    ('/encoder/layer.0', '')
+    """
+    if not address.is_within(tag, _UNTAGGED):
+        return ""
+    paths = ["", *address.parse_tag(tag)[2:]]
+    return address.format_tag(path.removeprefix(above).removeprefix(".") for above, path in pairwise(paths))
+
+
+def split_values(text: str) -> list[str]:
+    """Return the values of merged nodes in a metadata value."""
+    return text.split(_JOINT)
+
+
+def join_values(values: Iterable[str]) -> str:
+    """Join the distinct values of merged nodes, at most :data:`MOST_POSITIONS`."""
+    return _JOINT.join([*dict.fromkeys(values)][:MOST_POSITIONS])
 
 
 def _fused_modules(node: ir.Node) -> tuple[str, ...]:
@@ -86,21 +99,6 @@ def _fused_modules(node: ir.Node) -> tuple[str, ...]:
         return tuple(listed_modules(node))
     except ValueError:
         return ()
-
-
-def _names_module(key: str) -> bool:
-    """Return True for a metadata key in which an exporter names the module of a node."""
-    return key in (NAMESPACE_KEY, SCOPES_KEY, CLASSES_KEY, BUILDER_SCOPES_KEY, BUILDER_CLASSES_KEY)
-
-
-_LEVEL_KEYS = (SCOPES_KEY, BUILDER_SCOPES_KEY, NAMESPACE_KEY)
-
-
-def _parse_levels(key: str, text: str) -> list[str]:
-    """Return the modules named by a key, outermost first, without the node itself, which torch names last."""
-    if key == NAMESPACE_KEY:
-        return text.split(address.SEPARATOR)
-    return listed_names(text)[:-1] if key == SCOPES_KEY else listed_names(text)
 
 
 def walk(graph: ir.Graph | ir.Function) -> Iterator[tuple[ir.Node, ir.Node | None]]:
@@ -141,6 +139,11 @@ class Positions:
             for path, scope in _enclosing_scopes(namespace):
                 self._namespaces.setdefault(path, scope)
         return position
+
+    def add_ancestors(self, tag: str) -> None:
+        """Add the ancestors of a temporary tag, so that a node can be in a module without nodes of its own."""
+        for above in address.lineage(tag):
+            self._modules.setdefault(above, "")
 
     def find_by_tag(self, tag: str) -> Position:
         """Return the position of the module of a tag, or of its nearest known ancestor."""
@@ -186,8 +189,8 @@ class Positions:
         values: dict[str, dict[str, None]] = {}
         for source in sorted(sources, key=lambda source: source.index):
             for key, text in source.foreign:
-                values.setdefault(key, {}).update(dict.fromkeys(text.split(_JOINT)))
-        foreign = tuple((key, _JOINT.join(list(texts)[:MOST_POSITIONS])) for key, texts in sorted(values.items()))
+                values.setdefault(key, {}).update(dict.fromkeys(split_values(text)))
+        foreign = tuple((key, join_values(texts)) for key, texts in sorted(values.items()))
         return (
             position
             if foreign == position.foreign
@@ -251,15 +254,22 @@ class GraphNames:
 class OriginalModel:
     """The original model, indexed by node name and by value."""
 
-    def __init__(self, original: ir.Model) -> None:
+    def __init__(self, original: ir.Model, *, with_foreign: bool = False) -> None:
+        """Index a model.
+
+        Args:
+            original: The model; it is not changed.
+            with_foreign: Positions include the metadata of other tools.
+        """
         self.positions = Positions(original)
+        self._with_foreign = with_foreign
         self.position_of: dict[ir.Node, Position] = {}
         nodes = list(all_nodes(original))
         self.is_tagged = any(node.metadata_props.get(TAG_KEY) for node in nodes)
         """True if nodes have tags; otherwise only the metadata of other tools is carried."""
-        self.dialects: dict[str, Pairs] = {}
-        """For a model without tags: temporary tag of a module → keys of other exporters that name the module."""
-        self._has_metadata = any(node.metadata_props for node in nodes)
+        self._module_keys: dict[str, Pairs] = {}
+        """For a model without tags: temporary tag of a module → keys in which another tool names the module."""
+        self._scopes = {} if self.is_tagged else _scopes_of(nodes)
         self.main = self._index_names(original.graph)
         self.functions = {name: self._index_names(function) for name, function in original.functions.items()}
         self.initializers = original.graph.initializers
@@ -286,24 +296,31 @@ class OriginalModel:
                 module, namespace = metadata.get(MODULE_KEY, ""), metadata.get(NAMESPACE_KEY, "")
                 fused = _fused_modules(node) if MODULES_KEY in metadata else ()
                 self.position_of[node] = positions.add(tag, module, namespace, self._foreign_pairs(metadata), fused)
-            elif not self.is_tagged and self._has_metadata:
-                self.position_of[node] = self._untagged_position(metadata)
+            elif node in self._scopes:
+                self.position_of[node] = self._untagged_position(metadata, self._scopes[node])
         for name in ambiguous:
             del by_name[name]
         return names
 
-    @staticmethod
-    def _foreign_pairs(metadata: Mapping[str, str]) -> Pairs:
-        return tuple((key, text) for key, text in metadata.items() if is_foreign(key))
+    def _foreign_pairs(self, metadata: Mapping[str, str]) -> Pairs:
+        return tuple((key, text) for key, text in metadata.items() if is_foreign(key)) if self._with_foreign else ()
 
-    def _untagged_position(self, metadata: Mapping[str, str]) -> Position:
-        """Add and return the position of a node of a model without tags, from the module named by other exporters."""
-        dialect = tuple((key, text) for key, text in metadata.items() if _names_module(key))
-        levels = next((_parse_levels(key, metadata[key]) for key in _LEVEL_KEYS if metadata.get(key)), [])
-        tag = _UNTAGGED + "".join(f"/{level.replace(address.SEPARATOR, '_') or '-'}" for level in levels)
-        self.dialects.setdefault(tag, dialect)
-        foreign = tuple((key, text) for key, text in metadata.items() if not _names_module(key))
-        return self.positions.add(tag, "", "", foreign)
+    def _untagged_position(self, metadata: Mapping[str, str], scope: Scope) -> Position:
+        """Add and return the position of a node of a model without tags, in the modules named by another tool."""
+        tag = _UNTAGGED + "".join(f"/{path.replace(address.SEPARATOR, '_') or '-'}" for path, _ in scope)
+        self._module_keys.setdefault(tag, tuple((key, text) for key, text in metadata.items() if names_module(key)))
+        self.positions.add_ancestors(tag)
+        return self.positions.add(tag, "", "", self._foreign_pairs(metadata))
+
+    def module_keys(self, tag: str) -> Pairs:
+        """Return the keys in which another tool names the module of a temporary tag; ``()`` for other tags."""
+        if tag not in self._module_keys:
+            # No node is in the module itself: the keys of a node below are raised to it.
+            below = next((below for below in self._module_keys if address.is_within(below, tag)), None)
+            levels = 0 if below is None else address.depth(below) - address.depth(tag)
+            pairs = self._module_keys.get(below or "", ())
+            self._module_keys[tag] = tuple((key, raise_module(key, text, levels)) for key, text in pairs)
+        return self._module_keys[tag]
 
     def owner(self, replaced: Replaced) -> Position:
         """Return the position of a node that replaced several nodes:
@@ -349,6 +366,12 @@ class OriginalModel:
             if _is_static(node, static):
                 static.add(node)
         return static
+
+
+def _scopes_of(nodes: Sequence[ir.Node]) -> dict[ir.Node, Scope]:
+    """Return node → modules named by another tool."""
+    _, scopes = read_scopes([NamedNode(node.name or "", node.op_type, node.metadata_props) for node in nodes])
+    return dict(zip(nodes, scopes, strict=True))
 
 
 def _is_static(node: ir.Node, static: Container[ir.Node]) -> bool:

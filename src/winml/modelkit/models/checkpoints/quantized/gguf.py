@@ -27,6 +27,7 @@ from winml.modelkit.models.checkpoints.weight_files import StoredEntry
 from winml.modelkit.onnx.coded_weights import CodedParts, CodedTensor, CodedWeight, pack_codes
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.files.foreign_numbers import refuse_absurd_sizes
+from winml.modelkit.onnx.files.moving import remove_file
 from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.options import read_json_file
 from winml.modelkit.ort.foreign_libraries import library_folder, local_libraries, quiet_libraries
@@ -74,7 +75,7 @@ def gguf_folder(path: Path) -> Path:
         except CheckpointError as error:
             record["tokenizer_problem"] = error.message.replace(str(folder), path.name)
             for file in folder.glob("*.json"):
-                file.unlink()
+                remove_file(file)
         text = json.dumps({**config, "quantization_config": record}, indent=2)
         (folder / CHECKPOINT_CONFIG_NAME).write_text(text, encoding="utf-8", newline="\n")
         _FOLDERS[key] = folder

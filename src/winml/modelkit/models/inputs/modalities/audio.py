@@ -181,7 +181,9 @@ def _feature_sizes(context: InputContext) -> list[tuple[InputSize | int, ...]]:
     square = first_int(audio, ("spec_size",))
     if features is not None and square is not None:
         # The spectrogram is folded into a square picture.
-        return [(1, sizes.choose("num_frames", square * max(square // features, 1)), features)]
+        frames_of_picture = square * max(square // features, 1)
+        count = min(context.processor.audio_frames or frames_of_picture, frames_of_picture)
+        return [(1, sizes.choose("num_frames", count), features)]
     stacked = first_int_anywhere(context.config, ("num_stacked_frames",)) or 1
     layouts: list[tuple[InputSize | int, ...]] = []
     for count in [features] if features is not None else USUAL_MEL_BINS:

@@ -1,4 +1,4 @@
-"""Renders a chat template in a process of its own: the program of :func:`~.chat_templates.rendered_chat`."""
+"""Renders a chat template in a process of its own: the program of :func:`~.chat_templates.rendered_chats`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _render(template: str, messages: list[dict[str, object]], variables: Mapping
     """Render a chat template; return ``text``, or ``error`` if the template fails."""
     from winml.modelkit.errors import first_line
 
-    values = {**variables, "add_generation_prompt": True}
+    values = {"add_generation_prompt": True, **variables}
     try:
         if not has_transformers():
             return {"text": _render_with_jinja(template, messages, values)}
@@ -62,4 +62,8 @@ if __name__ == "__main__":
     if has_transformers():
         import transformers.utils.chat_template_utils  # noqa: F401  # its time does not count
 
-    answer_questions(lambda question, _content: _render(**question))
+    def _answer(question: Mapping[str, Any], _content: object) -> dict[str, object]:
+        """Render each of the chats of a question."""
+        return {"answers": [_render(question["template"], **chat) for chat in question["chats"]]}
+
+    answer_questions(_answer)

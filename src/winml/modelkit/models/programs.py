@@ -1,0 +1,180 @@
+"""Programs of torch as modules: TorchScript, exported programs, and files with either.
+
+An exported program is unflattened into the modules that it was traced from; a TorchScript module becomes a Python
+module of the same structure. Both are then traced like any module, with tags from their own scopes.
+"""
+
+from __future__ import annotations
+
+import copy
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.jit._script import RecursiveScriptModule  # not public; torch.jit.script returns it
+from torch.jit._trace import TopLevelTracedModule
+
+from winml.modelkit.errors import InputError, first_line
+from winml.modelkit.models.script_modules import as_python_module, module_with_forward
+from winml.modelkit.ort.shared_settings import attribute_replaced
+
+
+def open_program(model: object, inputs: Any, requested_by: str) -> tuple[nn.Module, Any]:
+    """Return a program as a module, and its example inputs; a module without programs is returned unchanged.
+
+    Args:
+        model: A module, an exported program, or the ``module()`` of one.
+        inputs: Example inputs; `None`: those of an exported program.
+        requested_by: Origin of the model, for messages.
+
+    Raises:
+        InputError: the model is neither, or a program cannot be opened.
+    """
+    if isinstance(model, ExportedProgram):
+        return _unflatten(model, requested_by), _example_of(model) if inputs is None else inputs
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"{requested_by}: {type(model).__name__} is no torch.nn.Module",
+            hint="Pass an nn.Module, a module of torch.jit, or an exported program.",
+        )
+    # Only in the module of an exported program are these instance attributes; they raise.
+    if isinstance(model, GraphModule) and "eval" in vars(model):
+        return _unflatten_module(model, inputs, requested_by), inputs
+    if isinstance(model, TopLevelTracedModule | RecursiveScriptModule):
+        return as_python_module(model), inputs
+    return _with_python_modules(model), inputs
+
+
+def _with_python_modules(model: nn.Module) -> nn.Module:
+    """Return a module whose scripted submodules are Python modules; modules above them are copies."""
+    changed: nn.Module | None = None
+    for name, child in model.named_children():
+        is_script = isinstance(child, RecursiveScriptModule)
+        other = as_python_module(child) if is_script else _with_python_modules(child)
+        if other is child:
+            continue
+        if changed is None:
+            changed = copy.copy(model)
+            changed._modules = dict(model._modules)
+        changed._modules[name] = other
+    return model if changed is None else changed
+
+
+def _unflatten(program: ExportedProgram, requested_by: str) -> nn.Module:
+    """Return the modules that a program was exported from.
+
+    Raises:
+        InputError: torch cannot restore them.
+    """
+    try:
+        module: Any = torch.export.unflatten(program)
+    except Exception as error:  # of any library code
+        raise InputError(
+            f"{requested_by}: the exported program cannot be opened: {first_line(error)}",
+            hint="Pass the nn.Module that was exported, with its weights.",
+        ) from error
+    for _, inner in module.named_modules():
+        if inner is not module and getattr(inner, "_ty", None):
+            package, _, name = str(inner._ty).rpartition(".")
+            inner.__class__ = type(name, (type(inner),), {"__module__": package})
+    package, _, name = str(module._ty or "ExportedProgram").rpartition(".")
+    module.__class__ = module_with_forward(type(module), name, package, _parameter_names(program))
+    return module
+
+
+def _parameter_names(program: ExportedProgram) -> list[str]:
+    """Return the names of the arguments of a program: those of its inputs, if each argument is one tensor."""
+    args, keywords = program.example_inputs or ((), {})
+    tensors = [name for name in program.graph_signature.user_inputs if isinstance(name, str)]
+    if len(tensors) == len(args) + len(keywords):
+        return tensors
+    return [*(f"args_{number}" for number in range(len(args))), *keywords]
+
+
+def _example_of(program: ExportedProgram) -> Any:
+    """Return the example inputs by name; `None` if the file of the program has none."""
+    if program.example_inputs is None:
+        return None
+    args, keywords = program.example_inputs
+    return dict(zip(_parameter_names(program), (*args, *keywords.values()), strict=True))
+
+
+def _unflatten_module(module: GraphModule, inputs: Any, requested_by: str) -> nn.Module:
+    """Export the ``module()`` of a program once more, and return its modules.
+
+    Raises:
+        InputError: there are no example inputs, or torch cannot export it.
+    """
+    if inputs is None:
+        raise InputError(
+            f"{requested_by}: the model is the module() of an exported program, and has no example inputs",
+            hint="Return (model, inputs), or the exported program itself.",
+        )
+    keywords = dict(inputs) if isinstance(inputs, dict) else {}
+    args = () if keywords else tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
+    try:
+        program = torch.export.export(module, args, keywords)
+    except Exception as error:  # of any library code
+        raise InputError(
+            f"{requested_by}: the module() of an exported program cannot be exported: {first_line(error)}",
+            hint="Pass the exported program itself, or the nn.Module that was exported.",
+        ) from error
+    return _unflatten(program, requested_by)
+
+
+def load_program(path: Path, source_name: str) -> object:
+    """Load a file of ``torch.jit.save`` or ``torch.export.save``; no Python code of the file runs.
+
+    Raises:
+        InputError: torch cannot read it.
+    """
+    try:
+        if is_exported_program(path):
+            with _without_pickles():
+                return torch.export.load(path)
+        return torch.jit.load(path, map_location="cpu")
+    except Exception as error:  # of any library code
+        raise InputError(
+            f"{source_name}: torch {torch.__version__} cannot read it: {first_line(error)}",
+            hint="Save it again with this version of torch, or pass file.py:factory.",
+        ) from error
+
+
+@contextmanager
+def _without_pickles() -> Iterator[None]:
+    """Refuse pickled Python objects in a file, which may run code."""
+    from torch.export.pt2_archive import _package
+
+    class _Refusing:
+        """In place of ``pickle`` while a file is read."""
+
+        @staticmethod
+        def loads(_content: bytes) -> object:
+            raise ValueError("it contains pickled Python objects, which may run code")
+
+    load = torch.load
+
+    def load_weights(*args: Any, **keywords: Any) -> Any:
+        return load(*args, **{**keywords, "weights_only": True})
+
+    with attribute_replaced(_package, "pickle", _Refusing), attribute_replaced(torch, "load", load_weights):
+        yield
+
+
+def is_exported_program(path: Path) -> bool:
+    """Return True for an archive of ``torch.export.save``."""
+    return any(name.endswith(("archive_format", "serialized_exported_program.json")) for name in _names_in(path))
+
+
+def _names_in(path: Path) -> list[str]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return []

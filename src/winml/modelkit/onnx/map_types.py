@@ -1,0 +1,98 @@
+"""Conversion between models with maps and graphs of onnx_ir, which has no type of maps.
+
+A value whose type contains a map, such as the sequence of maps that ``ZipMap`` returns, has no type in a graph: ONNX
+Runtime infers it. The type stays with the value, and is written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx
+import onnx_ir as ir
+
+_KEY = "winml.map_type"
+"""Key of ``ir.Value.meta``, which no file contains: the type of a value, a ``TypeProto``."""
+
+
+def deserialize_model(proto: onnx.ModelProto) -> ir.Model:
+    """Convert a model to a graph; types with maps are removed from the model and remembered.
+
+    Raises:
+        ValueError: the model is no valid graph. Other errors of onnx_ir occur as well.
+    """
+    types = {value.name: _take_type(value) for value in _values(proto.graph) if _contains_map(value.type)}
+    model = ir.serde.deserialize_model(proto)
+    if types:
+        for value in (*model.graph.inputs, *model.graph.outputs):
+            if value.name in types:
+                value.meta[_KEY] = types[value.name]
+    return model
+
+
+def serialize_model(model: ir.Model) -> onnx.ModelProto:
+    """Convert a graph to a model, with the types of maps."""
+    proto = ir.serde.serialize_model(model)
+    types = {
+        value.name: value.meta[_KEY] for value in (*model.graph.inputs, *model.graph.outputs) if _KEY in value.meta
+    }
+    for value in (*proto.graph.input, *proto.graph.output) if types else ():
+        if value.name in types:
+            value.type.CopyFrom(types[value.name])
+    return proto
+
+
+def detach_maps(model: ir.Model) -> list[ir.Node]:
+    """Remove the nodes whose outputs are maps and outputs of the graph, in place; their inputs become outputs instead.
+
+    Returns:
+        The nodes, for :func:`attach_maps`.
+    """
+    outputs, makers = model.graph.outputs, []
+    for position, value in enumerate(outputs):
+        maker = value.producer()
+        source = None if maker is None or not maker.inputs else maker.inputs[0]
+        if _KEY in value.meta and maker is not None and source is not None and len(maker.outputs) == 1:
+            outputs[position] = source
+            model.graph.remove(maker)
+            makers.append(maker)
+    return makers
+
+
+def attach_maps(model: ir.Model, makers: Iterable[ir.Node]) -> None:
+    """Insert the removed nodes of maps, in place; the graph may have been replaced since."""
+    for maker in makers:
+        source = maker.inputs[0]
+        assert source is not None  # else it was not removed
+        position = next(number for number, value in enumerate(model.graph.outputs) if value.name == source.name)
+        maker.replace_input_with(0, model.graph.outputs[position])
+        model.graph.append(maker)
+        model.graph.outputs[position] = maker.outputs[0]
+
+
+def _take_type(value: onnx.ValueInfoProto) -> onnx.TypeProto:
+    """Return the type of a value, and remove it, in place."""
+    taken = onnx.TypeProto()
+    taken.CopyFrom(value.type)
+    value.ClearField("type")
+    return taken
+
+
+def _values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    """Yield the values of a graph and its subgraphs that have a type."""
+    yield from (*graph.input, *graph.output, *graph.value_info)
+    for node in graph.node:
+        for attribute in node.attribute:
+            for subgraph in (attribute.g, *attribute.graphs) if attribute.type in _GRAPHS else ():
+                yield from _values(subgraph)
+
+
+_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+
+
+def _contains_map(value_type: onnx.TypeProto) -> bool:
+    """Return True for a map, and for a sequence or an optional of maps."""
+    kind = value_type.WhichOneof("value")
+    if kind in ("sequence_type", "optional_type"):
+        return _contains_map(getattr(value_type, kind).elem_type)
+    return bool(kind == "map_type")

@@ -1,0 +1,152 @@
+// --- The page of one or two models: modules, graph and details follow one selection.
+
+const bytesWords = value => {
+  const scale = [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]].find(([factor]) => value >= factor);
+  return scale ? `${Number((value / scale[0]).toPrecision(3))} ${scale[1]}` : `${value} bytes`;
+};
+const UNITS = { bytes: bytesWords, count: countWords };
+
+/** Return the measures that every file has. */
+function structuralMeasures() {
+  const sum = (name, title, write) => ({
+    key: name, title, write, isSize: true, folded: "sum",
+    own: module => ownNumbers(module)[name], total: module => totalNumbers(module)[name],
+  });
+  const bits = module => bitsOf(module);
+  return [
+    sum("parameters", "parameters", countWords), sum("size_bytes", "bytes of weights", bytesWords),
+    sum("nodes", "nodes", value => String(value)), sum("macs", "MACs", countWords),
+    { key: "bits", title: "bits of a parameter", write: numberWords, folded: "max", isShown: true, own: bits, total: bits },
+  ];
+}
+
+/** Return the measures of earlier runs: a number or text for each module of each part. */
+function recordedMeasures(model) {
+  return model.measures.map(measure => {
+    const write = UNITS[measure.unit] ?? (value => `${numberWords(value)} ${measure.unit}`.trim());
+    const own = module => module.part.measures?.[measure.key]?.[module.index] ?? null;
+    const total = module => !measure.isSize ? own(module)
+      : module.children.reduce((sum, child) => sum + (total(child) ?? 0), own(module) ?? 0);
+    return { isShown: !measure.isSize, folded: "sum", ...measure, write, own, total };
+  });
+}
+
+/** Return the measures of a model of which any module has a value. */
+function knownMeasures(model, root) {
+  const modules = [...modulesIn(root)];
+  return [...structuralMeasures(), ...recordedMeasures(model)].filter(measure =>
+    modules.some(module => { const value = measure.own(module); return value !== null && value !== 0 && value !== ""; }));
+}
+
+/** Return a module as a node of the chart. */
+function chartNode(module, sizes, shades, texts) {
+  const number = value => value === undefined ? null : value;
+  return {
+    module, label: module.label, words: "", isMarked: false,
+    lines: [module.path || module.label, ...(module.path ? [module.tag] : [])],
+    kinds: [module.isGroup ? "" : module.className, ...texts.map(text => text.own(module) ?? "")],
+    sizes: sizes.map(size => number(size.own(module))), shades: shades.map(shade => number(shade.own(module))),
+    children: module.children.map(child => chartNode(child, sizes, shades, texts)),
+  };
+}
+
+/** Return the word for the change of a module; empty for an equal one. */
+function changeOf(module) {
+  const change = module.part.measures.change?.[module.index] ?? "";
+  return change === NEUTRAL ? "" : change;
+}
+
+const modulesOf = node => (node.members ?? [node]).map(member => member.module);
+
+/** Show one side: its chart of modules and its graph. */
+function showSide(view, side, root, measures, colours, events) {
+  const chart = view.querySelectorAll(".boxes")[side], frame = view.querySelectorAll(".graph")[side];
+  const sizes = measures.filter(measure => measure.isSize), texts = measures.filter(measure => measure.isText);
+  const shades = measures.filter(measure => !measure.isText);
+  const tree = chartNode(root, sizes, shades, texts);
+  const icicle = showIcicle(chart, {
+    root: tree, sizes, shades, categories: ["class", ...texts.map(text => text.title)],
+    start: texts.some(text => text.key === "change") ? `kind ${1 + texts.findIndex(text => text.key === "change")}` : "kind 0",
+  }, colours(tree), {
+    onReach: node => events.onModules(modulesOf(node)),
+    onZoom: node => events.onZoom(modulesOf(node)),
+  });
+  const graph = showGraph(frame, root, {
+    onSelect: item => events.onItem(item),
+    onEnter: module => events.onEnter(module),
+    onToggle: (module, isOpen) => events.onToggle(module, isOpen),
+    colourOf: module => module.isGroup ? "" : `var(--c${colours(tree).get(module.className) ?? COLOURS})`,
+    markOf: events.markOf,
+  });
+  return { root, icicle, graph };
+}
+
+/** Return the module at the same place of the other model; null if there is none. */
+function counterpart(module, otherRoot, renamed) {
+  const tag = renamed.get(module.tag) ?? module.tag, partName = module.part.name;
+  for (const other of modulesIn(otherRoot))
+    if (other.tag === tag && other.isGroup === module.isGroup && other.label === (module.isGroup ? module.label : other.label) && other.part.name === partName) return other;
+  return null;
+}
+
+function showView(view) {
+  const data = JSON.parse(view.querySelector("script").textContent), details = view.querySelector(".details");
+  const roots = data.models.map(model => expandModel(data, model));
+  const measures = roots.map((root, side) => knownMeasures(data.models[side], root));
+  const trees = roots.map((root, side) => chartNode(root, measures[side].filter(measure => measure.isSize), [], []));
+  const everyColour = classColours(trees), colours = tree => classesIn(tree, everyColour);
+  const renames = new Map(data.renamed ?? []);
+  const renamedFrom = [new Map([...renames].map(([after, before]) => [before, after])), renames];
+  const sideOf = item => roots.indexOf(lineage(item.isModule ? item : item.module)[0]);
+  const twin = module => roots.length > 1 ? counterpart(module, roots[1 - sideOf(module)], renamedFrom[sideOf(module)]) : null;
+
+  function describe(parts) {
+    details.replaceChildren(...parts);
+    details.scrollTop = 0;
+  }
+  function showModules(modules) {
+    const side = sideOf(modules[0]);
+    describe(describeModule(modules, measures[side], roots.length > 1 ? { side, modules: modules.map(twin), measures: measures[1 - side], names: data.models.map(model => model.name), data } : null));
+  }
+  function showItem(item) {
+    if (item.isPort) describe([element("h3", "", item.isInput ? "Input" : "Output"), ...valueTable("Tensor", [item.origin])]);
+    else if (item.isModule) showModules([item]);
+    else describe([...describeNode(item), ...becameFields(item, data)]);
+  }
+  /** Show a module in the graph of its model, and the same place in the other model. */
+  function enterBoth(module, isInChart) {
+    const side = sideOf(module), other = twin(module);
+    if (isInChart) sides[side].graph.enter(module);
+    else sides[side].icicle.zoomTo(node => node.module === module);
+    if (!other) return;
+    sides[1 - side].graph.enter(other);
+    sides[1 - side].icicle.zoomTo(node => node.module === other);
+  }
+
+  const sides = [];
+  roots.forEach((root, side) => sides.push(showSide(view, side, root, measures[side], colours, {
+    onModules: showModules,
+    onZoom: modules => { showModules(modules); enterBoth(modules[0], true); },
+    onItem: showItem,
+    onToggle: (module, isOpen) => {
+      const other = twin(module);
+      if (other) sides[sideOf(other)].graph.setOpen(other, isOpen);
+    },
+    onEnter: module => { showModules([module]); enterBoth(module, false); },
+    markOf: item => item.isModule ? changeOf(item) : becameMark(item, data),
+  })));
+  if (sides.length > 1) linkChoices(sides, measures);
+  showSearch(view.querySelector(".search"), roots, found => {
+    const modules = new Set(found.map(item => item.isModule ? item : item.module));
+    for (const { icicle } of sides) icicle.highlight(modules.size ? node => modules.has(node.module) : null);
+  }, item => {
+    const side = sides[sideOf(item)], module = item.isModule ? item.parent ?? item : item.module;
+    side.icicle.zoomTo(node => node.module === module);
+    side.graph.reveal(item);
+    showItem(item);
+    view.querySelectorAll(".graph")[sideOf(item)].scrollIntoView({ block: "nearest" });
+  });
+  showModules([roots.at(-1)]);
+}
+
+for (const view of document.querySelectorAll(".view")) showView(view);

@@ -1,0 +1,40 @@
+"""Command ``winml view``: writes a page of the modules and the graph of a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from winml.modelkit.cli._errors import WinMLCommand
+from winml.modelkit.cli._folders import end_dry_run
+from winml.modelkit.cli._options import request_options, result_options
+from winml.modelkit.cli._progress import show_wait
+from winml.modelkit.cli._requests import stated_fields
+from winml.modelkit.cli._streams import page_text, show_result, write_answer
+from winml.modelkit.view.verb import ViewRequest, plan_view, run_view
+
+
+@click.command(name="view", cls=WinMLCommand)
+@request_options(ViewRequest)
+@result_options()
+def command(**options: Any) -> None:
+    """Write a page that shows the modules and the graph of a model, or of two side by side.
+
+    The page needs no network and no server: it opens in any browser.
+
+    Exit codes: 0 success, 1 invalid files, 2 usage error.
+
+    Examples:
+      winml view model.onnx -o page.html
+      winml view model.onnx quantized.onnx -o pair.html --open
+    """
+    plan = plan_view(ViewRequest(**stated_fields(ViewRequest, options)))
+    end_dry_run(plan, options)
+    with show_wait("measuring" if options["measure"] else "reading"):
+        page = run_view(plan)
+    texts = {"output": lambda path: page_text(page.document(), path, {})}
+    paths = write_answer(plan.files, texts, overwrite=options["overwrite"])
+    show_result(page.as_record(), options, lambda: page.document().with_files(paths))
+    if options["open"]:
+        click.launch(paths[0].absolute().as_uri())

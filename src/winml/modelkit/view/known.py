@@ -1,0 +1,278 @@
+"""Numbers of modules that the structure does not contain: metadata of a file, and results of earlier runs.
+
+A result of an earlier run is the JSON of ``perf``, ``compare``, ``quantize --sensitivity`` or ``inspect --ep``. The
+JSON states the fingerprint of the model, by which a result of another model is recognized.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.metadata_keys import MODULES_KEY, QUANTIZATION_KEY
+from winml.modelkit.options import load_metadata, read_json_file
+from winml.modelkit.view.structure import GraphFile
+
+_LARGEST_RESULT = 50_000_000
+"""Chosen: maximum bytes of a file that is searched for a result beside a model; results of large models have 2 MB."""
+_DIGITS = 6
+"""Chosen: significant digits of a number on the page; it displays three."""
+_OF_MODEL = "model"
+"""Source of the numbers that the file itself contains."""
+
+Value = float | str | None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number or text of modules, by tag or path."""
+
+    key: str
+    title: str
+    values: Mapping[str, Value]
+    unit: str = ""
+    """``ms``, ``dB``, ``bytes``, or empty."""
+    kind: Literal["size", "shade", "text"] = "shade"
+    """``size``: a number that adds up over modules."""
+    folded: Literal["sum", "max", "min"] = "max"
+    """Aggregation over equal modules."""
+    is_logarithmic: bool = False
+    is_dark_low: bool = False
+    source: str = _OF_MODEL
+
+    def as_data(self) -> dict[str, Any]:
+        """Return the description of the measure on the page."""
+        return {
+            "key": self.key,
+            "title": self.title,
+            "unit": self.unit,
+            "isSize": self.kind == "size",
+            "isText": self.kind == "text",
+            "folded": "sum" if self.kind == "size" else self.folded,
+            "logarithmic": self.is_logarithmic,
+            "darkLow": self.is_dark_low,
+            "source": self.source,
+        }
+
+    def value(self, tag: str, path: str) -> Value:
+        """Return the value of a module; None if unknown."""
+        value = self.values.get(tag, self.values.get(path) if path else None)
+        return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+
+
+@dataclass(frozen=True)
+class EarlierResult:
+    """The numbers of one model in the JSON of an earlier run."""
+
+    path: Path
+    fingerprint: str
+    """Empty: written by a version that did not state it."""
+    measures: tuple[Measure, ...]
+    verdict: str = ""
+    """Sentence on the model as a whole; empty: none."""
+
+
+def read_results(path: Path) -> list[EarlierResult]:
+    """Read the JSON of an earlier run.
+
+    Raises:
+        UsageError: the file contains no numbers of modules.
+        InputError: the file is no JSON.
+    """
+    record = read_json_file(path)
+    results = results_in(record, path) if isinstance(record, dict) else []
+    if not results:
+        raise UsageError(
+            f"{path} contains no numbers of modules",
+            hint="Specify the JSON (-f json) of winml perf --by-module; winml compare --by-module; winml quantize "
+            "--sensitivity; or winml inspect --ep.",
+        )
+    return results
+
+
+def results_in(record: Mapping[str, Any], path: Path) -> list[EarlierResult]:
+    """Return the results in a JSON object; ``path`` names their source."""
+    return list(_find_results(record, path, 0))
+
+
+def results_beside(paths: Iterable[Path]) -> list[EarlierResult]:
+    """Read the results of earlier runs in the folders of some models; other files are ignored."""
+    results: list[EarlierResult] = []
+    for folder in dict.fromkeys(path.parent for path in paths):
+        for file in sorted(folder.glob("*.json")):
+            try:
+                if file.stat().st_size > _LARGEST_RESULT or '"fingerprint"' not in file.read_text(encoding="utf-8"):
+                    continue
+                results += results_in(json.loads(file.read_text(encoding="utf-8")), file)
+            except (OSError, ValueError, TypeError, KeyError, AttributeError):
+                continue
+    return results
+
+
+def refuse_foreign(results: Iterable[EarlierResult], fingerprints: Iterable[str]) -> None:
+    """Refuse a named result that belongs to none of the displayed files.
+
+    Raises:
+        UsageError: names the file.
+    """
+    known, by_path = set(fingerprints), defaultdict(list)
+    for result in results:
+        by_path[result.path].append(result.fingerprint)
+    for path, stated in by_path.items():
+        if known.isdisjoint(stated):
+            is_old = not any(stated)
+            reason = "does not state its model" if is_old else "is a result of another model"
+            remedy = "Repeat its command." if is_old else "Omit it, or name the model that it belongs to."
+            raise UsageError(f"{spell('with')} {path} {reason}", hint=remedy)
+
+
+def _find_results(record: Mapping[str, Any], path: Path, depth: int, name: str = "") -> Iterator[EarlierResult]:
+    """Yield the results in a JSON object and in the objects inside it: parts, phases and baselines."""
+    for key, read in _READERS.items():
+        if isinstance(record.get(key), (dict, list)) and (result := read(record, path, name)) is not None:
+            yield result
+    if depth < _DEEPEST:
+        for key, value in record.items():
+            if isinstance(value, dict) and key not in _READERS:
+                yield from _find_results(value, path, depth + 1, key if key in _PHASES else name)
+
+
+_DEEPEST = 3
+"""Specified: parts contain phases, which contain a baseline."""
+_PHASES = ("prompt", "step")
+
+
+def _read_times(record: Mapping[str, Any], path: Path, phase: str) -> EarlierResult | None:
+    """Read ``by_module`` of ``winml perf``."""
+    times = record["by_module"]
+    if not isinstance(times, dict) or "tree" not in times:
+        return None
+    rows = list(_walk(times["tree"]))
+    ending = f" of {phase}" if phase else ""
+    unit = times.get("unit", "ms")
+    suffix = "kcycles" if unit == "kcycles" else "ms"
+    outputs, fused = _by_tag(rows, "output_bytes"), _by_tag(rows, "fused_with", _joined)
+    measures = [
+        Measure(f"time {phase}".strip(), f"time{ending}", _by_tag(rows, f"self_{suffix}"), unit, "size"),
+        Measure(f"outputs {phase}".strip(), f"bytes of outputs{ending}", outputs, "bytes", "size"),
+        Measure(f"fused {phase}".strip(), f"runs fused with{ending}", fused, kind="text"),
+    ]
+    if times.get("placement"):
+        measures.append(_placement(times["placement"], "provider"))
+    verdict = (record.get("baseline") or {}).get("verdict")
+    words = f"{verdict['question']}: {verdict['answer']} ({verdict['reason']})" if isinstance(verdict, dict) else ""
+    return _result(path, times.get("fingerprint", ""), measures, words)
+
+
+def _read_comparison(record: Mapping[str, Any], path: Path, _name: str) -> EarlierResult | None:
+    """Read ``modules`` of ``winml compare --by-module``, or of ``winml quantize --sensitivity``."""
+    rows = record["modules"]
+    if not isinstance(rows, list) or not rows or not isinstance(rows[0], dict):
+        return None
+    if "own_error" in rows[0]:
+        measures = [
+            Measure("own error", "own error", _by_tag(rows, "own_error"), is_logarithmic=True),
+            Measure("sqnr", "SQNR", _by_tag(rows, "sqnr_db", merge=min), "dB", folded="min", is_dark_low=True),
+        ]
+        return _result(path, record.get("fingerprint", ""), measures)
+    if "modes" in record and "precision" in record:
+        title = f"SQNR with only this module in {record['precision']}"
+        values = _by_tag(rows, "sqnr_db", merge=min)
+        measures = [Measure("sensitivity", title, values, "dB", folded="min", is_dark_low=True)]
+        return _result(path, record.get("fingerprint", ""), measures)
+    return None
+
+
+def _read_fit(record: Mapping[str, Any], path: Path, _name: str) -> EarlierResult | None:
+    """Read ``execution_provider`` of ``winml inspect --ep``."""
+    fit = record["execution_provider"]
+    if not isinstance(fit, dict) or not fit.get("modules"):
+        return None
+    measure = _placement(fit["modules"], f"on {fit.get('provider', 'the provider')}")
+    return _result(path, fit.get("fingerprint", ""), [measure])
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any], Path, str], EarlierResult | None]] = {
+    "by_module": _read_times,
+    "modules": _read_comparison,
+    "execution_provider": _read_fit,
+}
+"""Key → reader of the object with the key."""
+
+
+def _result(path: Path, fingerprint: str, measures: Sequence[Measure], verdict: str = "") -> EarlierResult:
+    named = tuple(
+        Measure(**{**vars(measure), "source": path.name}) for measure in measures if any(measure.values.values())
+    )
+    return EarlierResult(path, fingerprint, named, verdict)
+
+
+def _placement(rows: Sequence[Mapping[str, Any]], title: str) -> Measure:
+    """Return where the nodes of modules run, with the reasons of nodes outside the provider."""
+    words = {}
+    for row in rows:
+        nodes, on_device, reasons = row["nodes"], row["on_device"], row.get("reasons") or {}
+        reason = f": {', '.join(reasons)}" if reasons else ""
+        words[row["module"]] = "all nodes" if nodes == on_device else f"{on_device} of {nodes} nodes{reason}"
+    return Measure("provider", title, words, kind="text")
+
+
+def _walk(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield nested rows in order."""
+    for row in rows:
+        yield row
+        yield from _walk(row.get("children") or ())
+
+
+def _joined(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
+
+
+def _by_tag(
+    rows: Iterable[Mapping[str, Any]],
+    key: str,
+    read: Callable[[Any], Value] = lambda value: value,
+    merge: Callable[[Any, Any], Any] = max,
+) -> dict[str, Value]:
+    """Return tag → value of the rows; several calls of a module are merged."""
+    values: dict[str, Value] = {}
+    for row in rows:
+        value = read(row.get(key))
+        if value is None or value == "":
+            continue
+        tag = row["tag"]
+        values[tag] = merge(values[tag], value) if tag in values else value
+    return values
+
+
+def file_measures(file: GraphFile) -> Iterator[Measure]:
+    """Yield the numbers and texts of modules in the metadata of a file: precisions, and modules fused with others."""
+    precisions: dict[str, Value] = {}
+    try:
+        record = load_metadata(file.metadata.get(QUANTIZATION_KEY, "{}"))
+        for module in record.get("modules", ()):
+            precisions[module["tag"]] = str(module["actual"] or "float")
+    except (ValueError, TypeError, KeyError, AttributeError):
+        precisions = {}
+    if precisions:
+        yield Measure("precision", "precision", precisions, kind="text")
+    fused: dict[str, dict[str, None]] = defaultdict(dict)
+    for node, tag in zip(file.contents.nodes, file.tree.tags, strict=True):
+        for entry in node.proto.metadata_props:
+            if entry.key == MODULES_KEY:
+                fused[tag] |= dict.fromkeys(_paths(entry.value))
+    if fused:
+        yield Measure("merged", "fused with", {tag: ", ".join(paths) for tag, paths in fused.items()}, kind="text")
+
+
+def _paths(text: str) -> list[str]:
+    """Return the module paths in the metadata of a fused node; `[]` for damaged metadata."""
+    try:
+        return [str(path) for path in load_metadata(text)]
+    except (ValueError, TypeError):
+        return []

@@ -1,0 +1,62 @@
+"""Document of ``winml view``: a page of modules and graph, and its summary in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from winml.modelkit.onnx.module_costs import Cost
+from winml.modelkit.report import document as doc
+from winml.modelkit.view.records import ModelPage, ViewedModel
+from winml.modelkit.words import count_noun, count_words, size_words
+
+
+def page_document(page: ModelPage) -> doc.Document:
+    """Describe the displayed models; a page also contains their modules and graphs."""
+    names = [model.name for model in page.models]
+    return doc.Document(
+        [doc.Fields([row for model in page.models for row in _model_fields(model)]), doc.ModelView(names, page.data)],
+        title=" and ".join(names),
+        subject="modules and graph",
+        answer=_difference_words(page),
+        figures=list(_figures([model.total for model in page.models])),
+    )
+
+
+def _figures(totals: Sequence[Cost]) -> Iterator[doc.Figure]:
+    """Yield the key numbers; of two models in the form ``before → after``."""
+
+    def words(numbers: Iterable[float | None], write: Callable[[int], str]) -> str:
+        texts = ["?" if number is None else write(int(number)) for number in numbers]
+        return " → ".join(dict.fromkeys(texts))
+
+    yield doc.Figure(
+        "parameters", words((total.parameters for total in totals), count_words), "elements of the weights"
+    )
+    if any(total.size_bytes for total in totals):
+        bits = " → ".join(dict.fromkeys(f"{total.bits:.3g}" for total in totals if total.bits))
+        sizes = words((total.size_bytes for total in totals), size_words)
+        yield doc.Figure("weights", sizes, f"{bits} bits of a parameter" if bits else "")
+    if any(total.nodes for total in totals):
+        yield doc.Figure("nodes", words((total.nodes for total in totals), str), "of the graph, with subgraphs")
+        is_known = all(total.macs is not None for total in totals)
+        macs = "multiply-accumulate operations of one run" if is_known else "the operations depend on dynamic sizes"
+        yield doc.Figure("MACs", words((total.macs for total in totals), count_words), macs)
+
+
+def _difference_words(page: ModelPage) -> str:
+    """Return how many modules of two models differ; empty for one model."""
+    if page.differing is None:
+        return ""
+    verb = "differs" if page.differing == 1 else "differ"
+    return f"{count_noun(page.differing, 'module')} {verb}." if page.differing else "Both models are equal."
+
+
+def _model_fields(model: ViewedModel) -> Iterator[doc.Field]:
+    yield "model", model.name
+    for part in model.parts:
+        name = f"{part.name}: " if len(model.parts) > 1 else ""
+        nodes = f", {count_noun(part.total.nodes, 'node')}" if part.path else ""
+        yield "modules", f"{name}{count_noun(part.modules, 'module')} from {part.tree_source}{nodes}"
+    for known in model.known:
+        yield "known", f"{known.title} of {count_noun(known.modules, 'module')}, from {known.source}"
+    yield from doc.note_fields(model.notes)

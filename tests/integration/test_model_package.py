@@ -1,0 +1,145 @@
+"""Model packages: variants of one model that share weights, opened and chosen by ONNX Runtime."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from transformers import AutoModel
+
+from checkpoints import save_checkpoint
+from e2e.in_process import run_here
+from winml.modelkit import build_package
+from winml.modelkit.errors import OutputExistsError, UsageError
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(onnxruntime, "ModelPackage"), reason="this ONNX Runtime has no model packages; 1.32 has"
+)
+
+TOKENS = np.array([[2, 5, 3, 7]], np.int64)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint("bert", tmp_path_factory.mktemp("bert"), hidden_size=64, intermediate_size=128)
+
+
+@pytest.fixture(scope="module")
+def built(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A package with three variants, and its record."""
+    folder = tmp_path_factory.mktemp("packages") / "bert"
+    variants = ("--layout", "package", "--variants", "cpu,standard,webgpu")
+    done = run_here("build", checkpoint, "-o", folder, *variants, "-q", "-f", "json")
+    assert 0 == done.code, done.err
+    return folder, json.loads(done.out)
+
+
+def open_session(folder: Path, component: str = "model") -> Any:
+    """Open the variant that ONNX Runtime chooses for the CPU."""
+    options = onnxruntime.ModelPackageOptions(onnxruntime.SessionOptions())
+    chosen = onnxruntime.ModelPackageContext(str(folder)).select_component(component, options)
+    return chosen.get_selected_variant_name(), chosen.create_session()
+
+
+def test_chosen_variant_computes_as_pytorch_does(checkpoint: Path, built: tuple[Path, dict[str, Any]]) -> None:
+    """Without providers in the session options, ONNX Runtime chooses the first variant of the CPU."""
+    variant, session = open_session(built[0])
+    inputs = {"input_ids": TOKENS, "attention_mask": np.ones_like(TOKENS), "token_type_ids": np.zeros_like(TOKENS)}
+    with torch.inference_mode():
+        expected = AutoModel.from_pretrained(checkpoint)(torch.as_tensor(TOKENS)).last_hidden_state.numpy()
+    (states,) = session.run(["last_hidden_state"], {value.name: inputs[value.name] for value in session.get_inputs()})
+    assert "cpu" == variant
+    np.testing.assert_allclose(states, expected, atol=1e-5)  # float32, other order of sums
+
+
+def test_library_of_onnxruntime_reads_variants_and_shared_weights(built: tuple[Path, dict[str, Any]]) -> None:
+    """All providers of a variant share its folder, and the shared folder is named by the digest of its content."""
+    folder, _ = built
+    content = onnxruntime.ModelPackage.open(str(folder)).get_info()
+    ((component, variants),) = [(entry["name"], entry["variants"]) for entry in content["components"]]
+    (asset,) = content["shared_assets"]
+    assert "model" == component
+    assert {
+        "cpu": "CPUExecutionProvider",
+        "standard-openvino": "OpenVINOExecutionProvider",
+        "standard-coreml": "CoreMLExecutionProvider",
+        "standard-xnnpack": "XnnpackExecutionProvider",
+        "webgpu": "WebGpuExecutionProvider",
+    } == {entry["name"]: entry["ep"] for entry in variants}
+    assert asset["uri"] == onnxruntime.ModelPackage.compute_directory_hash(asset["resolved_path"])
+
+
+def test_variants_share_weights_with_equal_bytes(built: tuple[Path, dict[str, Any]]) -> None:
+    """The weights in float32 are stored once for two variants; half precision has others."""
+    folder, record = built
+    cpu, standard, webgpu = record["variants"]
+    assert cpu["shared_bytes"] == standard["shared_bytes"] > 100_000 > webgpu["shared_bytes"]
+    assert record["size_bytes"] < 0.8 * record["separate_bytes"]
+    assert record["size_bytes"] == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert "" == standard["quality"]
+    assert webgpu["quality"].startswith("SQNR ")
+    assert (folder / "config.json").is_file()
+
+
+def test_card_of_a_package_compares_its_variants(built: tuple[Path, dict[str, Any]]) -> None:
+    """Only variants for the CPU have a time."""
+    folder, record = built
+    cpu, _, webgpu = record["variants"]
+    lines = (folder / "README.md").read_text(encoding="utf-8").splitlines()
+    rows = {line.split("`")[1]: line for line in lines if line.startswith("| `")}
+    assert [variant["name"] for variant in record["variants"]] == [*rows]
+    assert webgpu["quality"] in rows["webgpu"]
+    assert cpu["latency_ms"] > 0
+    assert webgpu["latency_ms"] is None
+
+
+def test_new_package_replaces_files_of_the_earlier_one_only(checkpoint: Path, tmp_path: Path) -> None:
+    build_package(checkpoint, tmp_path / "bert", variants="standard,cpu", verify=False)
+    (tmp_path / "bert" / "mine.txt").write_text("mine")
+    result = build_package(checkpoint, tmp_path / "bert", variants="cpu", verify=False)
+    assert ("cpu", result.folder) == (open_session(tmp_path / "bert")[0], tmp_path / "bert")
+    assert {"cpu", "component.json"} == {path.name for path in (tmp_path / "bert" / "model").iterdir()}
+    assert not (tmp_path / "bert" / "shared_assets").exists()
+    assert "mine" == (tmp_path / "bert" / "mine.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"variants": "cpu,fpga"},
+        {"variants": "cpu,cpu"},
+        {"variants": ""},
+        {"precision": "int8"},
+        {"ep": "webgpu"},
+        {"deploy_only": True},
+        {"layout": "genai", "variants": "cpu"},
+    ],
+)
+def test_options_that_contradict_a_package_are_refused(
+    checkpoint: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError):
+        build_package(checkpoint, tmp_path / "bert", **options)
+    assert not (tmp_path / "bert").exists()
+
+
+def test_manifest_of_another_tool_is_not_replaced(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"name": "a web app"}')
+    with pytest.raises(OutputExistsError):
+        build_package(checkpoint, tmp_path)
+
+
+def test_factory_may_return_another_model_for_each_variant(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("import torch\n\ndef net():\n    return torch.nn.Linear(2, 2)\n")
+    with pytest.raises(UsageError, match="another model"):
+        build_package(f"{tmp_path / 'net.py'}:net", tmp_path / "net")
+
+
+def test_variants_without_the_layout_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    done = run_here("build", checkpoint, "-o", tmp_path / "bert", "--variants", "cpu")
+    assert (2, True) == (done.code, "--layout package" in done.err)

@@ -1,0 +1,320 @@
+"""The page of ``winml view``: what its data contains, and what a browser shows of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from browser import Browser
+from e2e.in_process import run_here
+from winml.modelkit import UsageError, quantize_model, view_model
+from winml.modelkit.metadata_keys import TREE_KEY
+from winml.modelkit.onnx.fingerprint import file_fingerprint
+from winml.modelkit.report.html import render_html
+from winml.modelkit.tags.tagging import NodeTag, write_tag
+from winml.modelkit.view.records import ModelPage
+
+LAYERS = 4
+SIZE = 16
+MOST_PAGE_BYTES = 300_000
+"""Specified by the project for a model of the size of bert-base."""
+RUN = "document.title='run'"
+NAMES = (f"<script>{RUN}</script>", f'</script><img src=x onerror="{RUN}">', "a\u202eb", "L" * 10_000, "~0/x", "~~")
+"""Names that a page must show as text."""
+
+
+def _layers(count: int = LAYERS, *, is_tagged: bool = True) -> ir.Model:
+    """Return a model of equal layers, each with a product in ``proj`` and a sum around it."""
+    generator = np.random.default_rng(0)
+    value = x = ir.val("x", dtype=ir.DataType.FLOAT, shape=["batch", SIZE])
+    nodes, weights = [], []
+    for layer in range(count):
+        weight = generator.standard_normal((SIZE, SIZE)).astype(np.float32)
+        name = f"layers.{layer}.proj.weight"
+        weights.append(ir.val(name, const_value=ir.tensor(weight, name=name)))
+        scope, tag = f"/layers.{layer}", f"/Net/Layer.{layer}"
+        product = ir.node("MatMul", [value, weights[-1]], name=f"{scope}/proj/MatMul")
+        total = ir.node("Add", [product.outputs[0], value], name=f"{scope}/Add")
+        for node, inner in ((product, "Proj"), (total, "")):
+            node.outputs[0].name = f"{node.name}_output_0"
+            node.outputs[0].shape, node.outputs[0].dtype = ir.Shape(["batch", SIZE]), ir.DataType.FLOAT
+            if is_tagged:
+                path = f"layers.{layer}.proj" if inner else f"layers.{layer}"
+                write_tag(node, NodeTag(f"{tag}/{inner}" if inner else tag, path, "direct"))
+            else:
+                node.name = f"{node.op_type}_{len(nodes)}"
+            nodes.append(node)
+        value = total.outputs[0]
+    graph = ir.Graph([x], [value], nodes=nodes, initializers=weights, opset_imports={"": 20}, name="net")
+    model = ir.Model(graph, ir_version=10)
+    if is_tagged:
+        tree = [{"path": "", "tag": "/Net", "class": "Net"}]
+        for layer in range(count):
+            tree.append({"path": f"layers.{layer}", "tag": f"/Net/Layer.{layer}", "class": "Layer"})
+            tree.append({"path": f"layers.{layer}.proj", "tag": f"/Net/Layer.{layer}/Proj", "class": "Proj"})
+        model.metadata_props[TREE_KEY] = json.dumps(tree)
+    return model
+
+
+def _saved(model: ir.Model, path: Path) -> Path:
+    ir.save(model, path)
+    return path
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    """A file of equal layers."""
+    return _saved(_layers(), tmp_path / "net.onnx")
+
+
+@pytest.fixture
+def pair(net: Path) -> tuple[Path, Path]:
+    """A file, and the file with quantized weights."""
+    quantized = net.with_name("int8.onnx")
+    quantize_model(net, quantized, precision="int8")
+    return net, quantized
+
+
+def _times(net: Path, fingerprint: str | None = None) -> dict[str, Any]:
+    """Return the JSON of ``winml perf --by-module`` in its smallest form: layer N takes N milliseconds."""
+
+    def row(tag: str, milliseconds: float, children: list[Mapping[str, Any]]) -> dict[str, Any]:
+        return {"tag": tag, "self_ms": milliseconds, "output_bytes": 4, "fused_with": [], "children": children}
+
+    layers = [row(f"/Net/Layer.{layer}", float(layer), []) for layer in range(LAYERS)]
+    stated = file_fingerprint(net) if fingerprint is None else fingerprint
+    return {"by_module": {"unit": "ms", "tree": [row("/Net", 0.5, [*layers])], "fingerprint": stated}}
+
+
+def _part(page: ModelPage, side: int = 0) -> dict[str, Any]:
+    part: dict[str, Any] = page.data["models"][side]["parts"][0]
+    return part
+
+
+def test_equal_layers_are_stored_once(tmp_path: Path) -> None:
+    """A model of 64 layers has as many templates as one of 4, and a page of nearly the same size."""
+    pages = [view_model(_saved(_layers(count), tmp_path / f"{count}.onnx")) for count in (4, 64)]
+    assert len(pages[0].data["templates"]) == len(pages[1].data["templates"])
+    sizes = [len(render_html(page.document())) for page in pages]
+    assert sizes[1] < MOST_PAGE_BYTES
+    # Of a further layer, the page repeats label, path, number of the template and sources of the inputs.
+    assert (sizes[1] - sizes[0]) / 60 < 80
+
+
+def test_earlier_results_beside_the_model_are_shown(net: Path) -> None:
+    """A result in the folder of the model belongs to it by fingerprint; one of another model is left out."""
+    net.with_name("times.json").write_text(json.dumps(_times(net)))
+    net.with_name("other.json").write_text(json.dumps(_times(net, "0" * 64)))
+    net.with_name("broken.json").write_text('{"fingerprint": ')
+    page = view_model(net)
+    assert ["times.json"] == [known.source for known in page.models[0].known if known.title == "time"]
+    times = _part(page)["measures"]["time"]
+    assert [0.5, 0.0, None, 1.0, None, 2.0, None, 3.0, None] == times
+
+
+@pytest.mark.parametrize("fingerprint", ["0" * 64, ""], ids=["other", "unstated"])
+def test_result_of_another_model_is_refused(net: Path, tmp_path: Path, fingerprint: str) -> None:
+    """A named result with another fingerprint, or without one, is an error."""
+    result = tmp_path / "elsewhere"
+    result.mkdir()
+    result = result / "times.json"
+    result.write_text(json.dumps(_times(net, fingerprint)))
+    with pytest.raises(UsageError, match=r"times\.json"):
+        view_model(net, results=[result])
+
+
+def test_pair_states_changes_by_module(pair: tuple[Path, Path]) -> None:
+    """Quantized modules are named, and the nodes that replaced others."""
+    page = view_model(*pair)
+    changes = _part(page, 1)["measures"]["change"]
+    assert page.differing == sum(change not in ("changed inside", "equal") for change in changes)
+    assert changes[0] == "changed inside"
+    assert {"quantized"} == {*changes[2::2]}  # the products; a quantizer of activations is new in the layers
+    replaced = page.data["replaced"]["model"]
+    assert ["/layers.0/proj/MatMul"] in replaced.values()
+    assert [] in replaced.values()
+
+
+def test_file_without_tags_is_a_flat_graph(tmp_path: Path) -> None:
+    """The page says so, and divides the graph into groups that can be laid out."""
+    page = view_model(_saved(_layers(200, is_tagged=False), tmp_path / "flat.onnx"))
+    assert any("no tags" in note for note in page.models[0].notes)
+    root = page.data["templates"][_part(page)["template"]]
+    assert 3 == len(root["x"])
+    assert 400 == page.models[0].total.nodes
+
+
+def test_command_writes_the_page(net: Path) -> None:
+    """The command prints a summary and writes one file, which it does not overwrite unasked."""
+    output = net.with_name("page.html")
+    assert 0 == run_here("view", net, "-o", output).code
+    assert output.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert 0 != run_here("view", net, "-o", output).code
+    record = json.loads(run_here("view", net, "-o", output, "--overwrite", "-f", "json").out)
+    assert 2 * LAYERS == record["models"][0]["parts"][0]["total"]["nodes"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("net.onnx",), ("-o", "page.html"), ("net.onnx", "net.onnx", "-o", "page.html")], ids=str
+)
+def test_incomplete_command_is_refused(net: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
+    """A page and one or two models are required; nothing is written otherwise."""
+    monkeypatch.chdir(net.parent)
+    assert 2 == run_here("view", *arguments).code
+    assert not net.with_name("page.html").exists()
+
+
+def _written(page: ModelPage, path: Path) -> Path:
+    path.write_text(render_html(page.document()), encoding="utf-8")
+    return path
+
+
+def _texts(browser: Browser, selector: str) -> list[str]:
+    texts: list[str] = browser.run(f"[...document.querySelectorAll({selector!r})].map(node => node.textContent)")
+    return texts
+
+
+def _search(browser: Browser, text: str) -> None:
+    """Type a text into the search field."""
+    browser.run("document.body.focus()")
+    browser.press("/")
+    browser.send("Input.insertText", text=text)
+
+
+def _click(browser: Browser, selector: str, text: str) -> None:
+    """Click the first element of a selector whose text starts with a text, as an icon of a tree may precede."""
+    found = browser.run(
+        f"(() => {{ const found = [...document.querySelectorAll({selector!r})].find(node => "
+        f"node.textContent.replace(/^[▸▾▶] /, '').startsWith({text!r})); "
+        "found?.dispatchEvent(new MouseEvent('click', {bubbles: true, cancelable: true})); return !!found; })()"
+    )
+    assert found, f"no {selector} with {text}: {_texts(browser, selector)}"
+
+
+@pytest.mark.reader("chromium")
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280, 2560])
+def test_page_fits_the_window(
+    browser: Browser, pair: tuple[Path, Path], tmp_path: Path, width: int, is_dark: bool
+) -> None:
+    """Both models fit windows from a telephone to a large screen, without an error of a script."""
+    browser.open(_written(view_model(*pair), tmp_path / "page.html"), width=width, is_dark=is_dark)
+    assert [] == browser.problems
+    assert [] == browser.wider_elements()
+
+
+@pytest.mark.reader("chromium")
+def test_modules_zoom_and_the_graph_follows(browser: Browser, net: Path, tmp_path: Path) -> None:
+    """A click on folded layers zooms both views; a click in the graph opens a module down to its nodes."""
+    net.with_name("times.json").write_text(json.dumps(_times(net)))
+    browser.open(_written(view_model(net), tmp_path / "page.html"))
+    _click(browser, ".plot button", "Layer.0")
+    assert "Layer.0" in _texts(browser, ".graph .path b")[0]
+    assert ["layers.*"] == browser.run(
+        "[...document.querySelectorAll('.details dd')].map(cell => cell.textContent).filter(text => text.includes('*'))"
+    )
+    before = len(_texts(browser, ".flow .box.node"))
+    _click(browser, ".flow .box.module", "Proj")
+    assert before < len(_texts(browser, ".flow .box.node"))
+    _click(browser, ".flow .box.node", "MatMul")
+    details = _texts(browser, ".details")[0]
+    assert "/layers.0/proj/MatMul" in details
+    assert "layers.0.proj.weight" in details
+    assert f"float32[batch, {SIZE}]" in details
+    assert [] == browser.problems
+
+
+@pytest.mark.reader("chromium")
+def test_keys_walk_through_the_graph(browser: Browser, net: Path, tmp_path: Path) -> None:
+    """Arrow keys follow the data, Enter opens a module, Escape returns to the module around it."""
+    browser.open(_written(view_model(net), tmp_path / "page.html"))
+    browser.run("document.querySelector('.flow [tabindex=\"0\"]').focus()")
+    label = "document.activeElement.getAttribute('aria-label')"
+    assert browser.run(label).startswith("Layer.0")
+    browser.press("ArrowDown")
+    assert browser.run(label).startswith("Layer.1")
+    browser.press("Enter")
+    assert "true" == browser.run("document.activeElement.getAttribute('aria-expanded')")
+    _click(browser, ".plot button", "Layer.0")
+    browser.run("document.querySelector('.flow [tabindex=\"0\"]').focus()")
+    browser.press("Escape")
+    assert ["Net"] == _texts(browser, ".graph .path b")
+
+
+@pytest.mark.reader("chromium")
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("op:MatMul", LAYERS), ("layers.*", LAYERS), ("Proj", LAYERS), ("layers.2.proj", 1), ("nothing", 0)],
+)
+def test_search_finds_modules_and_nodes(browser: Browser, net: Path, tmp_path: Path, text: str, count: int) -> None:
+    """A text is an operator, a selector or a part of a name; Enter shows the first result in the graph."""
+    browser.open(_written(view_model(net), tmp_path / "page.html"))
+    _search(browser, text)
+    found = _texts(browser, ".search .results button")
+    # ``Proj`` is the class of a module and, in other case, a part of the names of nodes.
+    assert count <= len(found) if text == "Proj" else count == len(found)
+    browser.press("Enter")
+    assert (count > 0) == bool(_texts(browser, ".flow .box.selected"))
+
+
+@pytest.mark.reader("chromium")
+def test_two_models_are_compared(browser: Browser, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """A module is selected in both graphs; the table has both values and their ratio, and nodes are marked."""
+    browser.open(_written(view_model(*pair), tmp_path / "page.html"))
+    _click(browser, "#graph1 .box.module", "Layer.1")
+    _click(browser, "#graph1 .box.module", "Proj")
+    assert 2 == len(_texts(browser, "#graph2 .box.module.open"))
+    rows = dict(
+        zip(_texts(browser, ".details tr td:first-child"), _texts(browser, ".details tr td:last-child"), strict=True)
+    )
+    assert rows["parameters"] == "equal"
+    assert rows["bytes of weights"].startswith("× 0.")
+    assert any("new" in text for text in _texts(browser, "#graph2 .box.changed"))
+    assert [] == browser.problems
+
+
+@pytest.mark.reader("chromium")
+def test_commands_are_copied(browser: Browser, net: Path, tmp_path: Path) -> None:
+    """The command of a module has the selector that the verbs understand."""
+    browser.open(_written(view_model(net), tmp_path / "page.html"))
+    _click(browser, ".flow .box.module", "Layer.1")
+    browser.run("navigator.clipboard.writeText = text => { window.copied = text; return Promise.resolve(); }")
+    _click(browser, ".details .copy", "copy")
+    assert f"winml perf {net} --module layers.1" == browser.run("window.copied")
+    assert 0 == run_here("inspect", net, "--module", "layers.1").code
+
+
+@pytest.mark.reader("chromium")
+def test_foreign_names_are_text(browser: Browser, tmp_path: Path) -> None:
+    """No name of a node, module, value or attribute of a file becomes an element or a script."""
+    value = x = ir.val("<b>x</b>", dtype=ir.DataType.FLOAT, shape=["<i>n</i>", 4])
+    nodes = []
+    for number, name in enumerate(NAMES):
+        node = ir.node("LeakyRelu", [value], name=name, attributes={"note": name} if number else {})
+        node.outputs[0].name = f"{name}/out"
+        write_tag(node, NodeTag(f"/Net/{name.replace('/', '')}", name, "direct"))
+        node.metadata_props["foreign"] = name
+        nodes.append(node)
+        value = node.outputs[0]
+    value.dtype, value.shape = ir.DataType.FLOAT, ir.Shape(["<i>n</i>", 4])
+    graph = ir.Graph([x], [value], nodes=nodes, opset_imports={"": 20}, name=NAMES[0])
+    file = _saved(ir.Model(graph, ir_version=10), tmp_path / "foreign.onnx")
+    browser.open(_written(view_model(file), tmp_path / "page.html"))
+    browser.run("document.querySelector('.deeper').click()")
+    for name in ("<b>x", NAMES[0]):
+        _search(browser, name)
+        assert any(name in text for text in _texts(browser, ".search .results button, .flow title"))
+    browser.run(
+        "[...document.querySelectorAll('.flow .box')].forEach(box => box.dispatchEvent(new MouseEvent('click')))"
+    )
+    assert 0 == browser.run("document.querySelectorAll('img, svg b, .details b, .details i').length")
+    assert "run" != browser.run("document.title")
+    assert "\u202e" not in browser.run("document.body.textContent")
+    assert [] == browser.wider_elements()
+    assert [] == browser.problems
