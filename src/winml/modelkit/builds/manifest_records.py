@@ -99,12 +99,10 @@ class ProviderComparison(Options):
             return f"not compared ({self.problem}); the stages compared the result on the CPU"
         device = f"{self.device}, simulated on the {self.simulated_on}" if self.simulated_on else self.device
         assert self.sqnr_db is not None
-        rounded = self.cpu_rounding_db is not None
-        activations, rounding = (
-            (" with activations in float", f"the CPU in 8 bits {sqnr_words(self.cpu_rounding_db)}, ")
-            if rounded
-            else ("", "")
-        )
+        activations = rounding = ""
+        if self.cpu_rounding_db is not None:
+            activations = " with activations in float"
+            rounding = f"the CPU in 8 bits {sqnr_words(self.cpu_rounding_db)}, "
         text = (
             f"{device}: {sqnr_words(self.sqnr_db)} relative to the CPU{activations} for {self.output} on "
             f"{self.samples} samples ({rounding}minimum {self.min_sqnr_db:.4g} dB)"
