@@ -128,9 +128,27 @@ SEAMS: dict[str, dict[str, str]] = {
         "._unsafe_view": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
         "test_deferred_tensor_merely_cast_stays_a_reference",
     },
-    "models.live_module": dict.fromkeys(
-        ("torch.jit._script", "torch.jit._trace"),
-        "tests/integration/test_programs.py::test_program_is_refused_with_the_accepted_object",
+    "models.programs": dict.fromkeys(
+        (
+            "._modules",
+            "._ty",
+            "torch.export.pt2_archive._package",
+            "torch.jit._script.RecursiveScriptModule",
+            "torch.jit._trace.TopLevelTracedModule",
+        ),
+        "tests/integration/test_programs.py::test_program_is_exported_with_the_tags_of_its_modules",
+    ),
+    "models.script_modules": dict.fromkeys(
+        (
+            "._c",
+            "._get_method",
+            "._has_method",
+            "._type",
+            "torch._C",
+            "torch.jit._recursive.wrap_cpp_module",
+            "torch.jit._script.RecursiveScriptModule",
+        ),
+        "tests/integration/test_programs.py::test_program_is_exported_with_the_tags_of_its_modules",
     ),
     "models.random_weights": {
         "._from_config": f"{_LOAD}/test_random_weights.py::test_random_weights_are_seeded_and_leave_the_callers_state",

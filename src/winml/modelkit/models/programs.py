@@ -142,7 +142,7 @@ def load_program(path: Path, source_name: str) -> object:
         InputError: torch cannot read it.
     """
     try:
-        if is_exported_program(path):
+        if _is_exported_program(path):
             with _without_pickles():
                 return torch.export.load(path)
         return torch.jit.load(path, map_location="cpu")
@@ -174,7 +174,7 @@ def _without_pickles() -> Iterator[None]:
         yield
 
 
-def is_exported_program(path: Path) -> bool:
+def _is_exported_program(path: Path) -> bool:
     """Return True for an archive of ``torch.export.save``."""
     return any(name.endswith(("archive_format", "serialized_exported_program.json")) for name in _names_in(path))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import onnx
 import onnx_ir as ir
 
-_KEY = "winml.map_type"
+_KEY = "type with a map"
 """Key of ``ir.Value.meta``, which no file contains: the type of a value, a ``TypeProto``."""
 
 
