@@ -1,8 +1,8 @@
 """Tokens of small generative models in each dtype, in ONNX Runtime, a browser and onnxruntime-genai.
 
 Method. Checkpoints with two layers and seeded weights are written. Four bits represent the weights, so that a dtype
-only changes how values are rounded. Of several hundred prompts, the one is taken whose first two candidates are
-farthest apart in PyTorch in every step. For each model these build:
+only changes how values are rounded. Of several hundred prompts, one is taken whose first two candidates are far apart
+in PyTorch in every step. For each model these build:
 
 * ``winml build -m CHECKPOINT -o FOLDER --layout transformers.js --dtypes fp32,fp16,…``
 * for each dtype ``winml build -m CHECKPOINT -o FOLDER --layout genai --ep webgpu``
@@ -44,17 +44,22 @@ from collections.abc import Iterator  # noqa: E402
 from contextlib import contextmanager  # noqa: E402
 from typing import Any  # noqa: E402
 
-from gpu import EXPERTS, MODELS, PROVIDER, SIZES, count_last_run, provider_session  # noqa: E402
+from gpu import (  # noqa: E402
+    END,
+    ENDS,
+    MODELS,
+    PROMPT_TOKENS,
+    PROMPTS,
+    PROVIDER,
+    START,
+    choose_example,
+    count_last_run,
+    fill_with_4_bits,
+    provider_session,
+    save_checkpoint,
+)
 from results import add_save_option, markdown_table, publish  # noqa: E402
 
-PROMPTS, PROMPT_TOKENS = 512, 8
-WINDOW = 6
-"""Tokens of a sliding window: shorter than the prompt, so that the window matters."""
-CHANGES: dict[str, dict[str, Any]] = {
-    "mistral": {"sliding_window": WINDOW},
-    "gemma3": {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
-    "qwen3_moe": EXPERTS,
-}
 ENCODER_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("T5", {"d_model": 128, "d_kv": 32, "d_ff": 256, "num_layers": 2, "num_heads": 4, "vocab_size": 512}),
     "whisper": (
@@ -68,7 +73,6 @@ ENCODER_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 """Name of a model → start of its classes in transformers, and config values; Whisper reads 48 frames."""
-START, END = 1, 2
 READERS = {
     "cpu": "ORT CPU", "webgpu": "ORT WebGPU", "browser_wasm": "Chromium WASM", "browser_webgpu": "Chromium WebGPU",
     "genai": "genai WebGPU",
@@ -133,77 +137,31 @@ window.loaded = true;
 </script>"""
 
 
-def class_start(name: str) -> str:
-    """Return the start of the names of a model's classes in transformers."""
-    return MODELS[name] if name in MODELS else ENCODER_DECODERS[name][0]
-
-
-def save_checkpoint(name: str, folder: Path, count: int) -> None:
-    """Write a checkpoint, and beside it ``example.json`` with inputs and the tokens that PyTorch generates."""
+def save_encoder_decoder(name: str, folder: Path, count: int) -> None:
+    """Write the checkpoint of an encoder-decoder, as :func:`gpu.save_checkpoint` does of a decoder."""
     import torch
     import transformers
 
     torch.manual_seed(0)
-    ends = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": END, "decoder_start_token_id": START}
-    if name in MODELS:
-        kind = f"{class_start(name)}{'Text' * (name == 'gemma3')}Config"
-        sizes = {**SIZES, **CHANGES.get(name, {})}
-        suffix = "ForCausalLM"
-    else:
-        kind, sizes, suffix = f"{class_start(name)}Config", ENCODER_DECODERS[name][1], "ForConditionalGeneration"
-    config = getattr(transformers, kind)(**sizes, **ends)
-    model = getattr(transformers, f"{class_start(name)}{suffix}")(config).eval()
+    start, sizes = ENCODER_DECODERS[name]
+    config = getattr(transformers, f"{start}Config")(**sizes, **ENDS, decoder_start_token_id=START)
+    model = getattr(transformers, f"{start}ForConditionalGeneration")(config).eval()
     fill_with_4_bits(model)
     model.save_pretrained(folder)
-    example = choose_example(name, model, count)
-    (folder / "example.json").write_text(json.dumps(example))
-    if name == "whisper":
-        transformers.WhisperFeatureExtractor(feature_size=config.num_mel_bins, chunk_length=1).save_pretrained(folder)
-
-
-def fill_with_4_bits(model: Any) -> None:
-    """Give every 16 consecutive weights of a matrix all 4-bit values, so that 4 bits represent them exactly."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    for weight in model.parameters():
-        if weight.dim() > 1 and weight.numel() % 16 == 0:
-            levels = torch.rand(weight.numel() // 16, 16, generator=generator).argsort(-1).reshape(weight.shape) - 8
-            # Keeps the scale of activations: the levels have a standard deviation of 4.6.
-            weight.data.copy_(levels * 2.0**-6)
-
-
-def choose_example(name: str, model: Any, count: int) -> dict[str, Any]:
-    """Return the example whose first two candidates are farthest apart in every step, with PyTorch's tokens."""
-    import torch
-
     generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(3, SIZES["vocab_size"], (PROMPTS, PROMPT_TOKENS), generator=generator)
-    start = torch.full((PROMPTS, 1), START)
-    given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    ids = torch.randint(3, config.vocab_size, (PROMPTS, PROMPT_TOKENS), generator=generator)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if name == "whisper":
-        frames = 2 * model.config.max_source_positions
-        features = torch.randn(PROMPTS, model.config.num_mel_bins, frames, generator=generator)
-        given = {"input_features": features, "decoder_input_ids": start}
-    elif name == "t5":
-        given["decoder_input_ids"] = start
-    tokens, margins = [], torch.full((PROMPTS,), torch.inf)
-    key = "input_ids" if name in MODELS else "decoder_input_ids"
-    with torch.no_grad():
-        for _ in range(count):
-            logits = model(**given).logits[:, -1]
-            logits[:, END] = -torch.inf  # as readers are asked for all tokens
-            first, second = logits.topk(2).values.T
-            margins = torch.minimum(margins, (first - second) / logits[:, :END].std())
-            tokens.append(logits.argmax(-1))
-            given[key] = torch.cat([given[key], tokens[-1][:, None]], 1)
-            if name in MODELS:
-                given["attention_mask"] = torch.ones_like(given[key])
-    best = int(margins.argmax())
-    example: dict[str, Any] = {"tokens": torch.stack(tokens, 1)[best].tolist(), "margin": float(margins[best])}
+        frames = 2 * config.max_source_positions
+        inputs = {"input_features": torch.randn(PROMPTS, config.num_mel_bins, frames, generator=generator)}
+        transformers.WhisperFeatureExtractor(feature_size=config.num_mel_bins, chunk_length=1).save_pretrained(folder)
+    inputs["decoder_input_ids"] = torch.full((PROMPTS, 1), START)
+    best, example = choose_example(model, inputs, count)
     if name == "whisper":
-        return {**example, "features": given["input_features"][best].tolist(), "start": [START]}
-    return {**example, "prompt": ids[best].tolist()}
+        example |= {"features": inputs["input_features"][best].tolist(), "start": [START]}
+    else:
+        example["prompt"] = ids[best].tolist()
+    (folder / "example.json").write_text(json.dumps(example))
 
 
 def generate(folder: Path, suffix: str, open_session: Any, count: int) -> tuple[list[int], Any]:
@@ -289,8 +247,7 @@ def run_process(command: list[str], options: argparse.Namespace, *, in_halves: b
         command = [*shlex.split(options.half_command), *command]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip() or f"ended with {done.returncode}").splitlines()
-        return {"problem": lines[-1]}
+        return {"problem": _last_line(done) or f"ended with {done.returncode}"}
     found = json.loads(done.stdout.strip().splitlines()[-1])
     return {"tokens": found} if isinstance(found, list) else dict(found)
 
@@ -301,7 +258,13 @@ def build(checkpoint: Path, output: Path, *layout: str) -> str:
         return ""
     command = [sys.executable, "-m", "winml.modelkit", "build", "-m", str(checkpoint), "-o", str(output), "-q"]
     done = subprocess.run([*command, "--no-verify", *layout], capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else (done.stderr.strip() or done.stdout.strip()).splitlines()[-1]
+    errors = [line.partition(": ")[2] for line in done.stderr.splitlines() if line.startswith("error")]
+    return "" if done.returncode == 0 else next(iter(errors), _last_line(done))
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line of the errors of a process, else of its output."""
+    return next(iter(reversed((done.stderr.strip() or done.stdout.strip()).splitlines())), "")
 
 
 @contextmanager
@@ -363,9 +326,13 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> list[dict[s
     """Return a row for each dtype of a model."""
     from winml.modelkit.builds.layouts.transformers_js_dtypes import DTYPES
 
-    checkpoint, output = folder / name, folder / f"{name}-js"
+    checkpoint, output, measured = folder / name, folder / f"{name}-js", folder / f"{name}.json"
+    if measured.is_file():
+        rows: list[dict[str, Any]] = json.loads(measured.read_bytes())
+        return rows
     if not (checkpoint / "example.json").is_file():
-        save_checkpoint(name, checkpoint, options.tokens)
+        save = save_checkpoint if name in MODELS else save_encoder_decoder
+        save(name, checkpoint, options.tokens)
     problem = build(checkpoint, output, "--layout", "transformers.js", "--dtypes", options.dtypes)
     if problem:
         raise SystemExit(f"{name}: {problem}")
@@ -391,6 +358,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> list[dict[s
             }
             rows.append({"model": name, "dtype": dtype, "example": example["tokens"], **results})
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    measured.write_text(json.dumps(rows))
     return rows
 
 
@@ -427,7 +395,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(names), help=f"of {', '.join(names)}")
     parser.add_argument("--dtypes", default="fp32,fp16,q8,q4,q4f16", help="of transformers.js")
     parser.add_argument("--tokens", type=int, default=8, help="tokens to generate")
-    parser.add_argument("--folder", type=Path, help="where to work; builds that are there are used again")
+    parser.add_argument("--folder", type=Path, help="where to work; builds and results that are there are used again")
     parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--suffix", default="", help=argparse.SUPPRESS)
     add_save_option(parser)

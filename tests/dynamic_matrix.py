@@ -64,7 +64,7 @@ CASES = _cases()
 
 
 def table() -> str:
-    """Return the cells as the Markdown table of ``docs/guide/dynamic.md``."""
+    """Return the cells as the Markdown table of ``docs/reference/dynamic_dimensions.md``."""
     lines = ["| architecture | `--dynamic-batch` | by size | both |", "| --- | --- | --- | --- |"]
     for architecture in SIZES:
         row = [case for case in CASES if case.architecture == architecture]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from dynamic_matrix import table
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "dynamic.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "dynamic_dimensions.md"
 
 
 def test_guide_has_the_tested_table() -> None:
     """After a change of the matrix, ``dynamic_matrix.table()`` prints the new table for the guide."""
-    assert table() in GUIDE.read_text(encoding="utf-8")
+    assert table() in PAGE.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Files and JSON records, compared with every row of ``docs/reference/formats.md``."""
+"""Files and JSON records, compared with every row of ``docs/reference/formats.md`` and ``tags.md``."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.skipif(not (REPOSITORY / "docs").is_dir(), reason="an i
 _SPAN = re.compile(r"`([^`]+)`")
 
 
-def _tables(heading: str) -> list[dict[str, str]]:
+def _tables(heading: str, page: str = "formats") -> list[dict[str, str]]:
     """Return the tables of a section, each as first cell → second cell of its rows."""
-    text = (REPOSITORY / "docs/reference/formats.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / f"docs/reference/{page}.md").read_text(encoding="utf-8")
     section = text.partition(f"\n{heading}\n")[2]
     section = re.split(r"\n##? ", section)[0]
     blocks = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
@@ -79,7 +79,7 @@ def _graphs(folder: Path) -> list[onnx.ModelProto]:
 
 def test_tag_rows_equal_the_tags_of_an_export(folder: Path) -> None:
     """Each example of the mapping is a node of its model."""
-    (table,) = _tables("## Tags (HTP)")
+    (table,) = _tables("## Tags (HTP)", "tags")
     nodes = {
         node.name: _metadata(node.metadata_props)["winml.hierarchy.tag"]
         for node in onnx.load(folder / "model.onnx").graph.node
@@ -91,7 +91,7 @@ def test_tag_rows_equal_the_tags_of_an_export(folder: Path) -> None:
 def test_rows_of_metadata_are_the_keys_of_files(folder: Path) -> None:
     """Every written key of nodes and models is documented, and some verb writes every documented key."""
     models = _graphs(folder)
-    (of_nodes,) = _tables("## Node metadata (`node.metadata_props`, keys unique)")
+    (of_nodes,) = _tables("## Node metadata (`node.metadata_props`, keys unique)", "tags")
     # In files of onnxscript's builder: tests/unit/onnx/test_module_tree.py.
     assert _keys(of_nodes) - {"pkg.onnxscript.name_scopes", "pkg.onnxscript.class_hierarchy"} == {
         key for model in models for node in model.graph.node for key in _metadata(node.metadata_props)
@@ -150,7 +150,9 @@ def test_rows_of_results_are_their_keys(folder: Path) -> None:
         _done("quantize", "-m", "model.onnx", "-o", "again.onnx", "--no-verify")
     )
     (compared,) = _tables("## JSON of `winml compare`")
-    assert _keys(compared) - {"parts", "device", "simulates"} == set(_done("compare", "model.onnx", "full.onnx"))
+    assert _keys(compared) - {"parts", "device", "simulates", "fingerprint"} == set(
+        _done("compare", "model.onnx", "full.onnx")
+    )
     (answer,) = _tables("## JSON of `winml run`")
     tokens = [f"--input={name}={[[1] * 16]}" for name in ("input_ids", "attention_mask", "token_type_ids")]
     assert _keys(answer) == set(_done("run", "model.onnx", *tokens))

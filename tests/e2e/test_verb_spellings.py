@@ -101,7 +101,9 @@ def test_model_is_positional_or_an_option(tmp_path: Path, small_bert: Path, smal
     assert str(model) in outcomes[0].out
 
 
-@pytest.mark.parametrize("verb", sorted({*COMMANDS} - {"cache", "compare", "diff", "retag", "run", "sweep", "sys"}))
+@pytest.mark.parametrize(
+    "verb", sorted({*COMMANDS} - {"cache", "compare", "diff", "retag", "run", "sweep", "sys", "view"})
+)
 def test_two_models_for_a_verb_of_one_are_named(verb: str) -> None:
     """A positional model and ``-m`` with the same value are one model."""
     if verb == "generate":  # after -m, positional values are prompts

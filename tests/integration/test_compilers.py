@@ -67,6 +67,40 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+CHOSEN = """
+import json, sys, onnxruntime, onnxruntime_qnn
+onnxruntime.register_execution_provider_library("QNNExecutionProvider", onnxruntime_qnn.get_library_path())
+options = onnxruntime.SessionOptions()
+devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == "QNNExecutionProvider"]
+options.add_provider_for_devices(devices[:1], {"backend_type": "htp", "soc_model": "60"})
+package = onnxruntime.ModelPackageContext(sys.argv[1])
+component = package.select_component("model", onnxruntime.ModelPackageOptions(options))
+session = component.create_session(options)
+print(json.dumps([component.get_selected_variant_name(), session.get_providers()]))
+"""
+"""The variant that ONNX Runtime chooses for the NPU."""
+
+
+@pytest.mark.reader(QNN)
+def test_variant_of_a_package_is_chosen_for_its_npu(model: Path, tmp_path: Path) -> None:
+    """The compiled variant is opened by the provider that compiled it."""
+    options = ("--variants", "cpu,qnn", "--ep-options", "soc_model=60", "--min-sqnr", "0")
+    code, record, err = winml(QNN, "build", model, "-o", tmp_path / "package", "--layout", "package", *options)
+    assert 0 == code, err
+    assert ["cpu", "qnn"] == [variant["name"] for variant in record["variants"]]
+    done = subprocess.run(
+        [sys.executable, "-c", CHOSEN, str(tmp_path / "package")],
+        env={**os.environ, "PYTHONPATH": str(folder_of(QNN))},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr
+    variant, providers = json.loads(done.stdout.splitlines()[-1])
+    assert ("qnn", "QNNExecutionProvider") == (variant, providers[0])
+
+
 @pytest.mark.reader(QNN)
 @pytest.mark.parametrize("embed", ["--embed", "--no-embed"])
 def test_plug_in_compiles_for_its_npu_with_equal_outputs(model: Path, tmp_path: Path, embed: str) -> None:

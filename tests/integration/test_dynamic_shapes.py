@@ -1,6 +1,6 @@
 """Architectures with dynamic dimensions, compared with PyTorch at three shapes with padded masks.
 
-The table of ``docs/guide/dynamic.md`` is made from the cases, and a test compares them.
+The table of ``docs/reference/dynamic_dimensions.md`` is made from the cases, and a test compares them.
 """
 
 from __future__ import annotations

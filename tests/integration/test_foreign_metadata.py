@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from winml.modelkit import HTPExporter, WinMLExportConfig, optimize_onnx
+from winml.modelkit import HTPExporter, WinMLExportConfig, compile_onnx, extract_modules, optimize_onnx
 from winml.modelkit.quantize.verb import quantize_onnx
 from winml.modelkit.tags.tagging import clear_tag
 from winml.modelkit.transform.module_functions import graph_modules
@@ -109,6 +110,57 @@ def test_nodes_that_replace_a_product_have_its_annotation(sources: dict[str, Pat
     quantize_onnx(sources["tagged"], tmp_path / "after.onnx", mode="dynamic", verify=False)
     made = [node for node in ir.load(tmp_path / "after.onnx").graph if node.op_type == "MatMulInteger"]
     assert ["gemm of up", "gemm of head"] == [node.metadata_props.get(KEY) for node in made]
+
+
+DIALECTS = Path(__file__).parents[1] / "data" / "dialects"
+EVERY_NODE: dict[str, Callable[[Path, Path], object]] = {
+    **WORKS,
+    "without a module": lambda source, target: optimize_onnx(source, target, level="full", exclude=("**.output",)),
+    "compile": lambda source, target: compile_onnx(source, target, ep="cpu", verify=False),
+}
+
+
+def _values_by_node(model: ir.Model) -> dict[tuple[str, str, tuple[str | None, ...]], list[str]]:
+    """Return name, operator and outputs of a node → values of its key."""
+    return {
+        (node.name or "", node.op_type, tuple(value.name for value in node.outputs)): (
+            node.metadata_props[KEY].split(";")
+        )
+        for node in model.graph
+    }
+
+
+@pytest.mark.parametrize("name", ["winml", "torchscript"])
+@pytest.mark.parametrize("work", EVERY_NODE)
+def test_key_of_every_node_is_kept_merged_or_noted(name: str, work: str, tmp_path: Path) -> None:
+    """Untouched nodes keep their value, merged nodes have those of all their sources, and lost values are noted."""
+    model = ir.load(DIALECTS / f"{name}.onnx")
+    for number, node in enumerate(model.graph):
+        node.metadata_props[KEY] = f"{node.op_type} {number}"
+    ir.save(model, tmp_path / "before.onnx")
+    result: Any = EVERY_NODE[work](tmp_path / "before.onnx", tmp_path / "after.onnx")
+
+    before = _values_by_node(model)
+    after = _values_by_node(ir.load(tmp_path / "after.onnx"))
+    assert {node: before[node] for node in before.keys() & after.keys()} == {
+        node: [value for value in after[node] if value in before[node]] for node in before.keys() & after.keys()
+    }
+    before_values, after_values = (
+        {value for values in nodes.values() for value in values} for nodes in (before, after)
+    )
+    assert after_values <= before_values
+    lost = before_values - after_values
+    notes = [note for note in result.notes if KEY in note]
+    assert [bool(lost)] == [str(len(lost)) in note for note in notes] or not (lost or notes)
+    # No product, sum or activation is lost: these are merged, where constants and copies are folded.
+    assert not {value for value in lost if value.split()[0] in ("MatMul", "Gemm", "Softmax", "Gelu", "Erf", "Tanh")}
+
+
+def test_extracted_modules_keep_the_key(sources: dict[str, Path], tmp_path: Path) -> None:
+    """The nodes of a module are copied with all of their metadata."""
+    extract_modules(sources["tagged"], "up", tmp_path)
+    (path,) = tmp_path.glob("*.onnx")
+    assert ["gemm of up"] == [node.metadata_props[KEY] for node in ir.load(path).graph]
 
 
 def test_untagged_file_gets_no_tags(sources: dict[str, Path], tmp_path: Path) -> None:

@@ -27,8 +27,10 @@ from transformers import (
     AutoImageProcessor,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
     AutoModelForSpeechSeq2Seq,
+    AutoProcessor,
     AutoTokenizer,
     CLIPImageProcessor,
     GenerationMixin,
@@ -41,6 +43,7 @@ from e2e.workplace import Outcome
 from encoder_decoder import save_encoder_decoder
 from generating import PROMPT, build_decoder, counting_graph, save_decoder, save_tokenizer
 from readers import BROWSERS, REPOSITORY, find_program, folder_of, python_of
+from vision_language import save_image, save_vision_language
 from winml.modelkit.builds.found_models import onnx_file
 from winml.modelkit.builds.layouts.foundry import foundry_record
 from winml.modelkit.builds.manifest_records import read_manifest
@@ -86,6 +89,21 @@ import onnxruntime_ep_webgpu, onnxruntime_genai
 onnxruntime_genai.register_execution_provider_library(
     "WebGpuExecutionProvider", onnxruntime_ep_webgpu.get_library_path()
 )
+"""
+SEEN = """
+import { readFileSync } from 'node:fs';
+import { AutoModelForImageTextToText, Tensor, env } from '@huggingface/transformers';
+env.allowRemoteModels = false;
+env.localModelPath = '';
+const [folder, file, count] = process.argv.slice(-3);
+const tensor = ([type, dims, data]) =>
+  new Tensor(type, type === 'int64' ? BigInt64Array.from(data, BigInt) : Float32Array.from(data), dims);
+const made = Object.entries(JSON.parse(readFileSync(file))).map(([name, value]) => [name, tensor(value)]);
+const inputs = Object.fromEntries(made);
+const model = await AutoModelForImageTextToText.from_pretrained(folder, { dtype: 'fp32' });
+const settings = { max_new_tokens: Number(count), min_new_tokens: Number(count), do_sample: false };
+const all = await model.generate({ ...inputs, ...settings });
+console.log(JSON.stringify(all.tolist()[0].slice(inputs.input_ids.dims[1]).map(Number)));
 """
 SCORED = """
 import json, sys
@@ -664,6 +682,50 @@ def test_prompts_of_foundry_local_are_those_that_a_template_has(
     assert ("tiny", roles) == (record["Name"], tuple(record.get("PromptTemplate", ())))
 
 
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A llava, and its folder for transformers.js."""
+    checkpoint = save_vision_language(tmp_path_factory.mktemp("llava") / "checkpoint")
+    return checkpoint, laid_out(checkpoint, checkpoint.parent / "folder", "transformers.js")
+
+
+def test_embedding_for_transformers_js_takes_tokens_alone(seeing: tuple[Path, Path]) -> None:
+    """Winml inserts the features of images itself when it runs the folder."""
+    checkpoint, folder = seeing
+    inputs = {
+        path.stem: [value.name for value in onnx.load(path, load_external_data=False).graph.input]
+        for path in (folder / "onnx").glob("*.onnx")
+    }
+    assert (["input_ids"], ["pixel_values"]) == (inputs["embed_tokens"], inputs["vision_encoder"])
+    image = save_image(checkpoint.parent / "image.png")
+    plain = checkpoint.parent / "plain"
+    assert 0 == run_here("build", checkpoint, "-o", plain, "-q").code
+    texts = []
+    for build in (plain, folder):
+        asked = ("--image", image, "-p", "w5 w6", "--max-new-tokens", "6", "-f", "json")
+        done = run_here("generate", build, *asked)
+        assert 0 == done.code, done.err
+        texts.append(json.loads(done.out)["text"])
+    assert texts[0] == texts[1] != ""
+
+
+@pytest.mark.reader("transformers.js")
+def test_transformers_js_reads_images_as_pytorch(seeing: tuple[Path, Path], tmp_path: Path) -> None:
+    """The reader inserts the features of the image into the embeddings of the tokens."""
+    checkpoint, folder = seeing
+    image = Image.open(save_image(tmp_path / "image.png"))
+    made = AutoProcessor.from_pretrained(checkpoint)(text="w5 <image> w6 w7", images=image, return_tensors="pt")
+    model: Any = AutoModelForImageTextToText.from_pretrained(checkpoint).eval()
+    limits = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False}
+    expected = model.generate(**made, **limits)[0, made["input_ids"].shape[1] :].tolist()
+    tensors = {
+        name: (str(value.dtype).removeprefix("torch."), list(value.shape), value.flatten().tolist())
+        for name, value in made.items()
+    }
+    (tmp_path / "inputs.json").write_text(json.dumps(tensors), encoding="utf-8")
+    assert expected == read_with("transformers.js", SEEN, folder, tmp_path / "inputs.json", str(NEW_TOKENS))
+
+
 @pytest.mark.reader("lm-eval")
 @pytest.mark.parametrize("backend", ["onnxruntime", "onnxruntime-genai"])
 def test_scores_of_lm_eval_equal_those_of_pytorch(checkpoint: Path, built: Path, tmp_path: Path, backend: str) -> None:
@@ -1006,8 +1068,8 @@ def test_states_and_tasks_unknown_to_a_reader_are_refused(bert: Path, tmp_path: 
 UNKNOWN: list[tuple[str, str, str]] = [
     ("mixtral", "transformers.js", "mixtral"),
     ("roberta-prelayernorm", "transformers.js", "roberta-prelayernorm"),
-    *(("llava", layout, "vision-language") for layout in PROGRAMS),
-    *(("qwen2_5_vl", layout, "vision-language") for layout in PROGRAMS),
+    *((name, layout, "vision-language") for name in ("llava", "qwen2_5_vl") for layout in ("genai", "optimum")),
+    ("qwen2_5_vl", "transformers.js", "image-text-to-text"),
     *(("mamba", layout, "states") for layout in PROGRAMS),
     *(("qwen3_next", layout, "states") for layout in PROGRAMS),
     ("t5", "genai", "encoder-decoder"),

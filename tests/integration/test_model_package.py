@@ -101,11 +101,24 @@ def test_card_of_a_package_compares_its_variants(built: tuple[Path, dict[str, An
 def test_new_package_replaces_files_of_the_earlier_one_only(checkpoint: Path, tmp_path: Path) -> None:
     build_package(checkpoint, tmp_path / "bert", variants="standard,cpu", verify=False)
     (tmp_path / "bert" / "mine.txt").write_text("mine")
+    (tmp_path / "mine.txt").write_text("mine")
+    manifest = tmp_path / "bert" / "manifest.json"
+    record = json.loads(manifest.read_bytes())
+    record["additional_metadata"]["files"].append("../mine.txt")  # damaged
+    manifest.write_text(json.dumps(record))
     result = build_package(checkpoint, tmp_path / "bert", variants="cpu", verify=False)
     assert ("cpu", result.folder) == (open_session(tmp_path / "bert")[0], tmp_path / "bert")
     assert {"cpu", "component.json"} == {path.name for path in (tmp_path / "bert" / "model").iterdir()}
     assert not (tmp_path / "bert" / "shared_assets").exists()
-    assert "mine" == (tmp_path / "bert" / "mine.txt").read_text()
+    assert "mine" == (tmp_path / "bert" / "mine.txt").read_text() == (tmp_path / "mine.txt").read_text()
+
+
+def test_file_of_the_user_is_not_replaced(checkpoint: Path, tmp_path: Path) -> None:
+    """The folder is left as it was."""
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(OutputExistsError):
+        build_package(checkpoint, tmp_path, variants="cpu", verify=False)
+    assert ["README.md"] == [path.name for path in tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(

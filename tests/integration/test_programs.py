@@ -1,17 +1,28 @@
-"""Refusal of models without Python code: the message names TorchScript or the exported program."""
+"""Export of TorchScript modules, exported programs and their files, module by module."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 import torch
 from torch import nn
+from torch.export.pt2_archive import _package
 
 from winml.modelkit import HTPExporter, WinMLExportConfig
-from winml.modelkit.errors import InternalError, WinMLError
+from winml.modelkit.errors import ModelPathError
+from winml.modelkit.export.records import ExportedPart
+from winml.modelkit.models.programs import _without_pickles
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.onnx.module_tree import read_tree
+from winml.modelkit.onnx.specs import InputTensorSpec
+from winml.modelkit.tags.selector import ModuleAddress
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
@@ -42,30 +53,95 @@ def loaded(folder: Path) -> Any:
     return torch.jit.load(folder / "net.pt")
 
 
-PROGRAMS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "scripted": (lambda _folder: torch.jit.script(net()), "TorchScript"),
-    "loaded": (loaded, "TorchScript"),
-    "traced": (lambda _folder: torch.jit.trace(net(), INPUTS), "not a Python function"),
-    "module with a scripted part": (lambda _folder: WithScriptedPart(), "module 'part' is TorchScript"),
-    "exported program": (lambda _folder: torch.export.export(net(), INPUTS), "ExportedProgram"),
-    "module of an exported program": (
-        lambda _folder: torch.export.export(net(), INPUTS).module(),
-        r"module\(\) of an exported program",
-    ),
+PROGRAMS: dict[str, Callable[[Path], Any]] = {
+    "scripted": lambda _folder: torch.jit.script(net()),
+    "loaded": loaded,
+    "traced": lambda _folder: torch.jit.trace(net(), INPUTS),
+    "module with a scripted part": lambda _folder: WithScriptedPart(),
+    "exported program": lambda _folder: torch.export.export(net(), INPUTS),
+    "module of an exported program": lambda _folder: torch.export.export(net(), INPUTS).module(),
 }
+LAYERS = {"0": "Linear", "1": "GELU", "2": "Linear"}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_program_is_refused_with_the_accepted_object(name: str, tmp_path: Path) -> None:
-    """The refusal comes before tracing; the hint asks for the nn.Module."""
-    build, words = PROGRAMS[name]
-    program = build(tmp_path)
-    with pytest.raises(WinMLError) as caught:
-        HTPExporter(WinMLExportConfig()).export(program, tmp_path / "model.onnx", INPUTS)
-    assert not isinstance(caught.value, InternalError)
-    caught.match(words)
-    assert "nn.Module" in caught.value.hint
-    assert not (tmp_path / "model.onnx").exists()
+def test_program_is_exported_with_the_tags_of_its_modules(name: str, tmp_path: Path) -> None:
+    """Every node has the module that the program was made from, and the outputs equal those of the program."""
+    program = PROGRAMS[name](tmp_path)
+    result = HTPExporter(WinMLExportConfig()).export(program, tmp_path / "model.onnx", INPUTS).only_part
+    assert result.verification is not None
+    assert result.verification.is_verified
+    prefix = "part." if name == "module with a scripted part" else ""
+    modules = {node.metadata_props["winml.hierarchy.module"] for node in ir.load(tmp_path / "model.onnx").graph}
+    assert {f"{prefix}{path}" for path in LAYERS} <= modules
+    assert "" not in modules
+
+
+class Branches(nn.Module):
+    """Has a branch on a size, a loop, a list and a submodule, which TorchScript keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.scale = 2.0
+
+    def forward(self, values: torch.Tensor, is_scaled: bool = True) -> list[torch.Tensor]:
+        """Return the outputs of all layers."""
+        outputs = []
+        for layer in self.layers:
+            values = torch.nn.functional.relu(layer(values))
+            if values.size(1) > 2 and is_scaled:
+                values = values * self.scale
+            outputs.append(values[:, : values.size(1) - 1])
+        return outputs
+
+
+def test_control_flow_of_a_script_is_run_in_python(tmp_path: Path) -> None:
+    """Outputs equal those of the script at another batch, and each layer has its nodes."""
+    program = torch.jit.script(Branches().eval())
+    request = WinMLExportConfig(dynamic_axes={"values": {0: "rows"}})
+    result = HTPExporter(request).export(program, tmp_path / "model.onnx", INPUTS).only_part
+    assert result.verification is not None
+    assert result.verification.is_verified
+    session = ort.InferenceSession(tmp_path / "model.onnx")
+    values = torch.randn(5, 4)
+    for expected, actual in zip(program(values), session.run(None, {"values": values.numpy()}), strict=True):
+        torch.testing.assert_close(expected.detach(), torch.from_numpy(actual))
+    assert {"layers.0", "layers.1"} <= {module.path for module in read_onnx_modules(tmp_path / "model.onnx")}
+
+
+def read_onnx_modules(path: Path) -> Sequence[ModuleAddress]:
+    """Read the module tree of a file."""
+    model = onnx.load(path)
+    return read_tree(model.graph.node, {entry.key: entry.value for entry in model.metadata_props}, "root").modules
+
+
+def test_file_of_a_program_is_exported(tmp_path: Path) -> None:
+    """A .pt2 file has its example inputs, a TorchScript archive needs --input-specs, and weights are refused."""
+    rows = torch.export.Dim("rows", min=1, max=64)
+    program = torch.export.export(net(), INPUTS, dynamic_shapes=({0: rows},))
+    torch.export.save(program, tmp_path / "net.pt2")
+    exported = export_checkpoint_file(tmp_path / "net.pt2", tmp_path / "a.onnx")
+    assert [(2, 4)] == [spec.shape for spec in exported.inputs]
+    loaded(tmp_path)
+    specs = (InputTensorSpec(name="input", shape=("rows", 4), dtype="float32"),)
+    exported = export_checkpoint_file(tmp_path / "net.pt", tmp_path / "b.onnx", input_specs=specs)
+    assert exported.verification is not None
+    assert exported.verification.is_verified
+    torch.save(net().state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(ModelPathError, match="weights file"):
+        export_checkpoint_file(tmp_path / "weights.pt", tmp_path / "c.onnx")
+
+
+def export_checkpoint_file(path: Path, output: Path, **fields: Any) -> ExportedPart:
+    """Export a file as the command does."""
+    return HTPExporter(WinMLExportConfig()).export_checkpoint(ModelRequest(str(path), **fields), output).only_part
+
+
+def test_pickled_objects_in_an_archive_are_refused(tmp_path: Path) -> None:
+    """No Python code of a file runs: a constant that is a pickled object is refused."""
+    with _without_pickles(), pytest.raises(ValueError, match="pickled"):
+        _package.pickle.loads(pickle.dumps(object))
 
 
 def test_module_left_in_training_mode_is_noted(tmp_path: Path) -> None:

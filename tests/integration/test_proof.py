@@ -449,6 +449,16 @@ def test_command_ends_with_0_for_the_recorded_file(proven: Path, monkeypatch: py
     assert "::error" not in done.err
 
 
+def test_quiet_command_prints_errors_only(proven: Path, tmp_path: Path) -> None:
+    """The exit code answers; the reason of a refusal is an error."""
+    done = run_here("verify", proven, "-q")
+    assert (0, "") == (done.code, done.out)
+    wrong = _planted(proven / "net.onnx", tmp_path / "wrong.onnx", "layers.2.gate")
+    done = run_here("verify", proven, "--against", wrong, "-q")
+    assert (3, "") == (done.code, done.out)
+    assert " dB" in done.err
+
+
 def test_parts_are_compared_and_reported_apart(tmp_path: Path) -> None:
     """A part without a counterpart is refused unless the others are requested alone."""
     both, one, report = tmp_path / "both", tmp_path / "one/net_encoder.onnx", tmp_path / "verify.xml"

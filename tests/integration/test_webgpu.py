@@ -92,8 +92,10 @@ def test_generated_tokens_equal_those_of_the_cpu(built: Path) -> None:
     for place in ((), ("--ep", "webgpu")):
         done = run_here("generate", built, "-p", PROMPT, "--max-new-tokens", "6", "--format", "json", *place)
         assert 0 == done.code, done.err
-        texts.append(json.loads(done.out)["text"])
+        record = json.loads(done.out)
+        texts.append(record["text"])
     assert texts[0] == texts[1]
+    assert ("WebGpuExecutionProvider", "cpu") == (record["provider"], record["simulated_on"])
 
 
 def test_comparison_runs_the_candidate_on_the_provider(tmp_path: Path) -> None:

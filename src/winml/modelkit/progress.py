@@ -78,6 +78,14 @@ class StepEvent:
     """Progress of the step; None: not counted."""
 
 
+OnStep = Callable[[StepEvent], None]
+"""Called when a step starts and when it ends."""
+Progress = Callable[[int, float], None]
+"""Called between runs with the number of counted runs and the share of finished work, 0 to 1."""
+Tell = Callable[[str], None]
+"""Called with a text for each step."""
+
+
 @dataclass
 class RunningStep:
     """The step that is running; its body sets the summary."""
@@ -156,7 +164,7 @@ def count_progress(completed: float, total: float, counted: str, *, notifies_lis
             step.tell()
 
 
-def count_share(noun: str) -> Callable[[int, float], None]:
+def count_share(noun: str) -> Progress:
     """Return a function that counts completed units, and their share of all, as progress of the running step.
 
     Args:
@@ -207,7 +215,7 @@ def _notebook_bar() -> _NotebookBar | None:
     return None if getattr(shell, "kernel", None) is None or _innermost.get() is not None else _NotebookBar()
 
 
-def notebook_progress(noun: str) -> Callable[[int, float], None] | None:
+def notebook_progress(noun: str) -> Progress | None:
     """Return a function that shows completed units, and their share of all, in a notebook; None elsewhere.
 
     Args:
@@ -247,7 +255,7 @@ def counted(elements: Sequence[_T], noun: str) -> Iterator[_T]:
 class StepClock:
     """Times the steps of one flow, in the order they were planned."""
 
-    def __init__(self, names: Sequence[str], listener: Callable[[StepEvent], None] | None = None) -> None:
+    def __init__(self, names: Sequence[str], listener: OnStep | None = None) -> None:
         self._names = tuple(names)
         bar = _notebook_bar() if listener is None else None
         self._shows_bar = bar is not None

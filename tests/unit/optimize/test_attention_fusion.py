@@ -79,6 +79,21 @@ def test_guarded_attention_becomes_one_operator_with_the_same_numbers(masked_row
     assert (actual[1, 2] == 0).all() == masked_row
 
 
+@pytest.mark.parametrize("masked_row", [False, True])
+def test_provider_without_a_kernel_of_isnan_finds_masked_rows_in_the_mask(masked_row: bool) -> None:
+    """Else the output of each attention would be copied to the CPU and back."""
+    feeds = _attention_feeds(masked_row=masked_row)
+    expected = _run_model(_attention_model(), feeds)
+    options = OptimizeOptions.model_validate({"attention_fusion": True, "ep": "webgpu"})
+    fused = optimize(_attention_model(), options).model
+    expected_operators = {"MultiHeadAttention": 1, "ReduceMax": 1, "Less": 1, "Reshape": 1, "Where": 1, "Constant": 2}
+    assert expected_operators == Counter(operators(fused))
+    assert all(tags(fused))
+    actual = _run_model(fused, feeds)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    assert (actual[1, 2] == 0).all() == masked_row
+
+
 def _model_with_zeroed_rows(condition: str = "") -> ir.Model:
     """Return an attention as the dynamo exporter writes it, with the given shape of the condition on rows."""
     return parse(
@@ -130,6 +145,28 @@ def test_unguarded_unmasked_attention_with_keys_transposed_in_two_steps_is_fused
     assert ["MultiHeadAttention"] == operators(fused)
     # Scale 0.7 on the queries and 1 / 0.7 behind the product: 1.
     np.testing.assert_allclose(next(iter(fused.graph)).attributes.get_float("scale"), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(_run_model(fused, feeds), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_attention_over_a_cache_reads_its_keys_and_values() -> None:
+    """Keys and values are outputs as well, and stay."""
+    model = parse(
+        """m (float[2, 5, 12] q, float[2, 3, 2, 4] pk, float[2, 3, 5, 4] nk, float[2, 3, 2, 4] pv, float[2, 3, 5, 4] nv,
+            float[2, 1, 5, 7] mask) => (float[2, 5, 12] y, float[2, 3, 7, 4] k, float[2, 3, 7, 4] v)
+        <int64[4] heads = {2, -1, 3, 4}, int64[3] flat = {2, 5, 12}, float[2, 5, 3, 4] qs, float[2, 3, 5, 4] q1,
+         float[2, 3, 5, 7] a, float[2, 3, 5, 7] b, float[2, 3, 5, 7] p, float[2, 3, 5, 4] c, float[2, 5, 3, 4] o>
+        { qs = Reshape (q, heads) q1 = Transpose <perm = [0, 2, 1, 3]> (qs)
+          k = Concat <axis = 2> (pk, nk) v = Concat <axis = 2> (pv, nv) kt = Transpose <perm = [0, 1, 3, 2]> (k)
+          a = MatMul (q1, kt) b = Add (a, mask) p = Softmax <axis = -1> (b) c = MatMul (p, v)
+          o = Transpose <perm = [0, 2, 1, 3]> (c) y = Reshape (o, flat) }"""
+    )
+    generator = np.random.default_rng(1)
+    sizes = {"pk": 2, "nk": 5, "pv": 2, "nv": 5}
+    cache = {name: generator.standard_normal((2, 3, size, 4)).astype(np.float32) for name, size in sizes.items()}
+    feeds = {**{name: _attention_feeds()[name] for name in ("q", "mask")}, **cache}
+    expected = _run_model(model, feeds)
+    fused = _fuse_attention(model)
+    assert ["Concat", "Concat", "MultiHeadAttention"] == sorted(operators(fused))
     np.testing.assert_allclose(_run_model(fused, feeds), expected, rtol=1e-5, atol=1e-6)
 
 

@@ -81,12 +81,26 @@ def test_only_selected_modules_change(tmp_path: Path, selected: dict[str, Any], 
 
 
 def test_fusion_with_a_node_outside_does_not_fire(tmp_path: Path) -> None:
-    """One of the five nodes belongs to another module."""
+    """One of the five nodes belongs to another module: selected alone, the first module is refused."""
     source = save(tmp_path / "in.onnx", TWO_GELUS, ["first", "other"] + ["first"] * 3 + ["second"] * 5)
-    optimize_onnx(source, tmp_path / "out.onnx", gelu_fusion=True, module=["first"])
-    assert Counter({"Mul": 4, "Div": 2, "Erf": 2, "Add": 2}) == sum(
-        operators(tmp_path / "out.onnx").values(), Counter()
+    with pytest.raises(UsageError, match="module first"):
+        optimize_onnx(source, tmp_path / "out.onnx", gelu_fusion=True, module=["first"])
+    optimize_onnx(source, tmp_path / "out.onnx", gelu_fusion=True, exclude=["first"])
+    assert {"first": PLAIN - Counter({"Erf": 1}), "other": Counter({"Erf": 1}), "second": FUSED} == operators(
+        tmp_path / "out.onnx"
     )
+
+
+@pytest.mark.parametrize("option", ["module", "exclude"])
+def test_selector_of_a_module_without_optimization_is_refused(tmp_path: Path, option: str) -> None:
+    """Nothing of the module would be fused, with or without the selector; no file is written."""
+    source = save(tmp_path / "in.onnx", TWO_GELUS, ["first"] * 5 + ["second"] * 2 + ["third"] + ["second"] * 2)
+    with pytest.raises(UsageError, match="changes none") as refusal:
+        optimize_onnx(
+            source, tmp_path / "out.onnx", skip_layer_norm_fusion=True, gelu_fusion=False, **{option: ["third"]}
+        )
+    assert "third" in refusal.value.message
+    assert not (tmp_path / "out.onnx").exists()
 
 
 def test_shared_weights_stay_for_other_modules(tmp_path: Path) -> None:

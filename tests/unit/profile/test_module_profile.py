@@ -151,7 +151,7 @@ def test_times_of_pytorch_are_charged_to_the_owner_of_a_fused_module() -> None:
 def test_ratio_of_equal_layers_is_that_of_their_sums() -> None:
     """Times, ratio, interval and verdict are of the same blocks."""
     layers = [
-        ModuleRatio.of_blocks((f"/Net/Layer.{number}", f"layer.{number}", "Layer"), torch_ms, model_ms, 1.0)
+        ModuleRatio.of_blocks(f"/Net/Layer.{number}", f"layer.{number}", "Layer", torch_ms, model_ms, 1.0)
         for number, (torch_ms, model_ms) in enumerate([([2.0] * 6, [1.0] * 6), ([4.0] * 6, [2.0] * 5 + [8.0])])
     ]
     joined = ModuleRatio.of_layers(layers)
@@ -160,5 +160,5 @@ def test_ratio_of_equal_layers_is_that_of_their_sums() -> None:
     assert (0.5, 0.5, 1.5) == (joined.ratio.value, joined.ratio.low, joined.ratio.high)
     assert "undecided" == joined.verdict_words
     assert layers[0] is ModuleRatio.of_layers(layers[:1])
-    slowed = ModuleRatio.of_blocks(("/Net", "", "Net"), [2.0] * 6, [1.8] * 6, 2.0)
+    slowed = ModuleRatio.of_blocks("/Net", "", "Net", [2.0] * 6, [1.8] * 6, 2.0)
     assert "undecided (other load)" == slowed.verdict_words

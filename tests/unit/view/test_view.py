@@ -127,6 +127,23 @@ def test_result_of_another_model_is_refused(net: Path, tmp_path: Path, fingerpri
     result.write_text(json.dumps(_times(net, fingerprint)))
     with pytest.raises(UsageError, match=r"times\.json"):
         view_model(net, results=[result])
+    outcome = run_here("view", net, "--with", result, "-o", net.with_name("page.html"))
+    assert 2 == outcome.code
+    assert "--with" in outcome.err
+    assert not net.with_name("page.html").exists()
+    result.write_text(json.dumps(_times(net)))
+    assert 0 == run_here("view", net, "--with", result, "-o", net.with_name("page.html")).code
+
+
+@pytest.mark.parametrize(("text", "code"), [(None, 1), ("{", 1), ("{}", 2), ("[1]", 2)], ids=str)
+def test_unusable_result_is_refused(net: Path, text: str | None, code: int) -> None:
+    """A named result that is missing, no JSON, or without numbers of modules is an error."""
+    result = net.with_name("result.json")
+    if text is not None:
+        result.write_text(text)
+    outcome = run_here("view", net, "--with", result, "-o", net.with_name("page.html"))
+    assert code == outcome.code
+    assert "result.json" in outcome.err
 
 
 def test_pair_states_changes_by_module(pair: tuple[Path, Path]) -> None:
@@ -148,6 +165,47 @@ def test_file_without_tags_is_a_flat_graph(tmp_path: Path) -> None:
     root = page.data["templates"][_part(page)["template"]]
     assert 3 == len(root["x"])
     assert 400 == page.models[0].total.nodes
+
+
+def test_unknown_numbers_are_measured(pair: tuple[Path, Path]) -> None:
+    """Times of both models and errors of the second are measured, as no earlier run has."""
+    page = view_model(*pair, measure=True)
+    known = [{entry.title for entry in model.known if entry.source == "this run"} for model in page.models]
+    assert "time" in known[0]
+    assert {"time", "own error", "SQNR"} <= known[1]
+    assert any(page.models[1].notes)  # the verdict on the time
+
+
+def test_histograms_show_the_values_of_weights(net: Path) -> None:
+    """Each weight has its smallest and largest value, and the height of each bin."""
+    histograms = _part(view_model(net, histograms=True))["histograms"]
+    values = _layers().graph.initializers["layers.0.proj.weight"].const_value
+    assert values is not None
+    low, high, heights = histograms["layers.0.proj.weight"]
+    # The page displays three digits.
+    np.testing.assert_allclose([low, high], [values.numpy().min(), values.numpy().max()], rtol=5e-3)
+    assert "z" in heights  # the highest bin
+    assert LAYERS == len(histograms)
+
+
+def test_checkpoint_is_shown_before_its_export() -> None:
+    """The modules of a factory have parameters and no nodes."""
+    factory = Path(__file__).parents[2] / "e2e" / "nets.py"
+    model = view_model(f"{factory}:good").models[0]
+    assert model.parts[0].path is None
+    assert model.total.parameters > 0
+    assert model.total.nodes == 0
+
+
+def test_many_inner_modules_are_grouped(tmp_path: Path) -> None:
+    """The items of a module with many layers are divided into groups; numbers of modules stay those of the file."""
+    net = _saved(_layers(200), tmp_path / "deep.onnx")
+    net.with_name("times.json").write_text(json.dumps(_times(net)))
+    page = view_model(net)
+    root = page.data["templates"][_part(page)["template"]]
+    assert ["items 1 … 150", "items 151 … 200"] == [item[0] for item in root["x"]]
+    assert 401 == page.models[0].parts[0].modules
+    assert [0.5, None, 0.0, None, 1.0] == _part(page)["measures"]["time"][:5]
 
 
 def test_command_writes_the_page(net: Path) -> None:

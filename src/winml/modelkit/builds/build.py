@@ -62,7 +62,7 @@ from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.options import read_json_file
 from winml.modelkit.ort.host import PeakMemory
-from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.progress import OnStep, StepClock, Tell
 from winml.modelkit.tags.tagging import all_nodes, measure_coverage, read_tag
 from winml.modelkit.version import __version__, library_versions
 from winml.modelkit.words import message_words
@@ -82,13 +82,13 @@ PROOF_STEP = "proof"
 class BuildListener:
     """Progress callbacks of a build."""
 
-    on_stage: Callable[[StepEvent], None] | None = None
+    on_stage: OnStep | None = None
     """Called when a stage starts or ends."""
-    on_step: Callable[[StepEvent], None] | None = None
+    on_step: OnStep | None = None
     """Called when a step inside the export starts or ends."""
     on_stored: Callable[[str], None] | None = None
     """Called with the name of a stage whose result is in the folder and stays there if the build is interrupted."""
-    tell: Callable[[str], None] = lambda _words: None
+    tell: Tell = lambda _words: None
     """Called with a message: the build waits for another one, or a value of the config is not used."""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.files.named_paths import cache_root, pause_recording
 from winml.modelkit.options import read_json
 from winml.modelkit.ort.execution_providers import find_execution_provider
-from winml.modelkit.progress import StepEvent
+from winml.modelkit.progress import OnStep
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.version import __version__, library_versions
 
@@ -160,7 +160,7 @@ def cache_folder(plan: BuildPlan, identity: ModelIdentity | None) -> Path:
     return cache_root() / "builds" / f"{_name_slug(plan.request.model)}-{key}"
 
 
-def exported_file(model: NamedModel, on_step: Callable[[StepEvent], None] | None = None) -> Path:
+def exported_file(model: NamedModel, on_step: OnStep | None = None) -> Path:
     """Return the ONNX file of a found model; a checkpoint is exported into the cache if necessary."""
     if model.path is not None:
         return model.path
@@ -168,11 +168,7 @@ def exported_file(model: NamedModel, on_step: Callable[[StepEvent], None] | None
     return exported_model(model.request, model.export or WinMLExportConfig(), on_step)
 
 
-def exported_model(
-    request: ModelRequest,
-    config: WinMLExportConfig,
-    on_step: Callable[[StepEvent], None] | None = None,
-) -> Path:
+def exported_model(request: ModelRequest, config: WinMLExportConfig, on_step: OnStep | None = None) -> Path:
     """Return the ONNX file of a model, exported into the cache if missing.
 
     The cache key covers the content of the model's files, the request, the config, and the versions of this tool and

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from winml.modelkit.evaluate.evaluated_models import Subject
     from winml.modelkit.evaluate.records import Evaluation
     from winml.modelkit.ort.opened_model import RunOptions
-    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.progress import OnStep, Progress
 
 _NAME = "evaluate_model"
 _RUN_OPTIONS = ("ep", "device", "ep_options", "threads")
@@ -35,8 +35,8 @@ def evaluate_model(
     dataset: str | os.PathLike[str] | None = None,
     *,
     options: EvaluationOptions | None = None,
-    on_step: Callable[[StepEvent], None] | None = None,
-    progress: Callable[[int, float], None] | None = None,
+    on_step: OnStep | None = None,
+    progress: Progress | None = None,
     **flags: Any,
 ) -> Evaluation:
     """Evaluate a model on a dataset, and compare it with a baseline on the same samples.
@@ -172,10 +172,7 @@ _SECTION_KEYS = {"metric": "eval.metrics"} | {
 
 
 def evaluate_build(
-    model: Path,
-    options: EvaluationOptions,
-    request: ModelRequest | None,
-    on_step: Callable[[StepEvent], None] | None = None,
+    model: Path, options: EvaluationOptions, request: ModelRequest | None, on_step: OnStep | None = None
 ) -> Evaluation:
     """Evaluate the model of a build.
 

@@ -36,7 +36,7 @@ Modules = Mapping[str, list[ModuleAddress]]
 
 _LIMITING = ("module", "include")
 """Options with selectors of the modules that change; other modules stay."""
-_SELECTING = (*_LIMITING, "exclude", "per_module")
+_SELECTING = (*_LIMITING, "exclude", "per_module", "block_sizes", "algorithms")
 
 
 def refuse_folder_outputs(build: ModelFolder, output: Path, *, overwrite: bool) -> None:

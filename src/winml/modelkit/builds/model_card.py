@@ -107,11 +107,8 @@ def _table_line(cells: Sequence[str]) -> str:
 
 def _front_matter(facts: CardFacts, source: Path | None) -> dict[str, Any]:
     """Return the front matter: values of the source that hold for its conversion, and facts about the files."""
-    matter = {}
-    for key in _SOURCE_KEYS if source is not None else ():
-        value = _source_value(source, key)
-        if value is not None:
-            matter[key] = value
+    values = {} if source is None else {key: _source_value(source, key) for key in _SOURCE_KEYS}
+    matter = {key: value for key, value in values.items() if value is not None}
     if facts.task and "pipeline_tag" not in matter:
         matter["pipeline_tag"] = facts.task
     if not Path(facts.model).exists() and facts.model.count("/") == 1:  # an id of the Hub

@@ -19,7 +19,7 @@ def package_document(result: PackageResult, usage: Sequence[str] = ()) -> doc.Do
     table = doc.Table(
         doc.columns(
             ("variant", "name"), "chosen for", ("nodes", "count"), ("own files", "bytes"), ("shared weights", "bytes"),
-            ("separate folder", "bytes"), "quality", ("median on CPU", "latency"),
+            ("separate folder", "bytes"), "quality", ("median on CPU, ms", "latency"),
         ),
         [
             (

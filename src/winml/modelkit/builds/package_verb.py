@@ -23,7 +23,7 @@ from winml.modelkit.builds.layouts.layout import PACKAGE_NAME, BuiltFolder
 from winml.modelkit.builds.model_card import CardFacts, CardRow, model_card
 from winml.modelkit.builds.package_records import PackagedVariant, PackageResult
 from winml.modelkit.builds.package_writing import PackageContent, write_package
-from winml.modelkit.builds.plan import BuildPlan
+from winml.modelkit.builds.plan import BuildPlan, is_onnx_path
 from winml.modelkit.builds.verb import BuildRequest, make_plan, python_request
 from winml.modelkit.errors import MissingOutputError, OutputExistsError, UsageError, WinMLError, opt, spell
 from winml.modelkit.file_names import MODEL_CARD_NAME
@@ -32,7 +32,7 @@ from winml.modelkit.onnx.files.output_files import recover, refuse_existing
 from winml.modelkit.optimize.capabilities import LEVELS
 from winml.modelkit.options import read_json_file
 from winml.modelkit.python_functions import python_function
-from winml.modelkit.quantize.precisions import PRECISIONS
+from winml.modelkit.quantize.precisions import FLOAT32, PRECISIONS
 from winml.modelkit.report.plan import Plan, PlannedStep, planned_files
 from winml.modelkit.words import time_words
 
@@ -282,7 +282,7 @@ def _variant_request(request: BuildRequest, name: str, variant: package.Variant)
         operators=variant.operators,
         level=_LEVEL if request.level is None and has_default_level else request.level,
         ep_options=request.ep_options if variant.is_compiled else (),
-        fixed_sizes=request.fixed_sizes or variant.is_compiled,
+        fixed_sizes=request.fixed_sizes or (variant.is_compiled and not is_onnx_path(request.model.model)),
     )
 
 
@@ -301,7 +301,7 @@ def _variant_words(variant: package.Variant) -> str:
     """Describe the build of a variant."""
     operators = "" if variant.operators is None else f", {variant.operators} operators"
     providers = ", ".join(name.removesuffix("ExecutionProvider") for name in variant.providers)
-    return f"{variant.precision or 'fp32'}{operators}, for {providers}"
+    return f"{variant.precision or FLOAT32}{operators}, for {providers}"
 
 
 def _variant_facts(result: BuildResult, variant: package.Variant) -> dict[str, Any]:
@@ -312,7 +312,7 @@ def _variant_facts(result: BuildResult, variant: package.Variant) -> dict[str, A
     found = [_SQNR.search(stage.summary) for stage in stages if stage.status != "skipped"]
     ratios = sorted((match[0] for match in found if match), key=lambda words: float(words.split()[1]))
     return {
-        "precision": variant.precision or "fp32",
+        "precision": variant.precision or FLOAT32,
         "nodes": sum(stage.nodes or 0 for stage in last if stage is not None),
         "quality": ratios[0] if ratios else "",
         "latency_ms": _measure_latency(result) if "CPUExecutionProvider" in variant.providers else None,

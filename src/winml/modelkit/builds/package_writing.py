@@ -19,9 +19,10 @@ import onnx
 from winml.modelkit.builds.layouts import package
 from winml.modelkit.file_names import MODEL_CARD_NAME
 from winml.modelkit.onnx.contexts import context_file_attributes
+from winml.modelkit.onnx.files.foreign_names import lies_within
 from winml.modelkit.onnx.files.initializer_bytes import StoredBytes
 from winml.modelkit.onnx.files.moving import remove_file
-from winml.modelkit.onnx.files.output_files import OutputFiles
+from winml.modelkit.onnx.files.output_files import OutputFiles, refuse_existing
 from winml.modelkit.onnx.files.placing import copy_data, external_tensors
 from winml.modelkit.onnx.files.reading import read_referring, refer_to_data
 from winml.modelkit.onnx.files.writing import INLINE_LIMIT_BYTES, aligned_offset, locate_values, write_embedded
@@ -123,6 +124,7 @@ def write_package(folder: Path, content: PackageContent, earlier: tuple[str, ...
 
     Raises:
         InputError: a model or its data cannot be read.
+        OutputExistsError: the folder has a file of this name that is not of the earlier package.
         WriteError: a file cannot be written.
     """
     models = [
@@ -154,6 +156,7 @@ def write_package(folder: Path, content: PackageContent, earlier: tuple[str, ...
         names.add(package.MANIFEST_NAME)
         manifest = package.manifest_record(content.name, content.parts, sorted(names), content.source)
         files.write_json(folder / package.MANIFEST_NAME, manifest)
+        refuse_existing([folder / name for name in names.difference(earlier)], overwrite=False)
         sizes = files.commit()
     _remove_files(folder, {*earlier} - names)
     shared = {weight.digest: weight.stored.size_bytes for model in models for weight in model.placed}
@@ -222,8 +225,11 @@ def _digest(pieces: Iterable[bytes]) -> str:
 def _remove_files(folder: Path, names: Iterable[str]) -> None:
     """Remove files of an earlier package, and the folders that become empty."""
     for name in names:
+        if not lies_within(folder, name):  # a manifest may be damaged
+            continue
         path = folder / name
-        remove_file(path)
+        with contextlib.suppress(OSError):
+            remove_file(path)
         for parent in path.relative_to(folder).parents:
             with contextlib.suppress(OSError):  # not empty, or removed already
                 (folder / parent).rmdir()

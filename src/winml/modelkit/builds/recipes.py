@@ -64,12 +64,12 @@ def _path_from(path: str, folder: Path) -> str:
     try:
         return Path(os.path.relpath(path, folder)).as_posix()
     except ValueError:  # on another drive of Windows
-        return str(Path(path).absolute())
+        return Path(path).absolute().as_posix()
 
 
 def _path_in(path: str, folder: Path) -> str:
     """Return a path relative to a folder as one that can be opened here; another text unchanged."""
-    return os.path.relpath(folder / path) if (folder / path).exists() else path
+    return _path_from(str(folder / path), Path()) if (folder / path).exists() else path
 
 
 def plan_refit(

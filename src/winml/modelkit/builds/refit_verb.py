@@ -79,7 +79,8 @@ def plan_requested_refit(request: RefitRequest) -> PlannedBuild:
     if manifest.recipe is None:
         raise _missing_recipe(folder, manifest, request)
     graphs = _find_graphs(folder, manifest)
-    dtype = request.dtype or _check_checkpoint(Path(request.weights), graphs)
+    dtype_of_build = _check_checkpoint(Path(request.weights), graphs)
+    dtype = request.dtype or dtype_of_build
     refuse_input_as_output(request.output, [folder], ())
     if (request.output / BUILD_MANIFEST_NAME).exists() and not request.overwrite:
         raise OutputExistsError(
@@ -113,18 +114,18 @@ def _refuse_other_weights(name: str) -> None:
     """Refuse weights that are no checkpoint.
 
     Raises:
-        UsageError: they are missing, an ONNX file, the folder of a build or an adapter.
-        ModelPathError: a folder on this disk has no weights.
+        UsageError: no weights are named, or an ONNX file, the folder of a build or an adapter.
     """
     from winml.modelkit.builds.plan import is_onnx_path
     from winml.modelkit.models.checkpoints.adapters import ADAPTER_CONFIG_NAME
+    from winml.modelkit.models.checkpoints.weight_files import find_weights
 
     if not name:
         raise UsageError(f"no checkpoint is specified: {opt.weights}", hint="Pass the checkpoint with the weights.")
     files, hint = Path(name), "Pass the checkpoint that the weights are saved in."
     if is_onnx_path(name):
         raise UsageError(f"{opt.weights} {name}: is an ONNX file, not a checkpoint", hint=hint)
-    if (files / BUILD_MANIFEST_NAME).is_file():
+    if (files / BUILD_MANIFEST_NAME).is_file() and find_weights(files) is None:
         raise UsageError(f"{opt.weights} {name}: is the folder of a build, not a checkpoint", hint=hint)
     if (files / ADAPTER_CONFIG_NAME).is_file() and not (files / CHECKPOINT_CONFIG_NAME).is_file():
         raise UsageError(
@@ -153,7 +154,7 @@ def _missing_recipe(folder: Path, manifest: BuildManifest, request: RefitRequest
 _DTYPE_NAMES: Mapping[str, Dtype] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
-def _check_checkpoint(checkpoint: Path, graphs: Mapping[str, Path]) -> Dtype | None:
+def _check_checkpoint(folder: Path, graphs: Mapping[str, Path]) -> Dtype | None:
     """Compare a checkpoint on this disk with the graphs of a build before anything is loaded.
 
     Returns:
@@ -167,7 +168,7 @@ def _check_checkpoint(checkpoint: Path, graphs: Mapping[str, Path]) -> Dtype | N
     from winml.modelkit.models.checkpoints import weight_files
     from winml.modelkit.onnx.files.reading import read_structure
 
-    config = checkpoint / CHECKPOINT_CONFIG_NAME
+    config = folder / CHECKPOINT_CONFIG_NAME
     if not config.is_file():
         return None
     kind, types = read_json_file(config).get("model_type"), set[str]()
@@ -177,12 +178,12 @@ def _check_checkpoint(checkpoint: Path, graphs: Mapping[str, Path]) -> Dtype | N
         expected = record["source"]["config"].get("model_type")
         if None not in (kind, expected) and kind != expected:
             raise CheckpointError(
-                f"{checkpoint}: is a {kind} model, and the build is of a {expected} model",
+                f"{folder}: is a {kind} model, and the build is of a {expected} model",
                 hint="Only weights may differ. winml build builds another architecture.",
             )
         inputs = {value.name: value.type.tensor_type.elem_type for value in graph.graph.input}
         types |= {str(ir.DataType(inputs[name]).numpy()) for name in record["weights"] if name in inputs}
-    weights = weight_files.find_weights(checkpoint)
+    weights = weight_files.find_weights(folder)
     if weights is None or weights.format != "safetensors":
         return None
     stored = {entry.dtype for entry in weight_files.stored_entries(weights.files).values()}

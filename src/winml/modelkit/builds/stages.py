@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from winml.modelkit.export.records import ExportedPart, ExportResult
     from winml.modelkit.models.resolution import ResolvedModel
     from winml.modelkit.onnx.files.output_files import OutputFiles
-    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.progress import OnStep
     from winml.modelkit.quantize.records import QuantizedFile
     from winml.modelkit.transform.graph_file import GraphFileTask, GraphHandover
     from winml.modelkit.transform.records import TransformedFile
@@ -109,7 +109,7 @@ class StageTask:
     """Result of the previous stage, or the source ONNX file; None for the export."""
     output: Path
     """Path of its model; other files are beside it. A stage that makes several graphs writes ``<stem>_<part>.onnx``."""
-    on_step: Callable[[StepEvent], None] | None
+    on_step: OnStep | None
     claim_parts: Callable[[Sequence[str]], None]
     """Called by a stage that makes graphs, with the names of all parts, before it writes a file."""
     statistics: Path | None = None

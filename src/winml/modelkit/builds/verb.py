@@ -207,24 +207,25 @@ def build_model(
 
 def python_request(
     function: str,
-    model: str | os.PathLike[str],
+    model: str | os.PathLike[str] | None,
     output: str | os.PathLike[str] | None,
     config: WinMLBuildConfig | Mapping[str, object] | str | os.PathLike[str] | None,
     listener: BuildListener,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
 ) -> BuildRequest:
     """Return the request of a call from Python.
 
     Args:
         function: Name of the called function, for messages.
-        model: The model.
+        model: The model; None: that of the config.
         output: Folder to build in; None: a folder of the cache.
         config: Options of every stage.
         listener: Receives notes on the config.
-        options: Keywords of the call; emptied.
+        options: Keywords of the call.
 
     Raises:
         ConfigError: an option is unknown or of the wrong kind.
+        UsageError: no model is named.
     """
     from winml.modelkit.builds.build_model import to_build_config
     from winml.modelkit.builds.config import QuantSection

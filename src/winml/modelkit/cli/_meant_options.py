@@ -189,15 +189,6 @@ class MeantOptions:
             return False
 
 
-def _may_be_model(value: str) -> bool:
-    is_data = Path(value).suffix.lower() in _DATA_SUFFIXES or is_named_shape(value)
-    return not is_data and NUMBER.fullmatch(value) is None
-
-
-def _may_be_file(value: str) -> bool:
-    return bool(Path(value).suffix) and NUMBER.fullmatch(value) is None
-
-
 def _are_axes(value: str) -> bool:
     from winml.modelkit.onnx.specs import parse_dynamic_axes
 
@@ -217,14 +208,14 @@ def _is_provider(value: str) -> bool:
 
 
 _FITS: Mapping[str, Callable[[str], bool]] = {
-    "audio": _may_be_file,
+    "audio": lambda value: bool(Path(value).suffix),
     "dynamic_axes": _are_axes,
     "ep": _is_provider,
-    "image": _may_be_file,
+    "image": lambda value: bool(Path(value).suffix),
     "input_data": os.path.exists,
     "input_specs": _are_specs,
     "inputs": lambda value: "=" in value,
-    "model": _may_be_model,
+    "model": lambda value: Path(value).suffix.lower() not in _DATA_SUFFIXES,
     "prompt": lambda value: not Path(value).exists(),
     "task": lambda value: NUMBER.fullmatch(value) is None,
     "text": lambda value: not Path(value).exists(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from winml.modelkit.cli._streams import own_stderr, tell
 from winml.modelkit.words import count_noun, printable
 
 if TYPE_CHECKING:
-    from winml.modelkit.progress import RunningStep, StepEvent
+    from winml.modelkit.progress import Progress, RunningStep, StepEvent
     from winml.modelkit.sweep.cells import Cell
     from winml.modelkit.sweep.records import CellResult
     from winml.modelkit.sweep.work_queue import SweepListener
@@ -121,7 +121,7 @@ def show_wait(description: str) -> Iterator[None]:
 
 
 @contextmanager
-def live_progress(*, quiet: bool, counted: str = "run") -> Iterator[Callable[[int, float], None] | None]:
+def live_progress(*, quiet: bool, counted: str = "run") -> Iterator[Progress | None]:
     """Yield a function that shows the progress of a measurement: a bar in a terminal, else periodic lines; None: quiet.
 
     Args:
@@ -196,7 +196,7 @@ class _Pace:
         return remaining_words(now - self.began, (share - self.start_share) / (1 - self.start_share))
 
 
-def _progress_printer(noun: str) -> Callable[[int, float], None]:
+def _progress_printer(noun: str) -> Progress:
     """Return a function that prints the progress of a measurement at most every :data:`LINE_S` seconds."""
     last, pace = time.monotonic(), _Pace()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.config import WinMLBuildConfig
     from winml.modelkit.builds.found_models import NamedModel
     from winml.modelkit.export.config import WinMLExportConfig
-    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.progress import OnStep, StepEvent
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -215,7 +215,7 @@ def export_section(config: WinMLBuildConfig) -> WinMLExportConfig:
     return config.export
 
 
-def exported_path(model: NamedModel, on_step: Callable[[StepEvent], None] | None) -> Path:
+def exported_path(model: NamedModel, on_step: OnStep | None) -> Path:
     """Return the ONNX file of a model; after an export, report on stderr the size of the result in the cache.
 
     Args:

@@ -219,8 +219,6 @@ def show_answer(
     files: Mapping[str, Sequence[Path]],
     options: Mapping[str, Any],
     describe: Callable[[], Document],
-    *,
-    is_answer: bool = True,
     **texts: Callable[[Path], str],
 ) -> None:
     """Write the files of a result, all or none of them, and print the result in the requested format.
@@ -230,7 +228,6 @@ def show_answer(
         files: Option → its files.
         options: Options of the command, with ``overwrite`` and ``format_``.
         describe: Makes the document of the result.
-        is_answer: As for :func:`show_result`.
         texts: Option other than ``output`` → function that returns the text of one of its files.
 
     Raises:
@@ -239,7 +236,7 @@ def show_answer(
     """
     texts = {"output": lambda _path: f"{json_text(record)}\n", **texts}
     paths = write_answer(files, texts, overwrite=options["overwrite"])
-    show_result(record, options, lambda: describe().with_files(paths), is_answer=is_answer)
+    show_result(record, options, lambda: describe().with_files(paths), is_answer=True)
 
 
 def show_result(

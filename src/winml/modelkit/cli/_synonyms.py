@@ -12,7 +12,8 @@ COMMANDS: Mapping[str, str] = {
     "convert save onnx to-onnx to_onnx import trace convert-model capture-onnx-graph": "export {}",
     "benchmark bench time latency speed measure throughput trtexec benchmark-app perf-test profile-model": "perf {}",
     "profile profiler": "perf {} --by-module",
-    "info show summary describe view print stats analyze analyse netron visualize dump io": "inspect {}",
+    "info show summary describe print stats analyze analyse dump io": "inspect {}",
+    "netron visualize visualise graph plot draw browse explore": "view {} -o page.html",
     "tree layers modules hierarchy": "inspect {} --hierarchy",
     "list-tasks tasks": "inspect --list-tasks",
     "optimise simplify fuse slim simplification sim onnxsim onnxslim optimizer fold constant-folding": "optimize {}",
@@ -48,7 +49,7 @@ SUBCOMMANDS: Mapping[str, str] = {"export": "onnx pytorch torch hf", "config": "
 """Command → words before the model in other tools: ``optimum-cli export onnx``."""
 POSITIONALS: Mapping[str, str] = {
     "run": "file data", "perf": "vs with", "compare": "with vs original optimized", "diff": "old new with",
-    "retag": "original optimized", "sweep": "models config",
+    "view": "vs", "retag": "original optimized", "sweep": "models config",
 }  # fmt: skip
 """Command → options of other tools whose value is a positional argument."""
 NEIGHBORS: Mapping[str, str] = {

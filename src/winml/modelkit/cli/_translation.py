@@ -91,7 +91,7 @@ class Translation:
         """After the value of an option: its flag if it may be repeated, else empty."""
         while self._rest:
             self._add_word(self._rest.pop(0))
-        if self.fixed_sizes and not self._collected.differ_from(self.fixed_sizes):
+        if self.refused_words and not self._collected.differ_from(self.fixed_sizes):
             self.refused_words.clear()
         for word in self._surplus:
             self.line += self._place(word)
@@ -208,10 +208,14 @@ class Translation:
     def _collect_sizes(self, name: str, values: Sequence[str]) -> int | None:
         """Collect sizes or shapes; return how many values were used, ``None`` if the option has none."""
         used = self._collected.collect(plain_name(name), values)
-        self.refused_words += [name, *values[:used]] if used and self.fixed_sizes else []
-        for flag, value in self._collected.sizes(is_of_file=bool(self.file)) if not self.fixed_sizes else ():
-            self._set_value(flag, value)
-        return used or None
+        if not used:
+            return None
+        if self.fixed_sizes:
+            self.refused_words += [name, *values[:used]]
+        else:
+            for flag, value in self._collected.sizes(is_of_file=bool(self.file)):
+                self._set_value(flag, value)
+        return used
 
     def _set_value(self, flag: str, value: str) -> None:
         """Add an option with a value, or change its value; an empty value adds nothing."""
@@ -317,6 +321,7 @@ class Translation:
 
 
 def is_model(word: str) -> bool:
+    """Return True for the name of an ONNX file."""
     return word.lower().endswith(MODEL_SUFFIX)
 
 

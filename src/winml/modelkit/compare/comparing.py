@@ -112,8 +112,7 @@ def compare_models(
         )
     limits: tuple[str, ...] = ()
     if provider is not None and options.data_set is None and options.run.input_data is None:
-        assert isinstance(candidate, Path)  # refused above
-        options, limits = _within_simulation(options, provider, candidate)
+        options, limits = _within_simulation(options, provider, (reference, candidate))
     with ExitStack() as stack:
         # The candidate runs like in production, with ONNX Runtime's optimizations, unless modules are compared.
         left_file, right_file = (
@@ -361,11 +360,15 @@ def _compare_whole(
 
 
 def _within_simulation(
-    options: CompareOptions, provider: ChosenProvider, candidate: Path
+    options: CompareOptions, provider: ChosenProvider, models: Sequence[Comparable]
 ) -> tuple[CompareOptions, tuple[str, ...]]:
-    """Return options with the sizes that a simulated device computes like a real one, and notes about them."""
-    limits = provider.simulated_sizes(inputs_of_file(candidate))
-    added = {name: size for name, size in limits.items() if name not in options.run.sizes}
+    """Return options with the sizes that a simulated device computes like a real one, and notes about them.
+
+    Sizes are only set if they are open in all files.
+    """
+    limits = [provider.simulated_sizes(inputs_of_file(model)) for model in models if isinstance(model, Path)]
+    sizes = limits[0] if all(limits) else {}
+    added = {name: size for name, size in sizes.items() if name not in options.run.sizes}
     if not added:
         return options, ()
     words = ", ".join(f"{name} {size}" for name, size in added.items())

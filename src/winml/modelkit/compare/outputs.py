@@ -468,7 +468,10 @@ def _as_float64(value: Array) -> NDArray[np.float64]:
     # float64 represents every dtype in use, except the largest int64, whose differences are measured separately.
     if value.dtype.kind in TEXT_KINDS:
         # Texts are equal or not; a checksum of 32 bits tells them apart.
-        return np.vectorize(lambda text: float(zlib.crc32(str(text).encode())), otypes=[np.float64])(value)
+        checksums: NDArray[np.float64] = np.vectorize(
+            lambda text: float(zlib.crc32(str(text).encode())), otypes=[np.float64]
+        )(value)
+        return checksums
     return np.asarray(value).astype(np.float64)
 
 

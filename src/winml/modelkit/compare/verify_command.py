@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,15 @@ from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._progress import show_wait
 from winml.modelkit.cli._requests import stated_fields
-from winml.modelkit.cli._streams import library_output_to_stderr, own_stderr, page_text, show_answer, tell
+from winml.modelkit.cli._streams import (
+    json_text,
+    library_output_to_stderr,
+    own_stderr,
+    page_text,
+    show_result,
+    tell,
+    write_answer,
+)
 from winml.modelkit.compare.verify_verb import VerifyRequest, plan_verification, run_verification
 from winml.modelkit.file_names import ONLY_PART
 
@@ -61,16 +70,15 @@ def command(**options: Any) -> None:
         beside = {option: paths[number : number + 1] or paths for option, paths in plan.files.items()}
         return page_text(parts[number].document(depth=depth), path, beside)
 
-    show_answer(
-        result.as_record(depth=depth),
-        plan.files,
-        options,
-        lambda: result.document(depth=depth),
-        is_answer=not options["quiet"],
-        report=page,
-        node_data=lambda path: comparison_node_data(parts[plan.files["node_data"].index(path)]),
-        junit=lambda _path: junit_text(result),
-    )
+    record = result.as_record(depth=depth)
+    texts: dict[str, Callable[[Path], str]] = {
+        "output": lambda _path: f"{json_text(record)}\n",
+        "report": page,
+        "node_data": lambda path: comparison_node_data(parts[plan.files["node_data"].index(path)]),
+        "junit": lambda _path: junit_text(result),
+    }
+    written = write_answer(plan.files, texts, overwrite=options["overwrite"])
+    show_result(record, options, lambda: result.document(depth=depth).with_files(written))
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in annotation_lines(result):
             own_stderr().write(f"{line}\n")

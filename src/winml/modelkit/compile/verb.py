@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from winml.modelkit.compile.options import CompileOptions
     from winml.modelkit.compile.records import CompiledFile
     from winml.modelkit.ort.execution_providers import ExecutionProvider
-    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.progress import OnStep
     from winml.modelkit.transform.graph_file import GraphFileTask
 
 
@@ -180,7 +180,7 @@ def compile_model(
     split: str | None = None,
     columns: Mapping[str, str] | None = None,
     samples: int | None = None,
-    on_step: Callable[[StepEvent], None] | None = None,
+    on_step: OnStep | None = None,
     **flags: Any,
 ) -> CompiledFile:
     """Compile an ONNX file for an execution provider. Its module tags are preserved.

@@ -38,9 +38,8 @@ from winml.modelkit.evaluate.tasks.table import (
 from winml.modelkit.evaluate.tasks.task import Evaluator, EvaluatorContext, Sample, TaskDefinition
 from winml.modelkit.options import Drop, drop_at, drop_words
 from winml.modelkit.ort.sessions import onnxruntime_version
-from winml.modelkit.profile.latency import Progress
 from winml.modelkit.profile.statistics import are_disturbed, summarize
-from winml.modelkit.progress import StepClock, StepEvent, count_share
+from winml.modelkit.progress import OnStep, Progress, StepClock, count_share
 from winml.modelkit.samples.columns import match_columns
 from winml.modelkit.samples.data_sets import DataSet, DataSetRequest, open_data_set
 from winml.modelkit.samples.media import Recording, media_name
@@ -506,11 +505,7 @@ class PreparedData:
 
 
 def evaluate(
-    subject: Subject,
-    options: EvaluationOptions,
-    *,
-    on_step: Callable[[StepEvent], None] | None = None,
-    progress: Progress | None = None,
+    subject: Subject, options: EvaluationOptions, *, on_step: OnStep | None = None, progress: Progress | None = None
 ) -> Evaluation:
     """Run a model and an optional baseline on the samples of a dataset.
 

@@ -38,10 +38,10 @@ class Side:
     """Runs the model on one array per input, each with the type of the input."""
     provider: str | None = None
     """Execution provider of an ONNX file."""
-    simulated_on: str = ""
-    """Kind of device on which the provider simulates its device; empty without simulation."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Metadata of an ONNX file."""
+    simulated_on: str = ""
+    """Kind of device on which the provider simulates its device; empty without simulation."""
 
     def run(self, feeds: Arrays) -> Arrays:
         """Run the model once.

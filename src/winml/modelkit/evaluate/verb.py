@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.found_models import NamedModel
     from winml.modelkit.evaluate.options import EvaluationOptions
     from winml.modelkit.evaluate.records import Evaluation
-    from winml.modelkit.profile.latency import Progress
-    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.progress import OnStep, Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +101,7 @@ def plan_evaluation(request: EvalRequest) -> AnswerPlan[EvaluationOptions]:
 def run_evaluation(
     plan: AnswerPlan[EvaluationOptions],
     request: EvalRequest,
-    on_step: Callable[[StepEvent], None] | None = None,
+    on_step: OnStep | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Recover files of killed commands, then evaluate.

@@ -41,7 +41,7 @@ from winml.modelkit.onnx.files.named_paths import restored_working_directory
 from winml.modelkit.onnx.files.output_files import OutputFiles, recover, refuse_existing
 from winml.modelkit.ort.execution_providers import refuse_dynamic
 from winml.modelkit.ort.foreign_libraries import local_files_only
-from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.progress import OnStep, StepClock
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.transform.graph_file import GraphHandover
 from winml.modelkit.transform.module_functions import refuse_old_runtime, refuse_unregistered
@@ -65,7 +65,7 @@ def export_pytorch(
     with_report: bool = False,
     functions: str | None = None,
     seed: int = 0,
-    on_step: Callable[[StepEvent], None] | None = None,
+    on_step: OnStep | None = None,
 ) -> ExportResult:
     """Export a module to an ONNX file in which every node is tagged with its module.
 
@@ -104,7 +104,7 @@ class HTPExporter:
         config: WinMLExportConfig | None = None,
         *,
         seed: int = 0,
-        on_step: Callable[[StepEvent], None] | None = None,
+        on_step: OnStep | None = None,
         on_parts: Callable[[Sequence[str]], None] | None = None,
         handover: GraphHandover | None = None,
         check: ModelCheck | None = None,

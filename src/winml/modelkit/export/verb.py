@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest, ModelSource
     from winml.modelkit.onnx.files.output_files import ExportPaths
     from winml.modelkit.options import Options
-    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.progress import OnStep
     from winml.modelkit.transform.graph_file import GraphFileTask
     from winml.modelkit.transform.pin import Pinning
 
@@ -139,7 +138,7 @@ def refuse_unloadable(plan: ExportPlan) -> None:
         refuse_unregistered(resolved.model, plan.request.functions)
 
 
-def run_export(plan: ExportPlan, on_step: Callable[[StepEvent], None] | None = None) -> ExportResult:
+def run_export(plan: ExportPlan, on_step: OnStep | None = None) -> ExportResult:
     """Recover from killed commands, then export.
 
     Raises:
@@ -237,7 +236,7 @@ def export_model(
     functions: str | None = None,
     proof: bool = False,
     proof_inputs: str | os.PathLike[str] | None = None,
-    on_step: Callable[[StepEvent], None] | None = None,
+    on_step: OnStep | None = None,
     **options: Any,
 ) -> ExportResult:
     """Export a checkpoint or a module to ONNX; every node is tagged with its module (``winml export``).

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from winml.modelkit.onnx.validity import refuse_cycles
 from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.graph_sessions import open_session, widened_graph
 from winml.modelkit.ort.opened_model import RunOptions, Values, refusals_explained, values_for
-from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.progress import OnStep, StepClock
 from winml.modelkit.tags import address
 from winml.modelkit.tags.address import ModuleIdentity
 from winml.modelkit.tags.selector import select
@@ -118,7 +118,7 @@ def extract_from_file(
     folder: str | os.PathLike[str],
     options: ExtractOptions,
     *,
-    on_step: Callable[[StepEvent], None] | None = None,
+    on_step: OnStep | None = None,
     planned: PlannedCuts | None = None,
 ) -> ExtractResult:
     """Cut modules out of a model and write each as a separate model.

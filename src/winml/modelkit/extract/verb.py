@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.found_models import NamedModel
     from winml.modelkit.extract.extraction import ExtractOptions, PlannedCuts
     from winml.modelkit.extract.records import ExtractResult
-    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.progress import OnStep
 
 
 WHOLE = ""
@@ -121,7 +121,7 @@ def plan_extraction(request: ExtractRequest) -> ExtractPlan:
     )
 
 
-def run_extraction(plan: ExtractPlan, path: Path, on_step: Callable[[StepEvent], None] | None = None) -> ExtractResult:
+def run_extraction(plan: ExtractPlan, path: Path, on_step: OnStep | None = None) -> ExtractResult:
     """Recover partial results of killed commands, and write the modules.
 
     Args:
@@ -176,7 +176,7 @@ def extract_modules(
     module: str,
     output: str | os.PathLike[str],
     *,
-    on_step: Callable[[StepEvent], None] | None = None,
+    on_step: OnStep | None = None,
     **options: Any,
 ) -> Any:
     """Extract modules of a model as separate ONNX models (``winml extract``).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,15 +43,17 @@ def load_sentence_transformer(folder: str | os.PathLike[str], *, ep: str | None 
 
     Raises:
         UsageError: a module is not of sentence-transformers, or the provider is unknown.
-        InputError: sentence-transformers is not installed, or a file is damaged.
+        InputError: sentence-transformers 6 is not installed, or a file is damaged.
         StageError: ONNX Runtime cannot load the graph.
     """
     try:
         from sentence_transformers import SentenceTransformer
+
+        importlib.import_module("sentence_transformers.sentence_transformer.modules")
     except ImportError as error:
         raise InputError(
-            "load_sentence_transformer needs sentence-transformers",
-            hint="Install it: pip install sentence-transformers",
+            "load_sentence_transformer needs sentence-transformers 6 or later",
+            hint='Install it: pip install "sentence-transformers>=6"',
         ) from error
     path = Path(folder)
     encoder = _make_encoder(path, ep)
@@ -65,7 +68,7 @@ def load_sentence_transformer(folder: str | os.PathLike[str], *, ep: str | None 
 
 def _make_encoder(folder: Path, ep: str | None) -> Any:
     """Return the module of sentence-transformers that tokenizes texts and runs the graph."""
-    from sentence_transformers.models import Module  # type: ignore[attr-defined, unused-ignore]
+    from sentence_transformers.base.modules import Module
 
     model = WinMLAutoModel.from_pretrained(folder, ep=ep)
     tokenizer = open_processor("tokenizer", folder, "texts")
@@ -74,14 +77,14 @@ def _make_encoder(folder: Path, ep: str | None) -> Any:
     names = [spec.name for spec in model.inputs]
     output_names = [value.name for value in read_structure(Path(model.path)).graph.output]
 
-    class GraphEncoder(Module):  # type: ignore[misc, unused-ignore]
+    class GraphEncoder(Module):
         """Encoder of texts in ONNX Runtime."""
 
         outputs = tuple(output_names)
         width = int(getattr(model.config, "hidden_size", 0))
 
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__()  # type: ignore[no-untyped-call]
             self.tokenizer = tokenizer
 
         @property
@@ -116,7 +119,7 @@ def _load_modules(folder: Path, width: int) -> list[Any]:
         UsageError: a module is not of sentence-transformers: it would be code of the checkpoint.
         InputError: ``modules.json`` is damaged.
     """
-    from sentence_transformers.models import Pooling  # type: ignore[attr-defined, unused-ignore]
+    from sentence_transformers.sentence_transformer.modules import Pooling
     from sentence_transformers.util import import_from_string
 
     path = library_file(folder, MODULES_NAME)
@@ -135,5 +138,6 @@ def _load_modules(folder: Path, width: int) -> list[Any]:
                 f"{path}: module {entry['type']} is not of sentence-transformers",
                 hint="Load the model with SentenceTransformer, which can run code of the checkpoint.",
             )
-        modules.append(import_from_string(entry["type"]).load(str(folder), subfolder=entry["path"]))
+        module_class: Any = import_from_string(entry["type"])
+        modules.append(module_class.load(str(folder), subfolder=entry["path"]))
     return modules

@@ -36,6 +36,7 @@ from winml.modelkit.models.state_restoration import unchanged_attributes
 from winml.modelkit.models.tensors import draw_tensors
 from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec, summed_sizes
 from winml.modelkit.ort.foreign_libraries import local_libraries
+from winml.modelkit.ort.shared_settings import attribute_replaced
 from winml.modelkit.tags.torch_modules import CallTrace, TracedModule, join_traces, module_of_error, record_calls
 from winml.modelkit.tags.tree import build_tree
 from winml.modelkit.words import count_words, size_words
@@ -130,14 +131,10 @@ def _run_on_meta_device(
 @contextmanager
 def _fake_tensor_mode() -> Iterator[None]:
     """Create fake tensors inside the block, and suppress torch's log of failing operators."""
-    log = logging.getLogger(_TORCH_LOG)
-    was_disabled, log.disabled = log.disabled, True
-    try:
-        # Tensors that a module stores outside its buffers are real, and allowed.
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            yield
-    finally:
-        log.disabled = was_disabled
+    # Tensors that a module stores outside its buffers are real, and allowed.
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with attribute_replaced(logging.getLogger(_TORCH_LOG), "disabled", True), mode:
+        yield
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -24,8 +23,7 @@ from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.models.resolution import ResolvedModel, requested_dtype, resolve_model, with_plain_outputs
 from winml.modelkit.models.tensors import draw_tensors
 from winml.modelkit.ort.foreign_libraries import local_libraries
-
-Progress = Callable[[str], None]
+from winml.modelkit.progress import Tell
 
 _CALIBRATION_DRAWS = 8
 """Measured on EfficientNet, in which the last layers see four pixels of an image.
@@ -35,7 +33,7 @@ change of the input grows a hundredfold.
 """
 
 
-def load_model(request: ModelRequest, progress: Progress | None = None) -> LoadedModel:
+def load_model(request: ModelRequest, progress: Tell | None = None) -> LoadedModel:
     """Load the requested model.
 
     Args:
@@ -50,7 +48,7 @@ def load_model(request: ModelRequest, progress: Progress | None = None) -> Loade
     return load_resolved(resolved, request, progress)
 
 
-def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Progress | None = None) -> LoadedModel:
+def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Tell | None = None) -> LoadedModel:
     """Load the weights of a resolved model: random ones if requested, else the weights of the checkpoint.
 
     Raises:
@@ -75,7 +73,7 @@ def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Prog
 
 
 def _load_pipeline(
-    resolved: ResolvedModel, files: PipelineFiles, request: ModelRequest, progress: Progress | None
+    resolved: ResolvedModel, files: PipelineFiles, request: ModelRequest, progress: Tell | None
 ) -> LoadedModel:
     """Load the weights of all modules of a diffusers pipeline."""
     if progress is not None:
@@ -89,7 +87,7 @@ def _load_pipeline(
 
 
 def _build_random_parts(
-    resolved: ResolvedModel, request: ModelRequest, progress: Progress | None
+    resolved: ResolvedModel, request: ModelRequest, progress: Tell | None
 ) -> tuple[tuple[ModelPart, ...], tuple[str, ...]]:
     """Build the model with seeded random weights; return its parts and notes on the weights."""
     assert resolved.checkpoint is not None  # a factory brings its weights
@@ -112,7 +110,7 @@ def _build_random_parts(
 
 
 def _load_parts(
-    resolved: ResolvedModel, request: ModelRequest, progress: Progress | None
+    resolved: ResolvedModel, request: ModelRequest, progress: Tell | None
 ) -> tuple[tuple[ModelPart, ...], tuple[str, ...]]:
     """Load the weights of the checkpoint; return the parts and notes on the weights."""
     source, checkpoint = resolved.source, resolved.checkpoint

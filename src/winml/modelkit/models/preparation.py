@@ -27,7 +27,7 @@ from torch.jit._script import RecursiveScriptModule  # not public; torch.jit.scr
 
 from winml.modelkit.errors import ExportError
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments
-from winml.modelkit.ort.shared_settings import attribute_replaced
+from winml.modelkit.ort.shared_settings import attribute_replaced, attributes_replaced
 from winml.modelkit.tags.torch_modules import suspend_compilation
 
 
@@ -295,13 +295,8 @@ def _detach_hooks(module: nn.Module, forward: Callable[..., object]) -> Iterator
         yield forward
         return
     hooks = {name: getattr(module, name) for name in _HOOK_DICTIONARIES}
-    for name in _HOOK_DICTIONARIES:
-        setattr(module, name, OrderedDict())
-    try:
+    with attributes_replaced(*((module, name, OrderedDict()) for name in _HOOK_DICTIONARIES)):
         yield _with_hooks(module, forward, hooks)
-    finally:
-        for name, dictionary in hooks.items():
-            setattr(module, name, dictionary)
 
 
 def _with_hooks(module: nn.Module, forward: Callable[..., object], hooks: Mapping[str, Any]) -> Callable[..., Any]:

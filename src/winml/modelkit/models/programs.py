@@ -7,6 +7,8 @@ module of the same structure. Both are then traced like any module, with tags fr
 from __future__ import annotations
 
 import copy
+import inspect
+import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,7 +75,10 @@ def _unflatten(program: ExportedProgram, requested_by: str) -> nn.Module:
         InputError: torch cannot restore them.
     """
     try:
-        module: Any = torch.export.unflatten(program)
+        with warnings.catch_warnings():
+            # torch calls a function of its own that it has deprecated.
+            warnings.simplefilter("ignore", FutureWarning)
+            module: Any = torch.export.unflatten(program)
     except Exception as error:  # of any library code
         raise InputError(
             f"{requested_by}: the exported program cannot be opened: {first_line(error)}",
@@ -84,8 +89,10 @@ def _unflatten(program: ExportedProgram, requested_by: str) -> nn.Module:
             package, _, name = str(inner._ty).rpartition(".")
             inner.__class__ = type(name, (type(inner),), {"__module__": package})
     package, _, name = str(module._ty or "ExportedProgram").rpartition(".")
-    module.__class__ = module_with_forward(type(module), name, package, _parameter_names(program))
-    return module
+    parameters = dict.fromkeys(_parameter_names(program), inspect.Parameter.empty)
+    module.__class__ = module_with_forward(type(module), name, package, parameters)
+    result: nn.Module = module
+    return result
 
 
 def _parameter_names(program: ExportedProgram) -> list[str]:

@@ -96,15 +96,13 @@ def calibrate_batch_norms(
     if not norms:
         return
     joint_draw = {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]}
-    handles = [module.register_forward_pre_hook(_set_statistics) for module in norms]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for module in norms:
+            hooks.enter_context(module.register_forward_pre_hook(_set_statistics))
         for feeds in (joint_draw, draws[0]):
             with contextlib.suppress(*_MODEL_ERRORS):
                 model(**feeds, **keywords)
                 return
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _tracks_statistics(module: torch.nn.Module) -> bool:

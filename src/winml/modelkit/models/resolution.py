@@ -75,9 +75,8 @@ from winml.modelkit.onnx.files.named_paths import restored_working_directory
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.options import suggest
 from winml.modelkit.ort.foreign_libraries import local_libraries, quiet_libraries
+from winml.modelkit.progress import Tell
 from winml.modelkit.tags.torch_modules import unwrap_compiled
-
-Progress = Callable[[str], None]
 
 _MOST_PARAMETERS = 10**14
 """Chosen: a hundred times the largest models known."""
@@ -159,7 +158,7 @@ def resolve_model(
     needs_weights: bool = False,
     widens_halves: bool = False,
     model_type: str | None = None,
-    progress: Progress | None = None,
+    progress: Tell | None = None,
 ) -> ResolvedModel:
     """Make all decisions on a model that do not need its weights.
 
@@ -297,7 +296,7 @@ def _find_source(request: ModelRequest, model_type: str | None, needs_weights: b
 
 
 def _fetch_source(
-    source: ModelSource, request: ModelRequest, needs_weights: bool, progress: Progress | None
+    source: ModelSource, request: ModelRequest, needs_weights: bool, progress: Tell | None
 ) -> ModelSource:
     """Return a source with a path on this disk; download a Hub checkpoint if needed."""
     if source.kind != "hub":
@@ -416,7 +415,7 @@ def _build_without_storage(model_class: Any, config: Any, dtype: torch.dtype | N
     return with_plain_outputs(model.eval())
 
 
-def _resolve_script(source: ModelSource, request: ModelRequest, report: Progress) -> ResolvedModel:
+def _resolve_script(source: ModelSource, request: ModelRequest, report: Tell) -> ResolvedModel:
     """Call a factory, and decide the inputs of its model by the manifest of the user or by its example.
 
     Raises:

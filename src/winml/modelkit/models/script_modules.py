@@ -26,18 +26,22 @@ _CALL = "winml::call"
 """Kind of the nodes that replace calls of methods while calls of functions are inlined."""
 
 
-def module_with_forward(base: type[nn.Module], name: str, package: str, parameters: Sequence[str]) -> type[nn.Module]:
+def module_with_forward(
+    base: type[nn.Module], name: str, package: str, parameters: Mapping[str, object]
+) -> type[nn.Module]:
     """Return a subclass of a module class, with a class name and with named parameters of its forward.
 
     Args:
         base: The class; its forward takes positional and keyword arguments.
         name: Name of the subclass.
         package: Module that the subclass seems to be defined in: it determines whether the class is torch's.
-        parameters: Names of the positional parameters of the forward.
+        parameters: Positional parameter of the forward → default value; ``inspect.Parameter.empty`` without one.
     """
     kinds = inspect.Parameter
-    named = [kinds(parameter, kinds.POSITIONAL_OR_KEYWORD) for parameter in ("self", *parameters)]
-    signature = inspect.Signature(named)
+    named = {"self": kinds.empty, **parameters}
+    signature = inspect.Signature(
+        [kinds(parameter, kinds.POSITIONAL_OR_KEYWORD, default=value) for parameter, value in named.items()]
+    )
 
     def forward(self: nn.Module, *args: Any, **keywords: Any) -> Any:
         # Arguments that are left out have the defaults of the base.
@@ -48,15 +52,19 @@ def module_with_forward(base: type[nn.Module], name: str, package: str, paramete
     return type(name, (base,), {"forward": forward, "__module__": package})
 
 
-def as_python_module(scripted: RecursiveScriptModule) -> nn.Module:
-    """Return a TorchScript module as a Python module that shares its parameters and buffers."""
+def as_python_module(program: nn.Module) -> nn.Module:
+    """Return a scripted or traced module as a Python module that shares its parameters and buffers."""
     # The submodules of a traced module cannot be called, those of its wrapped C++ module can.
-    scripted = wrap_cpp_module(scripted._c)
+    scripted: RecursiveScriptModule = wrap_cpp_module(program._c)
     qualified_name = str(scripted._c._type().qualified_name()).removeprefix("__torch__.")
     package = ".".join(part for part in qualified_name.split(".")[:-1] if "mangle" not in part)
     schema = scripted._c._get_method("forward").schema if scripted._c._has_method("forward") else None
-    names = [] if schema is None else [argument.name for argument in schema.arguments[1:]]
-    kind = module_with_forward(_InterpretedModule, scripted.original_name, package, names)
+    arguments = () if schema is None else schema.arguments[1:]
+    empty = inspect.Parameter.empty
+    parameters = {
+        argument.name: argument.default_value if argument.has_default_value() else empty for argument in arguments
+    }
+    kind = module_with_forward(_InterpretedModule, scripted.original_name, package, parameters)
     return kind(scripted)
 
 

@@ -16,7 +16,7 @@ import warnings
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -493,16 +493,12 @@ def quiet_torch() -> Iterator[None]:
     The messages concern internals of the libraries and missing optional packages, so the user cannot act on them.
     Failures are raised as our errors.
     """
-    handlers = _log_handlers()
-    for handler in handlers:
-        handler.addFilter(_is_foreign_record)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for handler in handlers:
-            handler.removeFilter(_is_foreign_record)
+    with warnings.catch_warnings(), ExitStack() as filters:
+        warnings.simplefilter("ignore")
+        for handler in _log_handlers():
+            handler.addFilter(_is_foreign_record)
+            filters.callback(handler.removeFilter, _is_foreign_record)
+        yield
 
 
 @contextmanager

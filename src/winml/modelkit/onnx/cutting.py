@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from winml.modelkit.onnx.fingerprint import OPERAND_LIMIT_ELEMENTS
 from winml.modelkit.onnx.operators import is_operator
 from winml.modelkit.tags import address
 from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
-from winml.modelkit.tags.selector import ModuleAddress, recorded_modules, select
+from winml.modelkit.tags.selector import ModuleAddress, nearest_paths, recorded_modules, select
 from winml.modelkit.tags.tagging import node_graphs, read_tag
 
 _DATA_MOVEMENT = frozenset(
@@ -444,6 +444,33 @@ class GraphModules:
         nodes = self.contained_tags if names is None else names
         owners = {self.tag_of.get(name, "") for name in nodes if self.contains_any(name, tags)}
         return [module.path or module.tag for module in self.modules if module.tag in owners]
+
+    def refuse_idle(
+        self, option: str, selector: str, changed: Collection[str], reason: str, owners: Container[str] | None = None
+    ) -> None:
+        """Refuse a selector of modules without any of the nodes that a verb changes.
+
+        Args:
+            option: The option with the selector.
+            selector: The selector.
+            changed: Names of the nodes that the verb changes, or would change without the selector.
+            reason: Clause of the error, such as ``no node of it can be quantized``.
+            owners: Tags of the modules to suggest; None: the modules of the changed nodes.
+
+        Raises:
+            UsageError: the selector matches no module, or none of the nodes does its work; names the nearest modules.
+        """
+        tags = self.selected_tags(selector)
+        if any(self.does_work_of(name, tags) for name in changed):
+            return
+        if fused := self.owners_of_fused(tags, changed):
+            raise fused_error(f"{option} {selector}", fused)
+        owners = {self.tag_of.get(name, "") for name in changed} if owners is None else owners
+        nearest = nearest_paths(selector, [module for module in self.modules if module.tag in owners])
+        raise UsageError(
+            f"{option} {selector}: {reason}",
+            hint=f"Omit it, or select another module: {', '.join(nearest)}." if nearest else "Omit it.",
+        )
 
     def _working_tags(self, name: str) -> Collection[str]:
         """Return the tags of the modules with weights possibly in a node.

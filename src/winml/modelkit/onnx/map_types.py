@@ -6,7 +6,7 @@ Runtime infers it. The type stays with the value, and is written again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import onnx
 import onnx_ir as ir
@@ -59,9 +59,16 @@ def detach_maps(model: ir.Model) -> list[ir.Node]:
     return makers
 
 
-def attach_maps(model: ir.Model, makers: Iterable[ir.Node]) -> None:
-    """Insert the removed nodes of maps, in place; the graph may have been replaced since."""
+def attach_maps(model: ir.Model, makers: Iterable[ir.Node], imports: Mapping[str, int]) -> None:
+    """Insert the removed nodes of maps, in place; the graph may have been replaced since.
+
+    Args:
+        model: The model.
+        makers: The nodes.
+        imports: Opsets of the model before; those of the nodes may have been removed as unused.
+    """
     for maker in makers:
+        model.opset_imports.setdefault(maker.domain, imports[maker.domain])
         source = maker.inputs[0]
         assert source is not None  # else it was not removed
         position = next(number for number, value in enumerate(model.graph.outputs) if value.name == source.name)

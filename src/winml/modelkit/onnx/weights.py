@@ -204,7 +204,7 @@ def to_weightless(model: ir.Model, *, reads_none: bool = False) -> WeightlessPro
 def file_bytes(model: ir.Model) -> int:
     """Return the bytes of a model with its graph, metadata and weights when written; large weights are not read."""
     proto, weights = to_weightless(model)
-    return proto.ByteSize() + sum(
+    return int(proto.ByteSize()) + sum(
         tensor.nbytes for tensor in {id(tensor): tensor for tensor in weights.values()}.values()
     )
 

@@ -19,11 +19,15 @@ from winml.modelkit.optimize import graph_matching
 TO_KEYS = (0, 2, 3, 1)
 """Specified by the operator's layout: permutation of [batch, sequence, heads, size] that moves the heads before the
 sequence, with the keys transposed for the product."""
+_MASK = 5
+"""Specified: position of the mask among the inputs of MultiHeadAttention."""
+_OPSET_OF_AXES = 18
+"""Specified: the first opset in which ReduceMax takes its axes as an input."""
 
 
 @dataclass(frozen=True)
 class _Heads:
-    """A value of shape [batch, sequence, heads · size], split into heads."""
+    """A value [batch, sequence, heads · size], split into heads; of a cache, [batch, heads, sequence, size]."""
 
     value: ir.Value
     count: int
@@ -56,6 +60,8 @@ class AttentionFusionPass(GraphPass):
         k → Reshape → Transpose → Mul ┴ MatMul → Add(mask) → Softmax → [zero where NaN] ┐       q ┐
         v → Reshape → Transpose ────────────────────────────────────────────────────── MatMul   k ┼ MultiHeadAttention
                         → [zero where fully masked] → Transpose → Reshape → y            v ┘ → [zero where …]
+
+    Keys and values of a cache are passed as they are, heads before the sequence.
 
     Must not fire when:
         1. scores, probabilities or the unjoined heads are used elsewhere, or are outputs of the graph;
@@ -106,6 +112,8 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
     product, mask, scale = scaled_scores
     query, key = _match_heads(product.inputs[0], graph_matching.TO_HEADS), _match_keys(product.inputs[1])
     value = _match_heads(join.product.inputs[1], graph_matching.TO_HEADS)
+    if key is None or value is None:
+        key, value = _match_cached_keys(product.inputs[1]), _match_cache(join.product.inputs[1])
     if query is None or key is None or value is None or value.scale != 1.0:
         return None
     if not (query.count == key.count == value.count and query.size == key.size):
@@ -133,6 +141,26 @@ def _match_keys(value: ir.Value | None) -> _Heads | None:
     value, outer = graph_matching.split_scale(value)
     inner = _match_heads(graph_matching.transpose_input(value, graph_matching.SWAPPED), graph_matching.TO_HEADS)
     return inner and replace(inner, scale=inner.scale * outer)
+
+
+def _match_cached_keys(value: ir.Value | None) -> _Heads | None:
+    """Return the keys of a cache before the transposition for the product."""
+    if value is None:
+        return None
+    value, scale = graph_matching.split_scale(value)
+    keys = _match_cache(graph_matching.transpose_input(value, graph_matching.SWAPPED))
+    return keys and replace(keys, scale=keys.scale * scale)
+
+
+def _match_cache(value: ir.Value | None) -> _Heads | None:
+    """Match a value [batch, heads, sequence, size]; `None` if heads or size are unknown."""
+    if value is None:
+        return None
+    value, scale = graph_matching.split_scale(value)
+    shape = graph_matching.shape_of(value, 4)
+    if shape is None or not isinstance(shape[1], int) or not isinstance(shape[3], int):
+        return None
+    return _Heads(value, shape[1], shape[3], scale)
 
 
 def _match_heads(value: ir.Value | None, permutation: tuple[int, ...]) -> _Heads | None:
@@ -193,6 +221,43 @@ def _replace_attention(match: _Attention) -> None:
     result = zero_masked_rows(builder, result, match.join.zeroed, is_guarded=match.is_guarded)
     graph.insert_after(match.join.output, builder.nodes)
     graph_matching.take_over(old, result)
+
+
+def guard_by_masks(model: ir.Model) -> None:
+    """Find the rows without a visible token in the masks of attentions instead of by ``IsNaN``, in place.
+
+    For providers without a kernel of IsNaN, which copy the output of each attention to the CPU and back.
+    """
+    rows: dict[ir.Value, ir.Value] = {}
+    for node in [node for node in model.graph if is_operator(node, "IsNaN")]:
+        attention = node.inputs[0].producer() if node.inputs[0] is not None else None
+        is_fused = attention is not None and attention.op_type == "MultiHeadAttention"
+        mask = attention.inputs[_MASK] if attention is not None and is_fused and len(attention.inputs) > _MASK else None
+        shape = graph_matching.shape_of(mask, 4)
+        if mask is None or shape is None or shape[1] != 1:
+            continue  # the rows differ by head
+        if mask not in rows:
+            rows[mask] = _insert_masked_rows(model, node, mask)
+        node.outputs[0].replace_all_uses_with(rows[mask])
+        model.graph.remove(node, safe=True)
+
+
+def _insert_masked_rows(model: ir.Model, before: ir.Node, mask: ir.Value) -> ir.Value:
+    """Insert nodes that find the rows of a mask [batch, 1, rows, columns] with -inf only; return [batch, rows, 1]."""
+    builder, dtype = graph_matching.NodeBuilder(f"{before.name}_rows"), mask.dtype
+    assert dtype is not None  # of a fused attention
+    if (model.opset_imports.get("") or 0) < _OPSET_OF_AXES:
+        largest = builder.add("ReduceMax", [mask], "_ReduceMax", dtype, axes=[-1], keepdims=1)
+    else:
+        axes = builder.constant(np.array([-1], np.int64), "_Axes")
+        largest = builder.add("ReduceMax", [mask, axes], "_ReduceMax", dtype, keepdims=1)
+    lowest = builder.constant(np.array(np.finfo(dtype.numpy()).min, dtype.numpy()), "_Lowest")
+    is_hidden = builder.add("Less", [largest, lowest], "_Less", ir.DataType.BOOL)
+    shape = builder.constant(np.array([0, -1, 1], np.int64), "_Shape")
+    rows = builder.add("Reshape", [is_hidden, shape], "_Reshape", ir.DataType.BOOL)
+    builder.tag(before)
+    model.graph.insert_before(before, builder.nodes)
+    return rows
 
 
 def zero_masked_rows(

@@ -23,6 +23,7 @@ from winml.modelkit.compare.quality_samples import SampleRequest, judging_reques
 from winml.modelkit.errors import StageError, UsageError, opt, spell
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
+from winml.modelkit.onnx.bundle import is_one_of_several
 from winml.modelkit.onnx.pinning import open_dimensions, pin_dimensions, sizes_of_dimensions
 from winml.modelkit.onnx.specs import stated_sums, summed_sizes
 from winml.modelkit.optimize import records
@@ -32,10 +33,10 @@ from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
 from winml.modelkit.options import options_of, parse_options
 from winml.modelkit.ort.default_sizes import default_size
 from winml.modelkit.ort.opened_model import RunOptions
-from winml.modelkit.progress import StepEvent
+from winml.modelkit.progress import OnStep
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.samples.data_sets import DataSetRequest
-from winml.modelkit.tags.tagging import all_nodes
+from winml.modelkit.tags.tagging import all_nodes, operator_name
 from winml.modelkit.transform import graph_file
 from winml.modelkit.transform.module_functions import graph_modules, selected_nodes
 
@@ -75,7 +76,7 @@ def run_optimize_analyze_loop(
     verify: bool = True,
     external_data: bool | None = None,
     seed: int = 0,
-    on_step: Callable[[StepEvent], None] | None = None,
+    on_step: OnStep | None = None,
     **flags: Any,
 ) -> records.OptimizationLoop:
     """Optimize an ONNX file in rounds, until a round changes nothing.
@@ -227,11 +228,12 @@ class SingleOptimization(_Optimization):
         """Optimize the model; notes explain why capabilities enabled by name changed nothing.
 
         Raises:
-            UsageError: a selector names no module.
+            UsageError: a selector names no module, or only modules that the optimization does not change.
         """
         requested = [entry for entry in self.options.named() if entry.makes or entry.marks]
-        original = model.clone() if requested else model
+        original = model.clone() if requested or self.options.is_limited else model
         result = optimize_within(model, self.options)
+        result = replace(result, notes=(*_idle_selector_notes(original, result.model, self.options), *result.notes))
         idle = [entry for entry in requested if not result.fired.get(entry.name)]
         return replace(result, notes=(*result.notes, *_explain_idle(original, idle, self.options)))
 
@@ -336,6 +338,43 @@ def _explain_idle(model: ir.Model, idle: Sequence[Capability], options: Optimize
             )
         notes.append(f"{spell('enable_' + entry.name)} changed nothing: {reason}.")
     return notes
+
+
+def _idle_selector_notes(original: ir.Model, optimized: ir.Model, options: OptimizeOptions) -> tuple[str, ...]:
+    """Refuse selectors without effect; in one of several parts, return a note, since other parts may have the nodes.
+
+    Raises:
+        UsageError: names the selector; only if the model is not one of several parts.
+    """
+    if not options.is_limited:
+        return ()
+    modules = graph_modules(original, original.graph.name or "graph")
+    changed = _changed_nodes(original, optimized)
+    if options.exclude:
+        # Nodes count that change without the exclusion: also for selected modules, of which it may leave out all nodes.
+        everything = options.model_copy(update={"module": (), "exclude": ()})
+        changed = _changed_nodes(original, optimize(original.clone(), everything).model)
+    selectors = [(opt.module, text) for text in options.module] + [(opt.exclude, text) for text in options.exclude]
+    try:
+        for option, text in selectors:
+            modules.refuse_idle(option, text, changed, "the optimization changes none of its nodes")
+    except UsageError as error:
+        if not is_one_of_several(original.metadata_props):
+            raise
+        return (f"{error.message}.",)
+    return ()
+
+
+def _changed_nodes(original: ir.Model, optimized: ir.Model) -> frozenset[str]:
+    """Return the names of the nodes of the main graph that an optimization removed, replaced or connected anew."""
+    unchanged = set(map(_describe_node, optimized.graph))
+    return frozenset(str(node.name) for node in original.graph if _describe_node(node) not in unchanged)
+
+
+def _describe_node(node: ir.Node) -> tuple[object, ...]:
+    """Return name, operator and connections of a node."""
+    inputs, outputs = (tuple(value and value.name for value in values) for values in (node.inputs, node.outputs))
+    return node.name, operator_name(node), inputs, outputs
 
 
 def _enable_only(entry: Capability, options: OptimizeOptions) -> OptimizeOptions:

@@ -21,6 +21,7 @@ from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.stage import DeclaredPass, GraphPass, StageResult, run_passes
 from winml.modelkit.onnx.validity import find_loop
 from winml.modelkit.onnx.widening import computes_in
+from winml.modelkit.optimize.attention_fusion import guard_by_masks
 from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability, Engine, Operators
 from winml.modelkit.optimize.float32_twin import Float32Twin
 from winml.modelkit.optimize.graph_matching import CONTRIB_DOMAIN
@@ -308,6 +309,8 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
         twin.restore(done.model)
     if options.operators == "standard":
         write_standard_operators(done.model)
+    elif options.ep in providers_in_table() and options.ep not in kernel_types("IsNaN"):
+        guard_by_masks(done.model)
     model, notes = done.model, [*notes, *done.notes]
     # Last: carrying tags reads in names which node was fused into which.
     _name_new_nodes(model, scopes)

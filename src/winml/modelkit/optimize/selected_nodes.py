@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import OptimizeError, opt
 from winml.modelkit.onnx.cutting import Cutter, cut_model
+from winml.modelkit.onnx.fingerprint import OPERAND_LIMIT_ELEMENTS
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.weights import drop_unused_initializers
 from winml.modelkit.optimize.graph_matching import take_over
@@ -116,7 +117,7 @@ class _Part:
             outside: Names in use in the original graph; the new name is added.
         """
         original = self.read.get(name)
-        if original is not None and original.const_value is value.const_value:
+        if original is not None and _is_same_weight(original.const_value, value.const_value):
             return original
         graph = self.original.graph
         # The tensor bears the name that is written.
@@ -125,6 +126,15 @@ class _Part:
             new.const_value.name = new.name
         graph.register_initializer(new)
         return new
+
+
+def _is_same_weight(before: ir.TensorProtocol | None, after: ir.TensorProtocol | None) -> bool:
+    """Return True for one tensor, or for equal small constants, which an engine may have written again."""
+    if before is after or before is None or after is None:
+        return before is after
+    if before.size > OPERAND_LIMIT_ELEMENTS or (before.dtype, before.shape) != (after.dtype, after.shape):
+        return False
+    return before.tobytes() == after.tobytes()
 
 
 def _replace_output(old: ir.Value, new: ir.Value, graph: ir.Graph) -> None:

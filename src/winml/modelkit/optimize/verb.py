@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from winml.modelkit.optimize.file_optimization import SingleOptimization
     from winml.modelkit.optimize.options import OptimizeOptions
     from winml.modelkit.optimize.records import OptimizedFile
-    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.progress import OnStep
     from winml.modelkit.transform.graph_file import GraphFileTask
 
 
@@ -101,7 +101,7 @@ def optimize_model(
     sizes: Mapping[str, int] | None = None,
     dataset: str | None = None,
     functions: str | None = None,
-    on_step: Callable[[StepEvent], None] | None = None,
+    on_step: OnStep | None = None,
     **flags: Any,
 ) -> OptimizedFile:
     """Optimize an ONNX file. Its module tags are preserved.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,33 +86,37 @@ class _Search:
         self.refusals: list[StageError | UsageError] = []
 
     def accepted(self) -> Iterator[AcceptedInputs]:
-        """Yield accepted inputs: first with values as drawn by default, at all sizes."""
+        """Yield accepted inputs: with values as drawn by default at all sizes, else at sizes or values tried later."""
         if self._variants and self._variants[0].comes_first:
             self._use(self._variants.pop(0))
-        for sizes in self._sizes():
-            if (found := self._try(sizes)) is not None:
+        is_found = False
+        for found in self._accepted_of(self._sizes()):
+            is_found = True
+            yield found
+        if is_found or self._cannot_draw:
+            return
+        for found in itertools.islice(self._accepted_of(self._reported_sizes()), 1):
+            is_found = True
+            yield found
+            # The size is a constant of the graph.
+            yield from self._accepted_of([found.sizes])
+        originals = self._inputs
+        for variant in () if is_found else self._variants:
+            self._use(variant)
+            for found in self._accepted_of(itertools.islice(self._sizes(), _SIZES_OF_VALUES)):
+                is_found = True
+                yield found
+            if is_found:
+                return
+            self._inputs, self._note = originals, ""
+
+    def _accepted_of(self, sizes: Iterable[Mapping[str, int]]) -> Iterator[AcceptedInputs]:
+        """Yield the inputs of sizes that the graph accepts, until no values can be drawn for an input."""
+        for tried in sizes:
+            if (found := self._try(tried)) is not None:
                 yield found
             elif self._cannot_draw:
                 return
-        if self._count:
-            return
-        for sizes in self._reported_sizes():
-            if (found := self._try(sizes)) is not None:
-                yield found
-                break
-        if self._count:
-            # The size is a constant of the graph.
-            yield from filter(None, [self._try(found.sizes)] if found is not None else [])
-            return
-        originals = self._inputs
-        for variant in self._variants:
-            self._use(variant)
-            for sizes in itertools.islice(self._sizes(), _SIZES_OF_VALUES):
-                if (found := self._try(sizes)) is not None:
-                    yield found
-            if self._count:
-                return
-            self._inputs, self._note = originals, ""
 
     @property
     def _cannot_draw(self) -> bool:
@@ -211,12 +215,15 @@ def large_size(name: str) -> int | None:
     return default_size(name) if current_name(name) in _LARGE_DIMENSIONS else None
 
 
+_Changes = Mapping[str, Mapping[str, object]]
+"""Input → changed fields of its specification."""
+
+
 @dataclass(frozen=True)
 class _Variant:
     """Other values of some inputs."""
 
-    changes: Mapping[str, Mapping[str, object]]
-    """Input → changed fields of its specification."""
+    changes: _Changes
     note: str
     comes_first: bool = False
     """True if these values are tried before those drawn by default."""
@@ -241,20 +248,21 @@ def _value_variants(inputs: Sequence[InputTensorSpec], path: Path | None) -> Ite
         compared = {name: values for name, values in compared_values(path).items() if name in names}
         if compared:
             words = "; ".join(f"{name}: {', '.join(map(str, values[:4]))}" for name, values in compared.items())
-            changes = {name: {"values": values} for name, values in compared.items()}
-            yield _Variant(changes, f"Inputs take values that the graph compares them with: {words}.", comes_first=True)
+            stated = {name: {"values": values} for name, values in compared.items()}
+            yield _Variant(stated, f"Inputs take values that the graph compares them with: {words}.", comes_first=True)
+            yield _Variant({name: {"values": ()} for name in compared}, "")
     masks = [spec for spec in free if is_mask(spec) or spec.dtype == "bool"]
     integers = [spec for spec in free if "int" in spec.dtype and spec not in masks]
     floats = [spec for spec in free if "float" in spec.dtype]
 
-    def constant(specs: Sequence[InputTensorSpec], value: Callable[[InputTensorSpec], int]) -> dict[str, object]:
-        return {spec.name: {"value_range": (value(spec), value(spec))} for spec in specs}
+    def constant(specs: Sequence[InputTensorSpec], value: Callable[[InputTensorSpec], int]) -> _Changes:
+        return {spec.name: {"value_range": (value(spec), value(spec)), "values": ()} for spec in specs}
 
     visible = constant(masks, lambda spec: 1 - hiding_value(spec))
     hidden = constant(masks, hiding_value)
     zeros, ones = constant(integers, lambda _: 0), constant(integers, lambda _: 1)
-    shares = {spec.name: {"value_range": (0.0, 1.0)} for spec in floats}
-    options: tuple[tuple[Mapping[str, object], str], ...] = (
+    shares: _Changes = {spec.name: {"value_range": (0.0, 1.0)} for spec in floats}
+    options: tuple[tuple[_Changes, str], ...] = (
         (visible, "masks that hide nothing"),
         (hidden, "masks of the opposite value"),
         (zeros, "integers that are 0"),
@@ -263,11 +271,11 @@ def _value_variants(inputs: Sequence[InputTensorSpec], path: Path | None) -> Ite
         (shares, "floats from 0 to 1"),
         ({**shares, **zeros, **visible}, "floats from 0 to 1, integers that are 0, and masks that hide nothing"),
     )
-    seen: list[Mapping[str, object]] = [{}]
+    seen: list[_Changes] = [{}]
     for changes, words in options:
         if changes not in seen:
             seen.append(changes)
-            yield _Variant(changes, f"Compared on {words}: the model refuses others, or returns NaN for them.")  # type: ignore[arg-type]
+            yield _Variant(changes, f"Compared on {words}: the model refuses others, or returns NaN for them.")
 
 
 def _may_be_compared(spec: InputTensorSpec) -> bool:

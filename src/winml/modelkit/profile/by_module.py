@@ -44,8 +44,9 @@ from winml.modelkit.ort.execution_providers import short_name
 from winml.modelkit.ort.host import resident_bytes
 from winml.modelkit.ort.kernel_memory import RunMemory, read_memory
 from winml.modelkit.ort.kernel_times import KernelTime, RunProfile, read_device_profile, read_profile
+from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.ort.sessions import onnxruntime_version
-from winml.modelkit.profile.latency import LatencyOptions, LatencyResult, Progress, measure_latency
+from winml.modelkit.profile.latency import LatencyOptions, LatencyResult, measure_latency
 from winml.modelkit.profile.memory import ExecutedGraph, charge_memory, measure_growth
 from winml.modelkit.profile.memory_records import MemoryGrowth, ModuleMemory
 from winml.modelkit.profile.module_profile import (
@@ -71,7 +72,7 @@ from winml.modelkit.profile.torch_modules import (
     run_alternately,
     select_runs,
 )
-from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.progress import OnStep, Progress, StepClock, Tell
 from winml.modelkit.tags import address
 from winml.modelkit.tags.carry.carrying import CarryReport, carry_tags
 from winml.modelkit.tags.carry.matching import Way
@@ -102,12 +103,7 @@ def _fused_modules(executed: ir.Model, modules: Mapping[str, str]) -> dict[str, 
 
 
 def profile_by_module(
-    path: Path,
-    options: opened_model.RunOptions,
-    latency: LatencyOptions,
-    *,
-    memory: bool = False,
-    progress: Progress | None = None,
+    path: Path, options: RunOptions, latency: LatencyOptions, *, memory: bool = False, progress: Progress | None = None
 ) -> ProfiledModules | ProfiledDecoder:
     """Measure a model by module; a decoder with a KV cache with a prompt and a step, in separate sessions.
 
@@ -124,7 +120,7 @@ def profile_by_module(
         StageError: as in :func:`profile_modules`.
     """
 
-    def profile_phase(run: opened_model.RunOptions, phase_progress: Progress | None) -> ProfiledModules:
+    def profile_phase(run: RunOptions, phase_progress: Progress | None) -> ProfiledModules:
         return profile_modules(path, run, latency, memory=memory, progress=phase_progress)
 
     return _profile_phases(path, options, profile_phase, progress)
@@ -132,8 +128,8 @@ def profile_by_module(
 
 def _profile_phases(
     path: Path,
-    options: opened_model.RunOptions,
-    measure: Callable[[opened_model.RunOptions, Progress | None], ProfiledModules],
+    options: RunOptions,
+    measure: Callable[[RunOptions, Progress | None], ProfiledModules],
     progress: Progress | None,
 ) -> ProfiledModules | ProfiledDecoder:
     """Profile a model once; a decoder with a KV cache with a prompt, then with a step."""
@@ -149,11 +145,7 @@ def _profile_phases(
 
 
 def profile_beside_pytorch(
-    path: Path,
-    options: PerfOptions,
-    *,
-    progress: Progress | None = None,
-    tell: Callable[[str], None] | None = None,
+    path: Path, options: PerfOptions, *, progress: Progress | None = None, tell: Tell | None = None
 ) -> ComparedProfiles:
     """Measure a model and its PyTorch model in alternation: the whole models, then their modules.
 
@@ -169,7 +161,7 @@ def profile_beside_pytorch(
     """
     phases: list[TorchPhase] = []
 
-    def profile_phase(run: opened_model.RunOptions, phase_progress: Progress | None) -> ProfiledModules:
+    def profile_phase(run: RunOptions, phase_progress: Progress | None) -> ProfiledModules:
         profiled, torch = _profile_torch_phase(path, replace(options, run=run), phase_progress, tell)
         phases.append(torch)
         return profiled
@@ -181,7 +173,7 @@ def profile_beside_pytorch(
 
 
 def _profile_torch_phase(
-    path: Path, options: PerfOptions, progress: Progress | None, tell: Callable[[str], None] | None
+    path: Path, options: PerfOptions, progress: Progress | None, tell: Tell | None
 ) -> tuple[ProfiledModules, TorchPhase]:
     """Measure a model and its PyTorch model in alternation at fixed sizes, then the modules of both."""
     before, provider = read_structure(path), options.run.choose_provider()
@@ -198,7 +190,7 @@ def _profile_torch_phase(
     with temporary_folder() as folder, flat_file(path) as flat:
         files = {"profile_prefix": folder / "profile", "optimized_path": folder / "executed.onnx"}
 
-        def run_both(run: opened_model.RunOptions) -> tuple[PerfResult, Path, list[int], int]:
+        def run_both(run: RunOptions) -> tuple[PerfResult, Path, list[int], int]:
             paths = {module.path for module in tree.modules}
             with measured_model(flat, replace(options, run=run), _scale_progress(progress, 0, 2, 0), tell) as (
                 result,
@@ -224,12 +216,7 @@ def _profile_torch_phase(
 
 
 def profile_modules(
-    path: Path,
-    options: opened_model.RunOptions,
-    latency: LatencyOptions,
-    *,
-    memory: bool = False,
-    progress: Progress | None = None,
+    path: Path, options: RunOptions, latency: LatencyOptions, *, memory: bool = False, progress: Progress | None = None
 ) -> ProfiledModules:
     """Measure a model, then profile it with ONNX Runtime, and assign every kernel to its module.
 
@@ -302,7 +289,7 @@ three times the cycles of a model in single runs of QNN's simulator."""
 
 def _profile_on_device(
     path: Path,
-    options: opened_model.RunOptions,
+    options: RunOptions,
     latency: LatencyOptions,
     trace: CompilationTrace | None,
     tree: OnnxTree,
@@ -443,11 +430,7 @@ def _device_notes(profile: ModuleProfile, kernels: RunProfile, provider: ChosenP
 
 
 def _profiled_run(
-    path: Path,
-    options: opened_model.RunOptions,
-    latency: LatencyOptions,
-    files: Mapping[str, Path],
-    progress: Progress | None,
+    path: Path, options: RunOptions, latency: LatencyOptions, files: Mapping[str, Path], progress: Progress | None
 ) -> tuple[PerfResult, LatencyResult, Path, MemoryGrowth | None]:
     """Run the model without profiling, then with profiling, and again for the growth of the process.
 
@@ -674,10 +657,10 @@ _STEPS = ("modules extracted", "activations recorded", "modules measured")
 def measure_modules(
     path: Path,
     selector: str,
-    options: opened_model.RunOptions,
+    options: RunOptions,
     latency: LatencyOptions,
     *,
-    on_step: Callable[[StepEvent], None] | None = None,
+    on_step: OnStep | None = None,
     progress: Progress | None = None,
 ) -> ModulePerfResult:
     """Measure every selected module alone.
@@ -751,7 +734,7 @@ class _CutMeasurement:
 
     cuts: extraction.ModuleCuts
     recording: extraction.Recording
-    options: opened_model.RunOptions
+    options: RunOptions
     provider: ChosenProvider
     latency: LatencyOptions
 

@@ -14,12 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from winml.modelkit.profile.statistics import Ratio, Summary, compare_pairs, percentile, summarize
+from winml.modelkit.progress import Progress
 from winml.modelkit.records import Record, entry, recorded
 
 Run = Callable[[], object]
-Progress = Callable[[int, float], None]
-"""Called between timed runs with the number of counted runs and the share of finished work, 0 to 1."""
-
 _NS_PER_MS = 1e6
 
 PAIRS = 30

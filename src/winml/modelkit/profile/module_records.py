@@ -202,7 +202,9 @@ class ModuleRatio(Record):
     @classmethod
     def of_blocks(
         cls,
-        identity: tuple[str, str, str],
+        tag: str,
+        path: str,
+        class_name: str,
         torch_ms: Sequence[float],
         model_ms: Sequence[float],
         slowdown: float,
@@ -210,15 +212,17 @@ class ModuleRatio(Record):
         """Compare blocks of runs that were measured in alternation.
 
         Args:
-            identity: Tag, path and class of the module.
+            tag: Tag of the module.
+            path: Its path.
+            class_name: Its class.
             torch_ms: Time of each block in PyTorch; ``()`` without kernels.
             model_ms: The same in ONNX Runtime.
             slowdown: Median run relative to the fastest.
         """
         is_timed = bool(torch_ms) and bool(model_ms) and min(torch_ms) > 0
         ratio = replace(compare_pairs(model_ms, torch_ms), slowdown=slowdown) if is_timed else None
-        medians = (percentile(times, 50) if times else 0.0 for times in (torch_ms, model_ms))
-        return cls(*identity, *medians, ratio, (torch_ms, model_ms))
+        torch_median, model_median = (percentile(times, 50) if times else 0.0 for times in (torch_ms, model_ms))
+        return cls(tag, path, class_name, torch_median, model_median, ratio, (torch_ms, model_ms))
 
     @classmethod
     def of_layers(cls, layers: Sequence[ModuleRatio]) -> ModuleRatio:
@@ -229,7 +233,7 @@ class ModuleRatio(Record):
         of_sides = ([layer.blocks_ms[side] for layer in layers if layer.blocks_ms[side]] for side in (0, 1))
         torch_ms, model_ms = ([math.fsum(times) for times in zip(*blocks, strict=True)] for blocks in of_sides)
         slowdown = max(layer.ratio.slowdown if layer.ratio is not None else 1.0 for layer in layers)
-        return cls.of_blocks((first.tag, first.path, first.class_name), torch_ms, model_ms, slowdown)
+        return cls.of_blocks(first.tag, first.path, first.class_name, torch_ms, model_ms, slowdown)
 
     @property
     @recorded()

@@ -178,7 +178,7 @@ def _ratio_table(torch: TorchPhase, model: ModuleProfile, phase: str, depth: int
             module.row.entry.class_name,
             times.torch_ms,
             times.model_ms,
-            None if value is None else doc.Number(value, f"{value:.2f}"),
+            None if value is None or (ratio and ratio.is_disturbed) else doc.Number(value, f"{value:.2f}"),
             f"{ratio.low:.2f}–{ratio.high:.2f}" if ratio is not None and is_bounded else "",
             times.verdict_words,
         ]

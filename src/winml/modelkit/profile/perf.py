@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from winml.modelkit.ort.graph_inputs import array_words, graph_inputs, takes_arr
 from winml.modelkit.ort.host import resident_bytes
 from winml.modelkit.profile.latency import LatencyOptions, Run, measure_alternating, measure_latency
 from winml.modelkit.profile.records import BaselineResult, MemoryUse, PerfResult, perf_result
+from winml.modelkit.progress import Progress, Tell
 
 if TYPE_CHECKING:
     import torch
@@ -37,11 +38,7 @@ class PyTorchRun:
 
 @contextmanager
 def pytorch_run(
-    request: ModelRequest,
-    feeds: Arrays,
-    *,
-    threads: int | None,
-    tell: Callable[[str], None] | None = None,
+    request: ModelRequest, feeds: Arrays, *, threads: int | None, tell: Tell | None = None
 ) -> Iterator[PyTorchRun]:
     """Yield a call of the PyTorch model on these values.
 
@@ -106,11 +103,7 @@ class PerfOptions:
 
 
 def measure_model(
-    path: Path,
-    options: PerfOptions,
-    *,
-    progress: Callable[[int, float], None] | None = None,
-    tell: Callable[[str], None] | None = None,
+    path: Path, options: PerfOptions, *, progress: Progress | None = None, tell: Tell | None = None
 ) -> PerfResult:
     """Measure a whole model.
 
@@ -137,12 +130,7 @@ def measure_model(
     return replace(result, notes=(*result.notes, f"{text} of several lengths; {opt.by_module} shows both by module"))
 
 
-def _measure_once(
-    path: Path,
-    options: PerfOptions,
-    progress: Callable[[int, float], None] | None,
-    tell: Callable[[str], None] | None,
-) -> PerfResult:
+def _measure_once(path: Path, options: PerfOptions, progress: Progress | None, tell: Tell | None) -> PerfResult:
     """Measure a model at fixed sizes, in alternation with the baseline if there is one."""
     with measured_model(path, options, progress, tell) as (result, _):
         return result
@@ -150,10 +138,7 @@ def _measure_once(
 
 @contextmanager
 def measured_model(
-    path: Path,
-    options: PerfOptions,
-    progress: Callable[[int, float], None] | None,
-    tell: Callable[[str], None] | None,
+    path: Path, options: PerfOptions, progress: Progress | None, tell: Tell | None
 ) -> Iterator[tuple[PerfResult, Run | None]]:
     """Measure a model at fixed sizes, and yield the result with the run of the baseline, which ends with the block."""
     provider = options.run.choose_provider()
@@ -182,7 +167,7 @@ def measured_model(
 
 @contextmanager
 def _baseline_run(
-    baseline: Baseline, prepared: opened_model.PreparedModel, tell: Callable[[str], None] | None
+    baseline: Baseline, prepared: opened_model.PreparedModel, tell: Tell | None
 ) -> Iterator[tuple[Run, float | None]]:
     """Yield a run of the baseline on the same values, and the time to open its session; ``None`` for PyTorch.
 

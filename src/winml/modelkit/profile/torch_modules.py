@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from winml.modelkit.ort.kernel_times import KernelTime, RunProfile
-from winml.modelkit.profile.latency import PAIRS, Progress, Run, measure_block
+from winml.modelkit.profile.latency import PAIRS, Run, measure_block
 from winml.modelkit.profile.module_profile import ModuleProfile, charge_modules
 from winml.modelkit.profile.module_records import ModuleRatio
 from winml.modelkit.profile.statistics import percentile, summarize
+from winml.modelkit.progress import Progress
 from winml.modelkit.tags import address
 
 if TYPE_CHECKING:
@@ -139,7 +140,9 @@ def compare_modules(model: ModuleProfile, torch: ModuleProfile, block: int) -> t
     slowdown = max(summarize(profile.run_ms).slowdown for profile in (model, torch))
     rows = [
         ModuleRatio.of_blocks(
-            (module.tag, module.path, module.class_name),
+            module.tag,
+            module.path,
+            module.class_name,
             torch_ms.get(module.tag, ()),
             model_ms.get(module.tag, ()),
             slowdown,

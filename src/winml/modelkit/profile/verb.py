@@ -13,7 +13,7 @@ from winml.modelkit.export.declared_options import DynamicFields
 from winml.modelkit.fields import INPUTS, OUTPUT, declare, refuse_stated
 from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART
 from winml.modelkit.models.load_options import InputFields
-from winml.modelkit.progress import notebook_progress
+from winml.modelkit.progress import OnStep, Progress, Tell, notebook_progress
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.report.plan import PlannedStep
 from winml.modelkit.tags.selector import Selector
@@ -31,11 +31,10 @@ from winml.modelkit.verbs.running import MEASUREMENT, LatencyFields, ProviderFie
 if TYPE_CHECKING:
     from winml.modelkit.builds.found_models import NamedModel
     from winml.modelkit.ort.opened_model import RunOptions
-    from winml.modelkit.profile.latency import LatencyOptions, Progress
+    from winml.modelkit.profile.latency import LatencyOptions
     from winml.modelkit.profile.module_records import ComparedProfiles, ModulePerfResult
     from winml.modelkit.profile.perf import Baseline
     from winml.modelkit.profile.records import GenerationPerf
-    from winml.modelkit.progress import StepEvent
 
 _GENERATION_RUNS, _GENERATION_WARMUP = 20, 2
 """Chosen: a prompt of a thousand tokens takes seconds, and each length is measured on its own."""
@@ -259,9 +258,9 @@ def run_perf(
     request: PerfRequest,
     exported: Callable[[NamedModel], Path],
     *,
-    on_step: Callable[[StepEvent], None] | None = None,
+    on_step: OnStep | None = None,
     progress: Progress | None = None,
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
 ) -> Mapping[str, Any]:
     """Measure a model: latency, modules or generation, as the request states.
 
@@ -308,7 +307,7 @@ def _profile_beside_baseline(
     baseline: Baseline,
     exported: Callable[[NamedModel], Path],
     progress: Progress | None,
-    tell: Callable[[str], None] | None,
+    tell: Tell | None,
 ) -> dict[str, ComparedProfiles]:
     """Measure a model and its baseline in alternation, and both by module: files one after the other."""
     from winml.modelkit.profile.by_module import profile_beside_pytorch, profile_by_module, read_weight_bytes
@@ -333,7 +332,7 @@ def _measure_selected(
     subject: PerfSubject,
     selector: str,
     exported: Callable[[NamedModel], Path],
-    on_step: Callable[[StepEvent], None] | None,
+    on_step: OnStep | None,
     progress: Progress | None,
 ) -> dict[str, ModulePerfResult]:
     """Measure the selected modules alone, in the parts that have them."""
@@ -369,7 +368,7 @@ def profile_model(
     model: str | os.PathLike[str],
     other: str | os.PathLike[str] | None = None,
     *,
-    on_step: Callable[[StepEvent], None] | None = None,
+    on_step: OnStep | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Any:

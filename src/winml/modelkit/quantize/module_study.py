@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from winml.modelkit.compare.quality_samples import MOST_SAMPLES, SampleRequest
 from winml.modelkit.onnx.weights import file_bytes, weight_bytes
 from winml.modelkit.profile.latency import LatencyOptions
+from winml.modelkit.progress import Progress
 from winml.modelkit.quantize.knapsack import Choice, allocate
 from winml.modelkit.quantize.module_parts import ModulePart, excluding_options, only_options, shorten_rules
 from winml.modelkit.quantize.options import QuantizeOptions
@@ -28,8 +29,6 @@ from winml.modelkit.quantize.sensitivity_records import (
 )
 from winml.modelkit.tags import address
 from winml.modelkit.words import count_noun
-
-Progress = Callable[[int, float], None]
 
 
 @dataclass(frozen=True, eq=False)

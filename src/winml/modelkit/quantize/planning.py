@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, QuantizeError, UsageError, opt
-from winml.modelkit.onnx.cutting import GraphModules, fused_error
+from winml.modelkit.onnx.cutting import GraphModules
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS, ROUNDING_OPERATORS
 from winml.modelkit.quantize.declared_options import Algorithm
 from winml.modelkit.quantize.engines.block_quantizers import SolvedWeight
@@ -22,7 +22,6 @@ from winml.modelkit.quantize.placements import Placement, placement_for
 from winml.modelkit.quantize.precisions import FLOAT16, FLOAT32, MODES, PRECISIONS, Mode, Precision
 from winml.modelkit.quantize.qdq_placement import COMPANIONS, QdqPlacement, WeightScaling
 from winml.modelkit.records import Record, entry, recorded
-from winml.modelkit.tags.selector import nearest_paths
 from winml.modelkit.tags.tagging import all_nodes, operator_name
 
 _T = TypeVar("_T")
@@ -145,6 +144,7 @@ def refuse_idle_selectors(model: ir.Model, options: QuantizeOptions, modules: Gr
         for name, obstacle in by_mode[mode].items():
             by_any[name] = obstacle and by_any.get(name, obstacle)
     excluded = [modules.selected_tags(text) for text in options.exclude]
+    weighted = {node.name for node in all_nodes(model) if constant_weight(node) is not None}
     for option, selectors in (
         (opt.exclude, dict.fromkeys(options.exclude, by_any)),
         (opt.include, dict.fromkeys(options.include, by_any)),
@@ -158,22 +158,13 @@ def refuse_idle_selectors(model: ir.Model, options: QuantizeOptions, modules: Gr
         for text, obstacles in selectors.items():
             tags = modules.selected_tags(text)
             changed = [name for name, obstacle in obstacles.items() if not obstacle]
-            if any(modules.does_work_of(name, tags) for name in changed):
-                continue
             fused = [name for name in changed if modules.contains_any(name, tags)]
             if fused and all(any(modules.does_work_of(name, group) for group in excluded) for name in fused):
                 continue
-            if fused:
-                raise fused_error(f"{option} {text}", modules.owners_of_fused(tags, fused))
-            weighted = {node.name for node in all_nodes(model) if constant_weight(node) is not None}
-            owners = {modules.tag_of.get(name, "") for name in changed if name in weighted}
             reasons = {why for name, why in obstacles.items() if why and modules.does_work_of(name, tags)}
             why = f": {'; '.join(sorted(reasons))}" if reasons else ""
-            nearest = nearest_paths(text, [module for module in modules.modules if module.tag in owners])
-            raise UsageError(
-                f"{option} {text}: none of its nodes can be quantized{why}",
-                hint=f"Omit it, or select a module whose nodes can: {', '.join(nearest)}." if nearest else "Omit it.",
-            )
+            owners = {modules.tag_of.get(name, "") for name in changed if name in weighted}
+            modules.refuse_idle(option, text, changed, f"none of its nodes can be quantized{why}", owners)
 
 
 _LEAST_SHARE = 0.1

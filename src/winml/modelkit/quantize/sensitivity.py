@@ -28,11 +28,11 @@ from winml.modelkit.options import options_of, unknown_key_message
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.latency import LatencyOptions
-from winml.modelkit.progress import StepClock, StepEvent, count_share
+from winml.modelkit.progress import OnStep, Progress, StepClock, count_share
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.quantize.calibration import calibration_data
 from winml.modelkit.quantize.module_parts import ModulePart, list_parts
-from winml.modelkit.quantize.module_study import FEW_SAMPLES, ModuleStudy, Progress, first_samples, other_samples
+from winml.modelkit.quantize.module_study import FEW_SAMPLES, ModuleStudy, first_samples, other_samples
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.pipeline import quantize
 from winml.modelkit.quantize.planning import QuantizationPlan, plan_quantization
@@ -68,7 +68,7 @@ def quantization_sensitivity(
     sensitivity: SensitivityOptions | None = None,
     quantizer: Quantizer | None = None,
     evaluator: VariantEvaluator | None = None,
-    on_step: Callable[[StepEvent], None] | None = None,
+    on_step: OnStep | None = None,
     progress: Progress | None = None,
     before_each: Callable[[], None] | None = None,
     **flags: Any,
@@ -149,11 +149,7 @@ class _Measurement:
         return self.sensitivity.processors or files_folder(self.source.absolute())
 
     def run(
-        self,
-        quantizer: Quantizer,
-        on_step: Callable[[StepEvent], None] | None,
-        progress: Progress,
-        before_each: Callable[[], None] | None,
+        self, quantizer: Quantizer, on_step: OnStep | None, progress: Progress, before_each: Callable[[], None] | None
     ) -> QuantizationSensitivity:
         """Measure the modules, and search the modules that must stay float for the target.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,7 +19,7 @@ from winml.modelkit.verbs.file_to_file import FilePlan, WeightsRequest
 if TYPE_CHECKING:
     from winml.modelkit.builds.found_models import ModelFolder
     from winml.modelkit.options import Options
-    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.progress import OnStep, Progress
     from winml.modelkit.quantize.file_quantization import Quantization
     from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
     from winml.modelkit.quantize.records import QuantizedFile
@@ -228,7 +228,7 @@ def quantize_model(
     external_data: bool | None = None,
     seed: int = 0,
     sizes: Mapping[str, int] | None = None,
-    on_step: Callable[[StepEvent], None] | None = None,
+    on_step: OnStep | None = None,
     **flags: Any,
 ) -> QuantizedFile:
     """Quantize an ONNX file, or modules of it. Its module tags are preserved.
@@ -436,9 +436,7 @@ def refuse_unrun_sensitivity(plan: SensitivityPlan) -> None:
 
 
 def run_sensitivity(
-    plan: SensitivityPlan,
-    on_step: Callable[[StepEvent], None] | None = None,
-    progress: Callable[[int, float], None] | None = None,
+    plan: SensitivityPlan, on_step: OnStep | None = None, progress: Progress | None = None
 ) -> QuantizationSensitivity:
     """Recover files of killed commands, then measure; the caller writes the files of the plan.
 

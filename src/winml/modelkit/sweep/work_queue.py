@@ -16,6 +16,7 @@ from winml.modelkit.builds.plan import is_onnx_path
 from winml.modelkit.errors import StageError, opt
 from winml.modelkit.onnx.files.moving import remove_folder
 from winml.modelkit.ort.host import available_cores
+from winml.modelkit.progress import Tell
 from winml.modelkit.registries import Registry
 from winml.modelkit.sweep.bounded_processes import Bounds, Call, Ending, run_bounded
 from winml.modelkit.sweep.cell_work import PRELOAD, PRELOAD_DYNAMO, CellOrder, joined, run_cell
@@ -53,7 +54,7 @@ class SweepListener:
     on_step: Callable[[CellResult], None] = lambda _so_far: None
     """A cell starts a step; not called for cells on other machines."""
     on_end: Callable[[CellResult], None] = lambda _result: None
-    tell: Callable[[str], None] = lambda _words: None
+    tell: Tell = lambda _words: None
     """Message on a retry of a cell."""
 
 

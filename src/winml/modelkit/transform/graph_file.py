@@ -40,7 +40,7 @@ from winml.modelkit.onnx.validity import OLDEST_OPSET, refuse_cycles, refuse_inv
 from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.graph_sessions import newest_ir_version
-from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.progress import OnStep, StepClock
 from winml.modelkit.tags.carry.carrying import carry_metadata, has_foreign_metadata, lost_metadata_notes
 from winml.modelkit.tags.tagging import Coverage, all_nodes, measure_coverage, operator_name, read_tag
 from winml.modelkit.transform.module_functions import find_function_targets, functions_of_modules
@@ -297,7 +297,7 @@ class FileWork(GraphWork[ResultT], Generic[ResultT, RecordT]):
 def make_file(
     task: GraphFileTask,
     work: FileWork[ResultT, RecordT],
-    on_step: Callable[[StepEvent], None] | None = None,
+    on_step: OnStep | None = None,
     checked: CheckedSource | None = None,
 ) -> RecordT:
     """Do the work on a file and return the record; arguments and errors are those of :func:`transform_file`."""
@@ -306,10 +306,7 @@ def make_file(
 
 
 def transform_file(
-    task: GraphFileTask,
-    work: GraphWork[ResultT],
-    on_step: Callable[[StepEvent], None] | None = None,
-    checked: CheckedSource | None = None,
+    task: GraphFileTask, work: GraphWork[ResultT], on_step: OnStep | None = None, checked: CheckedSource | None = None
 ) -> Transformation[ResultT]:
     """Read and normalize a graph, do the work, and commit the verified result.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, UsageError, opt
-from winml.modelkit.onnx.cutting import GraphModules, fused_error
+from winml.modelkit.onnx.cutting import GraphModules
 from winml.modelkit.onnx.function_folding import FIRST_IR_VERSION, FoldedModel, fold_modules
 from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
 from winml.modelkit.ort.graph_sessions import newest_ir_version
@@ -123,17 +123,8 @@ def _select_tags(option: str, selectors: Sequence[str], modules: GraphModules) -
     """
     selected_tags: frozenset[str] = frozenset()
     for text in selectors:
-        tags = modules.selected_tags(text)
-        if not any(modules.does_work_of(name, tags) for name in modules.tag_of):
-            if owners := modules.owners_of_fused(tags):
-                raise fused_error(f"{option} {text}", owners)
-            node_tags = set(modules.tag_of.values())
-            nearest = selector.nearest_paths(text, [module for module in modules.modules if module.tag in node_tags])
-            raise UsageError(
-                f"{option} {text}: no node of the graph belongs to it",
-                hint=f"Omit it, or select a module with nodes: {', '.join(nearest)}.",
-            )
-        selected_tags |= tags
+        modules.refuse_idle(option, text, modules.tag_of, "no node of the graph belongs to it")
+        selected_tags |= modules.selected_tags(text)
     return selected_tags
 
 

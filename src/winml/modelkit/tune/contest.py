@@ -17,7 +17,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -29,7 +29,7 @@ from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.models.request import processor_folder
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
 from winml.modelkit.profile.race import RUNGS, Choice, choose, ratio_between
-from winml.modelkit.progress import StepClock
+from winml.modelkit.progress import Progress, StepClock
 from winml.modelkit.quantize.precisions import FLOAT32
 from winml.modelkit.transform.module_functions import graph_modules
 from winml.modelkit.tune.building import CandidateBuilds, TunedModel
@@ -81,7 +81,7 @@ class Contest:
     state: TuneState
     plan: tuple[Candidate, ...]
     clock: StepClock
-    progress: Callable[[int, float], None] | None = None
+    progress: Progress | None = None
     placements: tuple[Candidate, ...] = ()
     variations: tuple[Candidate, ...] = ()
     _started: float | None = None

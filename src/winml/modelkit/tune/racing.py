@@ -13,6 +13,7 @@ from pathlib import Path
 from winml.modelkit.errors import MeasureError
 from winml.modelkit.profile.race import RUNGS, confidence_of_race, is_decided, losers
 from winml.modelkit.profile.statistics import Ratio, percentile
+from winml.modelkit.progress import Progress
 from winml.modelkit.tune.candidates import PLAIN
 from winml.modelkit.tune.contestants import Contestants
 from winml.modelkit.tune.records import Candidate
@@ -50,7 +51,7 @@ class Race:
     """Number of runs in a block."""
     is_over: Callable[[], bool] = lambda: False
     """Returns True after the time limit: no turn then starts beyond the first rung."""
-    progress: Callable[[int, float], None] | None = None
+    progress: Progress | None = None
     rungs: Sequence[int] = RUNGS
     begun: str = ""
     """Name of an earlier race; its turns are reused if all candidates took part in it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from winml.modelkit.onnx.files.moving import remove_folder
 from winml.modelkit.onnx.files.output_files import refuse_existing
 from winml.modelkit.onnx.files.resumable_results import write_atomically
 from winml.modelkit.options import options_of
-from winml.modelkit.progress import StepClock, StepEvent
+from winml.modelkit.progress import OnStep, Progress, StepClock
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.quantize.calibration.calibration_files import calibration_files
 from winml.modelkit.report.html import render_html
@@ -51,8 +51,8 @@ def tune_model(
     options: TuneOptions | None = None,
     export: WinMLExportConfig | None = None,
     overwrite: bool = False,
-    on_step: Callable[[StepEvent], None] | None = None,
-    progress: Callable[[int, float], None] | None = None,
+    on_step: OnStep | None = None,
+    progress: Progress | None = None,
     **flags: Any,
 ) -> TuneResult:
     """Find the fastest variant of a model on this machine within a quality limit.

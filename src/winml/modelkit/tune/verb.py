@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from winml.modelkit.tune.declared_options import TuneFields
 
 if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest
-    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.progress import OnStep, Progress
     from winml.modelkit.tune.options import TuneOptions
     from winml.modelkit.tune.records import Candidate, TuneResult
     from winml.modelkit.tune.tuning import TuningOutlook
@@ -79,10 +79,7 @@ def plan_tuning(request: TuneRequest) -> Plan:
 
 
 def run_tuning(
-    plan: Plan,
-    request: TuneRequest,
-    on_step: Callable[[StepEvent], None] | None = None,
-    progress: Callable[[int, float], None] | None = None,
+    plan: Plan, request: TuneRequest, on_step: OnStep | None = None, progress: Progress | None = None
 ) -> TuneResult:
     """Recover leftovers of killed commands, and tune.
 

@@ -7,7 +7,7 @@ paths of a request are checked.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.found_models import ModelFolder
     from winml.modelkit.onnx.files.output_files import OutputFiles
     from winml.modelkit.options import Options
-    from winml.modelkit.progress import StepEvent
+    from winml.modelkit.progress import OnStep
     from winml.modelkit.transform.graph_file import CheckedSource, FileWork, GraphFileTask
     from winml.modelkit.transform.records import RecordT, TransformedFolder
 else:
@@ -210,7 +210,7 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
         model = source.only_part(f"-o {self.output} is one file")
         return replace(self, model=model, submodel=()).plan_file()
 
-    def run(self, on_step: Callable[[StepEvent], None] | None = None) -> RecordT:
+    def run(self, on_step: OnStep | None = None) -> RecordT:
         """Plan and transform, for a Python caller; the result for a build folder is the record of the folder.
 
         Raises:
@@ -364,7 +364,7 @@ class FilePlan(Plan, Generic[RecordT]):
             if part.checked is not None:
                 part.work.refuse_plain(part.read_plain)
 
-    def run(self, on_step: Callable[[StepEvent], None] | None = None) -> RecordT | TransformedFolder[RecordT]:
+    def run(self, on_step: OnStep | None = None) -> RecordT | TransformedFolder[RecordT]:
         """Execute the plan: recover partial results of killed commands, then write the file or the folder.
 
         Raises:
@@ -386,7 +386,7 @@ class FilePlan(Plan, Generic[RecordT]):
 
         return transform_folder(folder, self.output, self.parts, work_on_part, overwrite=self.overwrite)
 
-    def run_file(self, on_step: Callable[[StepEvent], None] | None = None) -> RecordT:
+    def run_file(self, on_step: OnStep | None = None) -> RecordT:
         """Execute the plan of one file; raises as :meth:`run` does."""
         from winml.modelkit.transform.graph_file import make_file
 

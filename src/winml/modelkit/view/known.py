@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from winml.modelkit.errors import UsageError, spell
+from winml.modelkit.errors import InputError, UsageError, first_line, spell
 from winml.modelkit.metadata_keys import MODULES_KEY, QUANTIZATION_KEY
 from winml.modelkit.options import load_metadata, read_json_file
 from winml.modelkit.view.structure import GraphFile
@@ -82,9 +82,14 @@ def read_results(path: Path) -> list[EarlierResult]:
 
     Raises:
         UsageError: the file contains no numbers of modules.
-        InputError: the file is no JSON.
+        InputError: the file does not exist, or is no JSON.
     """
-    record = read_json_file(path)
+    try:
+        record = read_json_file(path)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{spell('with')} {path}: {first_line(error)}", hint="Specify the JSON of a command."
+        ) from error
     results = results_in(record, path) if isinstance(record, dict) else []
     if not results:
         raise UsageError(

@@ -119,7 +119,7 @@ def _find_replaced_nodes(
     """Find the nodes of two graphs that stand for each other, by the values that both compute.
 
     A node after that computes a value of the graph before replaced the nodes before that made the value, as far back
-    as values that both graphs have.
+    as values that both graphs have, except for nodes that an earlier node replaced.
 
     Args:
         before: The graph before a tool.
@@ -134,6 +134,7 @@ def _find_replaced_nodes(
     present |= {value.name for value in after.graph.input} | {tensor.name for tensor in after.graph.initializer}
     replaced: dict[str, list[str]] = {}
     survivors: set[str] = set()
+    claimed: set[str] = set()
     for node in after.graph.node:
         old_makers = [makers[name] for name in node.output if name in makers]
         same = next(
@@ -142,7 +143,9 @@ def _find_replaced_nodes(
         if same is not None:
             survivors.add(same.name)
         else:
-            replaced[node.name] = [old.name for old in _region(old_makers, makers, present)]
+            region = [old.name for old in _region(old_makers, makers, present)]
+            replaced[node.name] = [name for name in region if name not in claimed]
+            claimed.update(region)
     replaced_by: dict[str, list[str]] = {node.name: [] for node in before.graph.node if node.name not in survivors}
     for name, sources in replaced.items():
         replaced[name] = [source for source in sources if source not in survivors]

@@ -73,7 +73,6 @@ class ModuleLevel:
     label: str
     parent: ModuleLevel | None
     own: Cost = field(default_factory=Cost)
-    total: Cost = field(default_factory=Cost)
     is_group: bool = False
     weights: list[int] = field(default_factory=list)
     items: list[ModuleLevel | int] = field(default_factory=list)
@@ -86,6 +85,11 @@ class ModuleLevel:
     def chain(self) -> tuple[ModuleLevel, ...]:
         """The modules from the root to this one."""
         return (*(self.parent.chain if self.parent else ()), self)
+
+    @property
+    def total(self) -> Cost:
+        """Cost including all modules below."""
+        return sum((level.own for level in self.walk()), Cost())
 
     def walk(self) -> Iterator[ModuleLevel]:
         """Yield the module and the modules below it, in the order of the page."""
@@ -149,10 +153,10 @@ def build_levels(file: GraphFile) -> ModuleLevel:
         root = ModuleLevel(ModuleAddress("", "", ""), file.model.graph.name.strip("/") or "graph", None, outside)
     for module in costs:
         parent = levels.get(module.tag.rpartition(address.SEPARATOR)[0], root)
-        level = root if module.tag == root.address.tag else ModuleLevel(module, _label(module.tag), parent)
-        level.own, level.total = module.own, module.total
+        is_root = module.tag == root.address.tag
+        level = root if is_root else ModuleLevel(module, address.last_segment(module.tag), parent)
+        level.own = module.own
         levels[module.tag] = level
-    root.total = sum((module.own for module in costs), outside)
     homes = [levels.get(tag, root) for tag in file.tree.tags]
     _place_items(root, levels.values(), homes)
     for index, tag in enumerate(weight_owners(file.tree, file.contents)):
@@ -161,10 +165,6 @@ def build_levels(file: GraphFile) -> ModuleLevel:
         _group_items(level, homes)
     _find_ports(root, homes, file)
     return root
-
-
-def _label(tag: str) -> str:
-    return address.last_segment(tag)
 
 
 def _place_items(root: ModuleLevel, levels: Iterable[ModuleLevel], homes: Sequence[ModuleLevel]) -> None:
@@ -198,8 +198,6 @@ def _group_items(level: ModuleLevel, homes: list[ModuleLevel]) -> None:
         for item in items:
             if isinstance(item, ModuleLevel):
                 item.parent = group
-                group.total += item.total
-                del item.__dict__["chain"]
             else:
                 homes[item] = group
         groups.append(group)
@@ -210,8 +208,6 @@ def _group_items(level: ModuleLevel, homes: list[ModuleLevel]) -> None:
 def _find_ports(root: ModuleLevel, homes: Sequence[ModuleLevel], file: GraphFile) -> None:
     """Find the inputs and outputs of each module: values that cross its boundary."""
     makers: dict[str, ModuleLevel] = {}
-    for level in root.walk():
-        level.__dict__.pop("chain", None)
     for level in root.walk():
         makers |= dict.fromkeys((file.contents.weights[index].name for index in level.weights), level)
     for node, level in zip(file.contents.nodes, homes, strict=True):
@@ -240,14 +236,12 @@ def build_checkpoint_levels(tree: ModuleTree) -> ModuleLevel:
     """Build the nested modules of a checkpoint before its export, with their parameters and without nodes."""
     levels: dict[str | None, ModuleLevel] = {}
     for node in tree:
-        level = ModuleLevel(node, _label(node.tag), levels.get(node.parent))
+        level = ModuleLevel(node, address.last_segment(node.tag), levels.get(node.parent))
         level.own = Cost(parameters=sum(map(math.prod, node.parameter_shapes.values())))
         levels[node.path] = level
         if level.parent is not None:
             level.parent.items.append(level)
-    root = levels[tree.root.path]
-    root.total = sum((level.own for level in levels.values()), Cost())
-    return root
+    return levels[tree.root.path]
 
 
 @dataclass

@@ -42,7 +42,7 @@ class ViewRequest(AnswerRequest):
     """ONNX file, build folder or checkpoint, and another one to show beside it."""
     output: Path | None = declare(None, OUTPUT, short="-o", is_common=True)
     """HTML page to write."""
-    results: tuple[Path, ...] = declare((), MODEL, spelling="--with", metavar="JSON", is_common=True)
+    results: tuple[str, ...] = declare((), MODEL, spelling="--with", metavar="JSON", is_common=True)
     """Result of an earlier run (-f json) of `perf`, `compare`, `quantize --sensitivity` or `inspect --ep`.
 
     Results beside the model are found without this option. A result of another model is refused."""
@@ -62,6 +62,8 @@ def plan_view(request: ViewRequest) -> AnswerPlan[ViewSubject]:
         WinMLError: a model does not exist.
         OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
     """
+    from winml.modelkit.onnx.files.named_paths import named_path
+
     if not 1 <= len(request.models) <= 2:
         found = f"{len(request.models)} models are specified" if request.models else "no model is specified"
         raise UsageError(found, hint="Specify an ONNX file, build folder or checkpoint, or two to show side by side.")
@@ -72,8 +74,9 @@ def plan_view(request: ViewRequest) -> AnswerPlan[ViewSubject]:
     step = PlannedStep("reading", " and ".join(request.models))
     if request.measure and len(files) < len(sides):
         raise UsageError(f"{opt.measure} requires ONNX files", hint="Omit it, or export the checkpoint first.")
-    subject = ViewSubject(sides, request.results, request.measure, request.histograms)
-    return plan_answer("view", subject, request, reads=(*files, *request.results), steps=(step,))
+    results = tuple(map(named_path, request.results))
+    subject = ViewSubject(sides, results, request.measure, request.histograms)
+    return plan_answer("view", subject, request, reads=(*files, *results), steps=(step,))
 
 
 def _find_sides(names: Sequence[str]) -> Sides:

@@ -62,7 +62,7 @@ def _make_chat(roles: Sequence[str], has_prompt: bool) -> Chat:
     return Chat(messages, {"bos_token": "", "add_generation_prompt": has_prompt})
 
 
-def _added_texts(texts: Mapping[tuple[Sequence[str], bool], str], roles: tuple[str, ...]) -> dict[str, str]:
+def _added_texts(texts: Mapping[tuple[tuple[str, ...], bool], str], roles: tuple[str, ...]) -> dict[str, str]:
     """Return the text of each role in a chat; ``{}`` if the template refuses the chat, or depends on later messages.
 
     Args:

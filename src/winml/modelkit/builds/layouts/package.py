@@ -15,6 +15,7 @@ from typing import Any, Final
 from winml.modelkit.builds.layouts.layout import PACKAGE_NAME, BuiltFolder, Layout
 from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.file_names import BUILT_MODEL_NAME, ONLY_PART
+from winml.modelkit.quantize.precisions import FLOAT16, INT4, INT8, W8A16
 from winml.modelkit.version import __version__
 
 MANIFEST_NAME, COMPONENT_NAME = "manifest.json", "component.json"
@@ -46,15 +47,15 @@ class Variant:
 
 VARIANTS: Mapping[str, Variant] = {
     "cpu": Variant(("CPUExecutionProvider",)),
-    "cpu-int8": Variant(("CPUExecutionProvider",), "int8"),
-    "cpu-int4": Variant(("CPUExecutionProvider",), "int4"),
-    "webgpu": Variant(("WebGpuExecutionProvider",), "fp16", "webgpu"),
-    "cuda": Variant(("CUDAExecutionProvider",), "fp16", "cuda"),
-    "dml": Variant(("DmlExecutionProvider",), "fp16", "dml"),
+    "cpu-int8": Variant(("CPUExecutionProvider",), INT8),
+    "cpu-int4": Variant(("CPUExecutionProvider",), INT4),
+    "webgpu": Variant(("WebGpuExecutionProvider",), FLOAT16, "webgpu"),
+    "cuda": Variant(("CUDAExecutionProvider",), FLOAT16, "cuda"),
+    "dml": Variant(("DmlExecutionProvider",), FLOAT16, "dml"),
     "standard": Variant(
         ("OpenVINOExecutionProvider", "CoreMLExecutionProvider", "XnnpackExecutionProvider"), operators="standard"
     ),
-    "qnn": Variant(("QNNExecutionProvider",), "w8a16", "qnn", is_compiled=True),
+    "qnn": Variant(("QNNExecutionProvider",), W8A16, "qnn", is_compiled=True),
 }
 """Name → variant. Chosen: GPUs compute in 16-bit floats, NPUs in integers; providers that compile the graph themselves
 take operators of ONNX."""

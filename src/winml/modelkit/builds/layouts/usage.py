@@ -69,12 +69,20 @@ def transformers_js_usage(folder: BuiltFolder) -> Sequence[str]:
     suffixes = {name: entry.suffix for name, entry in DTYPES.items() if folder.stem.endswith(entry.suffix)}
     dtype = max(suffixes, key=lambda name: len(suffixes[name]))
     task, options = _pipeline_task(folder), f'{folder.text}, {{ dtype: "{dtype}" }}'
+    names: tuple[str, ...] = ("AutoModel",)
     opened: tuple[str, ...] = (f"const model = await AutoModel.from_pretrained({options});",)
     if (argument := _ARGUMENTS.get(task)) is not None:
         limit = f", {{ max_new_tokens: {_NEW_TOKENS} }}" if task in _GENERATING_TASKS else ""
+        names = ("pipeline",)
         opened = (f'const run = await pipeline("{task}", {options});', f"console.log(await run({argument}{limit}));")
+    elif task == "image-text-to-text":
+        names = ("AutoModelForImageTextToText", "AutoProcessor")
+        opened = (
+            f"const processor = await AutoProcessor.from_pretrained({folder.text});",
+            f"const model = await AutoModelForImageTextToText.from_pretrained({options});",
+        )
     return (
-        f'import {{ {"AutoModel" if argument is None else "pipeline"}, env }} from "@huggingface/transformers";',
+        f'import {{ {", ".join((*names, "env"))} }} from "@huggingface/transformers";',
         'env.localModelPath = ""; env.allowRemoteModels = false;',
         *opened,
     )

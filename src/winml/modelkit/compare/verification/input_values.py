@@ -246,8 +246,11 @@ def _other_values(
         reads_values: True if a line of the user's Python read values during the trace.
     """
     is_of_lengths = spec.value_range is None and holds_lengths(spec, rules)
-    if traced.numel() == 0:
+    if traced.numel() == 0 or spec.ascending:
         return []
+    if spec.values:
+        stated = (torch.full_like(traced, value) for value in spec.values[:_SMALL] if not isinstance(value, str))
+        return [values for values in stated if not torch.equal(values, traced)]
     if spec.grid is not None:
         # Images with as many patches, in rows of another length.
         turned = torch.cat([traced[:, :1], traced[:, 1:].flip(1)], dim=1)
@@ -566,7 +569,7 @@ def run_at_far_values(prepared: PreparedPart, written: WrittenGraph, inputs: Inp
     for spec in prepared.part.inputs:
         values = smallest.inputs[spec.name]
         # A cache contains values computed by the model.
-        is_free = spec.cache is None and spec.name not in as_traced
+        is_free = spec.cache is None and not spec.values and spec.name not in as_traced
         if is_free and values.dtype in _FAR_DTYPES and values.device.type == "cpu":
             enlarged = _enlarge(values, spec, generator)
             if not torch.equal(enlarged, values):

@@ -40,7 +40,7 @@ from winml.modelkit.models.caches.layout import (
 )
 from winml.modelkit.models.inputs.shape_run import run_on_shapes
 from winml.modelkit.onnx.specs import InputTensorSpec
-from winml.modelkit.ort.shared_settings import attribute_replaced
+from winml.modelkit.ort.shared_settings import attribute_replaced, attributes_replaced
 
 MASK = "attention_mask"
 """Specified by transformers: input that masks padding tokens."""
@@ -192,17 +192,10 @@ def _collect_masked_windows(model: nn.Module) -> Iterator[set[int]]:
 
         return call
 
-    files = {sys.modules.get(type(module).__module__) for module in model.modules()}
-    bindings = [
-        (file, name) for file in (masking_utils, *files) for name in funcs if getattr(file, name, None) is funcs[name]
-    ]
-    try:
-        for file, name in bindings:
-            setattr(file, name, wrap_mask_function(name))
+    files = dict.fromkeys([masking_utils, *(sys.modules.get(type(module).__module__) for module in model.modules())])
+    bindings = [(file, name) for file in files for name in funcs if getattr(file, name, None) is funcs[name]]
+    with attributes_replaced(*((file, name, wrap_mask_function(name)) for file, name in bindings)):
         yield windows
-    finally:
-        for file, name in bindings:
-            setattr(file, name, funcs[name])
 
 
 def no_cache_hint() -> str:

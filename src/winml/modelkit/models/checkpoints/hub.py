@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -21,6 +21,7 @@ from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, MODEL_CARD_NAME, M
 from winml.modelkit.models.checkpoints.companion_files import LARGEST_COMPANION, LARGEST_MODULE_WEIGHTS
 from winml.modelkit.models.checkpoints.weight_files import FORMATS, find_weights
 from winml.modelkit.onnx.files.foreign_files import COMPANION_NAMES, MODULES_NAME
+from winml.modelkit.progress import Tell
 from winml.modelkit.words import first_words
 
 _LOG = logging.getLogger(__name__)
@@ -142,12 +143,7 @@ def hub_file(name: str | os.PathLike[str]) -> HubFile | None:
 
 
 def snapshot_folder(
-    repository: str,
-    revision: str | None,
-    *,
-    needs_weights: bool,
-    needs_code: bool,
-    progress: Callable[[str], None] | None = None,
+    repository: str, revision: str | None, *, needs_weights: bool, needs_code: bool, progress: Tell | None = None
 ) -> Path:
     """Return the folder of the Hub cache that holds ``repository`` at ``revision``, fetching missing files.
 
@@ -199,7 +195,7 @@ def cached_snapshot(repository: str, revision: str | None, *, needs_weights: boo
 
 
 def _fetch_snapshot(
-    repository: str, revision: str | None, needs_weights: bool, needs_code: bool, progress: Callable[[str], None] | None
+    repository: str, revision: str | None, needs_weights: bool, needs_code: bool, progress: Tell | None
 ) -> Path:
     import huggingface_hub
 

@@ -17,6 +17,9 @@ from winml.modelkit.options import suggest
 WITH_PAST = "-with-past"
 """Specified by optimum: suffix of a task with a cache in its graph."""
 
+_Classes = Mapping[str, tuple[str, ...]]
+"""Task → names of its classes."""
+
 TASKS: Mapping[str, tuple[str, ...]] = {
     "text2text-generation": ("SEQ_TO_SEQ_CAUSAL_LM",),
     "fill-mask": ("MASKED_LM",),
@@ -173,7 +176,7 @@ def all_tasks() -> dict[str, tuple[str, ...]]:
     return _add_variants({task: tuple(_auto_classes(task)) for task in TASKS}, tuple(TASK_VARIANTS))
 
 
-def _add_variants(by_task: Mapping[str, tuple[str, ...]], variants: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _add_variants(by_task: _Classes, variants: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Insert each variant after its task, with the classes of the task."""
     extended: dict[str, tuple[str, ...]] = {}
     for task, classes in by_task.items():
@@ -305,9 +308,7 @@ _NEW_TASK_NAMES: Mapping[str, str] = {"image-to-text": "image-text-to-text"}
 """Task → its name in transformers 5, in which the table of the old task is empty."""
 
 
-def _decide_by_request(
-    name: str, model_type: str, architectures: tuple[str, ...], by_name: Mapping[str, tuple[str, ...]]
-) -> TaskDecision:
+def _decide_by_request(name: str, model_type: str, architectures: tuple[str, ...], by_name: _Classes) -> TaskDecision:
     """Return the decision for a task that a user or a model card names.
 
     Raises:
@@ -364,7 +365,7 @@ def _matching_classes(model_class: str, task: str, model_type: str) -> Iterator[
         yield from (name for name in _classes_in_table(part, model_type) if model_class in (name, auto))
 
 
-def _refuse_foreign_class(model_class: str, model_type: str, by_task: Mapping[str, tuple[str, ...]]) -> None:
+def _refuse_foreign_class(model_class: str, model_type: str, by_task: _Classes) -> None:
     """Refuse a class that transformers does not have for this model type.
 
     Raises:
@@ -382,9 +383,7 @@ def _refuse_foreign_class(model_class: str, model_type: str, by_task: Mapping[st
     )
 
 
-def _decide_by_architecture(
-    architectures: tuple[str, ...], model_type: str, by_task: Mapping[str, tuple[str, ...]]
-) -> TaskDecision | None:
+def _decide_by_architecture(architectures: tuple[str, ...], model_type: str, by_task: _Classes) -> TaskDecision | None:
     """Return the decision by the config's ``architectures``; `None` without architectures.
 
     Raises:
@@ -421,9 +420,7 @@ def _put_images_first(class_name: str, tasks: Sequence[str]) -> Sequence[str]:
     return (images, *(task for task in tasks if task != images))
 
 
-def _decide_without_table(
-    architectures: tuple[str, ...], model_type: str, by_task: Mapping[str, tuple[str, ...]]
-) -> TaskDecision:
+def _decide_without_table(architectures: tuple[str, ...], model_type: str, by_task: _Classes) -> TaskDecision:
     """Decide for a class that transformers has but lists under no task.
 
     Raises:
@@ -453,7 +450,7 @@ def _decide_by_card(task: str | None, model_type: str) -> TaskDecision | None:
     return decision and replace(decision, rule=f"from the pipeline_tag {task} of the model card")
 
 
-def _decide_by_model_type(model_type: str, by_task: Mapping[str, tuple[str, ...]]) -> TaskDecision:
+def _decide_by_model_type(model_type: str, by_task: _Classes) -> TaskDecision:
     """Return the decision for the base model's task, or for the only task.
 
     Raises:

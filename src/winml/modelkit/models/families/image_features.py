@@ -263,11 +263,8 @@ class ImageCode:
                     return {FEATURES: unsplit.rejoin(_pooled_features(output)), **further}
             outputs: list[torch.Tensor] = []
             producer = module.get_submodule(self.produced_by)
-            handle = producer.register_forward_hook(lambda _module, _args, output: outputs.append(output))
-            try:
+            with producer.register_forward_hook(lambda _module, _args, output: outputs.append(output)):
                 method(**tensors)
-            finally:
-                handle.remove()
             return {FEATURES: outputs[-1]}
 
         return image_features

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -500,13 +500,11 @@ def _count_placeholders(
     other_drafts = draft_others(medium)
     notes = tuple(note for draft in other_drafts for note in draft.notes)
     model, outputs = context.structure, list[Any]()
-    hooks = [module.register_forward_hook(lambda _, __, out: outputs.append(out)) for module in model.modules()]
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_hook(lambda _, __, out: outputs.append(out)))
         if _runs_with(model, [*other_drafts, *medium.drafts.values()]):
             return _TrialRun(0, notes)
-    finally:
-        for hook in hooks:
-            hook.remove()
     for count in itertools.islice(_possible_counts(outputs if has_places else (), context), _MAX_TRIALS):
         with suppress(UsageError):  # more placeholder tokens than fit into a row
             other_drafts = draft_others(replace(medium, place_count=count))

@@ -73,7 +73,7 @@ function smallTable(titles, rows) {
     const line = body.insertRow();
     row.forEach((cell, index) => {
       const made = element("td", titles[index].endsWith("#") ? "number" : "");
-      made.append(...(typeof cell === "string" ? breakable(cell) : [cell]));
+      made.append(...(typeof cell === "string" && !titles[index].endsWith("#") ? breakable(cell) : [cell]));
       line.append(made);
     });
   }

@@ -118,7 +118,7 @@ function showIcicle(chart, data, classes, events = {}) {
   };
 
   function describe(node) {
-    const spreadWords = (measure, spread) => spread && spread[0] < spread[1]
+    const spreadWords = (measure, spread) => spread && measure.write(spread[0]) !== measure.write(spread[1])
       ? [`${measure.title} of one ${measure.write(spread[0])} to ${measure.write(spread[1])}`] : [];
     const lines = node.members
       ? [node.lines[0] ?? node.label, `${node.members.length} equal modules`, `${size().title} ${amount(node)} together`,
