@@ -127,6 +127,8 @@ def test_unit_tests_that_need_no_torch_pass(half: str) -> None:
     options = [
         "-p", "under_wine", "-p", "no:cacheprovider", "-o", "tmp_path_retention_policy=none", "-q", "-rfE",
         f"--maxfail={_MOST_FAILURES}",
+        # Pytest would remove files of the other half in a folder that both share.
+        f"--basetemp=C:/tests-{half}",
     ]  # fmt: skip
     done = subprocess.run(
         [python_of(READER), "-m", "pytest", *options, *_HALVES[half]], cwd=REPOSITORY, input="", capture_output=True,
