@@ -53,7 +53,7 @@ def load_sentence_transformer(folder: str | os.PathLike[str], *, ep: str | None 
     except ImportError as error:
         raise InputError(
             "load_sentence_transformer needs sentence-transformers 6 or later",
-            hint='Install it: pip install "sentence-transformers>=6"',
+            hint="Install the extra sentences: pip install '.[sentences]' in the folder of winml's source code.",
         ) from error
     path = Path(folder)
     encoder = _make_encoder(path, ep)
