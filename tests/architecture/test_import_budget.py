@@ -185,7 +185,7 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
         pytest.param(
             ["export", "-m", "bert", "-o", "out.onnx", "--random-weights", "--no-verify"],
             {"builds", "compile", "evaluate", "generate", "profile", "optimize", "quantize", "sweep", "scipy"},
-            216,
+            219,
             id="export",
         ),
         pytest.param(
@@ -209,8 +209,8 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
             id="diff",
         ),
         pytest.param(
-            ["perf", "net.onnx", "--iterations", "2"], {"builds", "evaluate", "quantize", *_CHECKPOINTS, "onnx_ir"}, 101,
-            id="perf",
+            ["perf", "net.onnx", "--iterations", "2"], {"builds", "evaluate", "quantize", *_CHECKPOINTS, "onnx_ir"},
+            101, id="perf",
         ),
     ],
 )  # fmt: skip
