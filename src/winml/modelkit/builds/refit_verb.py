@@ -287,6 +287,12 @@ def refit_model(
         InputError: a file is missing or damaged.
         StageError: a stage failed.
         VerificationError: the outputs differ from those of PyTorch.
+
+    Example:
+        ```python
+        build_model("checkpoint", "from_python", refittable=True)
+        result = refit_model("from_python", "fine-tuned", "refitted_here")
+        ```
     """
     from winml.modelkit.builds.build import BuildListener
 

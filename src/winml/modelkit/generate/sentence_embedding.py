@@ -45,6 +45,12 @@ def load_sentence_transformer(folder: str | os.PathLike[str], *, ep: str | None 
         UsageError: a module is not of sentence-transformers, or the provider is unknown.
         InputError: sentence-transformers 6 is not installed, or a file is damaged.
         StageError: ONNX Runtime cannot load the graph.
+
+    Example:
+        ```python
+        model = load_sentence_transformer("sentences")
+        print(model.encode(["A dog runs.", "A puppy is running."]).shape)
+        ```
     """
     try:
         from sentence_transformers import SentenceTransformer
