@@ -12,9 +12,9 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-import sympy
 import torch
 from torch import nn
+from torch._export.serde.serialize import sympy
 from torch.export.pt2_archive import _package
 
 from winml.modelkit import HTPExporter, WinMLExportConfig

@@ -4,7 +4,7 @@ Every scripted module becomes a module of the same class name, path, parameters 
 of the TorchScript graph in order and calls the submodules, so that hooks and scopes see the calls. A branch on the
 value of a tensor is decided by the traced value, as in Python.
 
-for: archives of ``torch.jit.save``, such as those of silero-vad and of detectors in torchvision.
+Needed for archives of ``torch.jit.save``, such as those of silero-vad and of detectors in torchvision.
 """
 
 from __future__ import annotations

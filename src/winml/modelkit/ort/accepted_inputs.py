@@ -269,8 +269,8 @@ _NO_CHANGE = _Variant({}, "")
 def _compared_cases(free: Iterable[InputTensorSpec], path: Path | None) -> list[_Variant]:
     """Return cases of the values that a graph compares its inputs with; `[]` without such inputs.
 
-    Of an integer, each case has one value. One that is compared with a single constant is also another one, so that
-    both branches run; text has all values in each case.
+    Each case has one value of an integer. An integer with a single such value has another value in the second case, so
+    that both branches run. Text has all values in each case.
 
     Args:
         free: The inputs without stated values.
