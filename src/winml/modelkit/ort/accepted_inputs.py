@@ -269,8 +269,8 @@ _NO_CHANGE = _Variant({}, "")
 def _compared_cases(free: Iterable[InputTensorSpec], path: Path | None) -> list[_Variant]:
     """Return cases of the values that a graph compares its inputs with; `[]` without such inputs.
 
-    Each case has one value of an integer. An integer with a single such value has another value in the second case, so
-    that both branches run. Text has all values in each case.
+    Each case has one value of an integer. If a graph compares an integer with a single constant, a second case has a
+    different integer: both branches of the graph run. Each case has all values of a text.
 
     Args:
         free: The inputs without stated values.
