@@ -113,6 +113,16 @@ def test_control_flow_of_a_script_is_run_in_python(tmp_path: Path) -> None:
     assert {"layers.0", "layers.1"} <= {module.path for module in read_onnx_modules(tmp_path / "model.onnx")}
 
 
+def test_script_of_a_layer_with_a_fused_kernel_is_exported(tmp_path: Path) -> None:
+    """In evaluation mode the layer would call a kernel that has no ONNX form."""
+    program = torch.jit.script(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval())
+    result = (
+        HTPExporter(WinMLExportConfig()).export(program, tmp_path / "model.onnx", (torch.randn(1, 3, 8),)).only_part
+    )
+    assert result.verification is not None
+    assert result.verification.is_verified
+
+
 class SizeArithmetic(nn.Module):
     """Computes sizes and grows a list in place."""
 

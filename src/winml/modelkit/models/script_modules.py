@@ -287,6 +287,9 @@ _OF_TENSORS: Mapping[str, Callable[..., Any]] = {
     "aten::FloatImplicit": float,
     "aten::ScalarImplicit": lambda tensor: tensor.item(),
     "aten::item": lambda tensor: tensor.item(),
+    # Layers of torch.nn with gradients do not call fused kernels, which have no ONNX form.
+    "aten::is_grad_enabled": lambda: True,
+    "prim::requires_grad": lambda _: True,
     "prim::device": lambda tensor: tensor.device,
     "prim::dtype": lambda tensor: _DTYPE_CODES[tensor.dtype],
     "prim::layout": lambda _: 0,
