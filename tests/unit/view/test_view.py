@@ -237,6 +237,14 @@ def test_checkpoint_is_shown_before_its_export() -> None:
     assert model.total.nodes == 0
 
 
+@pytest.mark.parametrize("option", ["measure", "histograms"])
+def test_checkpoint_has_no_times_and_no_histograms(net: Path, option: str) -> None:
+    """An option that needs the graph is refused, also beside a file."""
+    factory = Path(__file__).parents[2] / "e2e" / "nets.py"
+    with pytest.raises(UsageError, match=option):
+        view_model(net, f"{factory}:good", **{option: True})
+
+
 def test_many_inner_modules_are_grouped(tmp_path: Path) -> None:
     """The items of a module with many layers are divided into groups; numbers of modules stay those of the file."""
     net = _saved(_layers(200), tmp_path / "deep.onnx")
@@ -312,6 +320,12 @@ def test_modules_zoom_and_the_graph_follows(browser: Browser, net: Path, tmp_pat
     """A click on folded layers zooms both views; a click in the graph opens a module down to its nodes."""
     net.with_name("times.json").write_text(json.dumps(_times(net)))
     browser.open(_written(view_model(net), tmp_path / "page.html"))
+    browser.run(
+        "(() => { const width = document.querySelector('.width'); "
+        "width.value = [...width.options].find(option => option.textContent === 'time').value; "
+        "width.dispatchEvent(new Event('change')); })()"
+    )
+    assert ["6.5 ms, 100.0 %", "6 ms, 92.3 %"] == _texts(browser, ".plot button span:last-child")  # no time of a Proj
     _click(browser, ".plot button", "Layer.0")
     assert "Layer.0" in _texts(browser, ".graph .path b")[0]
     assert ["layers.*"] == browser.run(

@@ -24,9 +24,9 @@ function structuralMeasures() {
 function recordedMeasures(model) {
   return model.measures.map(measure => {
     const write = UNITS[measure.unit] ?? (value => `${numberWords(value)} ${measure.unit}`.trim());
-    const own = module => module.part.measures?.[measure.key]?.[module.index] ?? null;
-    const total = module => !measure.isSize ? own(module)
-      : module.children.reduce((sum, child) => sum + (total(child) ?? 0), own(module) ?? 0);
+    // A run has no number of a module without kernels of its own: it adds nothing.
+    const own = module => module.part.measures?.[measure.key]?.[module.index] ?? (measure.isSize ? 0 : null);
+    const total = module => !measure.isSize ? own(module) : module.children.reduce((sum, child) => sum + total(child), own(module));
     return { isShown: !measure.isSize, folded: "sum", ...measure, write, own, total };
   });
 }
