@@ -343,6 +343,25 @@ def test_modules_zoom_and_the_graph_follows(browser: Browser, net: Path, tmp_pat
 
 
 @pytest.mark.reader("chromium")
+def test_module_without_error_has_the_lightest_colour(browser: Browser, net: Path, tmp_path: Path) -> None:
+    """Errors have a logarithmic scale, which an error of 0 does not extend."""
+    rows = [{"tag": f"/Net/Layer.{layer}", "own_error": (0.0, 1e-4, 1e-3, 1e-2)[layer]} for layer in range(LAYERS)]
+    record = {"modules": rows, "fingerprint": file_fingerprint(net)}
+    net.with_name("errors.json").write_text(json.dumps(record))
+    browser.open(_written(view_model(net), tmp_path / "page.html"))
+    browser.run("document.querySelector('.fold').click()")
+    browser.run(
+        "(() => { const colour = document.querySelector('.colour'); "
+        "colour.value = [...colour.options].find(option => option.textContent === 'by own error').value; "
+        "colour.dispatchEvent(new Event('change')); })()"
+    )
+    heats = browser.run(
+        "[...document.querySelectorAll('.plot .heat')].map(box => box.style.getPropertyValue('--heat'))"
+    )
+    assert ["0%", "0%", "50%", "100%"] == heats
+
+
+@pytest.mark.reader("chromium")
 def test_keys_walk_through_the_graph(browser: Browser, net: Path, tmp_path: Path) -> None:
     """Arrow keys follow the data, Enter opens a module, Escape returns to the module around it."""
     browser.open(_written(view_model(net), tmp_path / "page.html"))
