@@ -453,3 +453,8 @@ def test_foreign_names_are_text(browser: Browser, tmp_path: Path) -> None:
     assert "\u202e" not in browser.run("document.body.textContent")
     assert [] == browser.wider_elements()
     assert [] == browser.problems
+    # If a name became an element in spite of that, its script would not run.
+    browser.run(
+        f"document.body.insertAdjacentHTML('beforeend', `<b onclick=\"{RUN}\">x</b>`); document.body.lastChild.click()"
+    )
+    assert "run" != browser.run("document.title")

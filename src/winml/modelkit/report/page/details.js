@@ -1,7 +1,8 @@
 // --- What is known of the selected module or node, and the commands that act on it.
 
-/** Return a word of a command line, quoted for a POSIX shell if necessary. */
-const shellWord = word => /^[\w./:@%+=,-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
+/** Return a word of a command line, quoted if necessary: for a POSIX shell, or a path of Windows for its shells. */
+const shellWord = word => /^[\w./:@%+=,-]+$/.test(word) ? word
+  : /^[\w .:\\-]*\\[\w .:\\-]*$/.test(word) ? `"${word}"` : `'${word.replaceAll("'", "'\\''")}'`;
 
 /** Return the selector of modules that the commands understand: a path or tag, with * for numbers that differ. */
 function selectorOf(modules) {
