@@ -191,6 +191,11 @@ def view_model(
         UsageError: a result belongs to another model, two models share no part, or a checkpoint cannot be measured.
         WinMLError: a model does not exist.
         InputError: a file is damaged or no ONNX file.
+
+    Example:
+        ```python
+        page = view_model("model.onnx", "int8.onnx")
+        ```
     """
     names = [os.fspath(name) for name in (model, other) if name is not None]
     paths = tuple(map(Path, results))
