@@ -422,6 +422,17 @@ def test_commands_are_copied(browser: Browser, net: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.reader("chromium")
+def test_command_of_folded_modules_selects_no_other(browser: Browser, tmp_path: Path) -> None:
+    """A wildcard would also exclude the last layer, which differs from the folded ones."""
+    model = _layers()
+    write_tag(model.graph[-1], NodeTag("/Net/Layer.3/Tail", "layers.3.tail", "direct"))
+    browser.open(_written(view_model(_saved(model, tmp_path / "net.onnx")), tmp_path / "page.html"))
+    _click(browser, ".plot button", "Layer.0")
+    (command,) = _texts(browser, ".details .commands code")
+    assert "--exclude layers.0 --exclude layers.1 --exclude layers.2 -o" in command
+
+
+@pytest.mark.reader("chromium")
 def test_foreign_names_are_text(browser: Browser, tmp_path: Path) -> None:
     """No name of a node, module, value or attribute of a file becomes an element or a script."""
     value = x = ir.val("<b>x</b>", dtype=ir.DataType.FLOAT, shape=["<i>n</i>", 4])
