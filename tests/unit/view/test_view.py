@@ -422,6 +422,16 @@ def test_commands_are_copied(browser: Browser, net: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.reader("chromium")
+def test_graph_without_nodes_has_a_page(browser: Browser, net: Path, tmp_path: Path) -> None:
+    """No number of its root is known or above 0."""
+    empty = _saved(ir.Model(ir.Graph([], [], nodes=[], name="empty"), ir_version=10), tmp_path / "empty.onnx")
+    for models in ((empty,), (net, empty)):
+        browser.open(_written(view_model(*models), tmp_path / "page.html"))
+        assert [] == browser.problems
+        assert "empty" in _texts(browser, ".plot button")[-1]
+
+
+@pytest.mark.reader("chromium")
 def test_command_of_folded_modules_selects_no_other(browser: Browser, tmp_path: Path) -> None:
     """A wildcard would also exclude the last layer, which differs from the folded ones."""
     model = _layers()
