@@ -145,9 +145,10 @@ def load_program(path: Path, source_name: str) -> object:
 @contextmanager
 def _without_code() -> Iterator[None]:
     """Refuse what may run code in a file: pickled Python objects, and text that sympy would evaluate as Python."""
-    from torch._export.serde.serialize import sympy
+    from torch._export.serde import serialize
     from torch.export.pt2_archive import _package
 
+    sympy: Any = vars(serialize)["sympy"]
     sympify = sympy.sympify
 
     def parse_size(size: Any, locals: Mapping[str, Any] | None = None, **keywords: Any) -> Any:  # sympy's names

@@ -270,8 +270,8 @@ _CONSTRUCTORS: Mapping[str, Callable[..., Any]] = {
 def _slice(values: Any, *bounds: Any) -> Any:
     """Return a slice of a tensor along an axis, or of a list."""
     if isinstance(values, torch.Tensor):
-        axis, *bounds = bounds
-        return values[(slice(None),) * (axis % values.dim()) + (slice(*bounds),)]
+        axis, *ends = bounds
+        return values[(slice(None),) * (axis % values.dim()) + (slice(*ends),)]
     return values[slice(*bounds)]
 
 
