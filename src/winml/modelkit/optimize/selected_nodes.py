@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.errors import OptimizeError, opt
@@ -132,6 +133,8 @@ def _is_same_weight(before: ir.TensorProtocol | None, after: ir.TensorProtocol |
     """Return True for one tensor, or for equal small constants, which an engine may have written again."""
     if before is after or before is None or after is None:
         return before is after
+    if ir.DataType.STRING in (before.dtype, after.dtype):
+        return bool(np.array_equal(before.numpy(), after.numpy()))
     if before.size > OPERAND_LIMIT_ELEMENTS or (before.dtype, before.shape) != (after.dtype, after.shape):
         return False
     return before.tobytes() == after.tobytes()
