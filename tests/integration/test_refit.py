@@ -316,6 +316,9 @@ def test_unusable_requests_are_refused(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelPathError) as refusal:
         refit_model(built, tmp_path / "config_alone", out)
     assert "random" not in refusal.value.hint
+    (tmp_path / "config_alone/config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="JSON object"):
+        refit_model(built, tmp_path / "config_alone", out)
     assert run_here("quantize", "-m", built, "-p", "bf16", "-o", tmp_path / "quantized", "--no-verify", "-q").code == 0
     with pytest.raises(UsageError) as refusal:
         refit_model(tmp_path / "quantized", base, out)
