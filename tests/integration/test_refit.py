@@ -108,6 +108,7 @@ def test_codes_of_quantized_checkpoint_are_refitted(tmp_path: Path) -> None:
     other = tuned(base.folder, tmp_path / "tuned")
     built = build_model(base.folder, tmp_path / "built", refittable=True, verify=False)
     refitted = refit_model(built.folder, other, tmp_path / "refitted", verify=False)
+    assert not any("converted" in note for note in refitted.notes)
     assert (
         refitted.model_path.read_bytes() == build_model(other, tmp_path / "new", verify=False).model_path.read_bytes()
     )

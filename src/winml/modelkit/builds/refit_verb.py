@@ -157,7 +157,8 @@ def _check_checkpoint(folder: Path, graphs: Mapping[str, Path]) -> Dtype | None:
     """Compare a checkpoint on this disk with the graphs of a build before anything is loaded.
 
     Returns:
-        The type to which weights have to be converted; ``None`` if they have the types of the build, or if unknown.
+        The type to which weights have to be converted; ``None`` if they have the types of the build, are quantized, or
+        are unknown.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or of another kind of model.
@@ -166,6 +167,7 @@ def _check_checkpoint(folder: Path, graphs: Mapping[str, Path]) -> Dtype | None:
 
     from winml.modelkit.models.checkpoints import weight_files
     from winml.modelkit.models.checkpoints.config import read_json_config
+    from winml.modelkit.models.checkpoints.quantized.formats import folder_format
     from winml.modelkit.onnx.files.reading import read_structure
 
     config = folder / CHECKPOINT_CONFIG_NAME
@@ -184,7 +186,7 @@ def _check_checkpoint(folder: Path, graphs: Mapping[str, Path]) -> Dtype | None:
         inputs = {value.name: value.type.tensor_type.elem_type for value in graph.graph.input}
         types |= {str(ir.DataType(inputs[name]).numpy()) for name in record["weights"] if name in inputs}
     weights = weight_files.find_weights(folder)
-    if weights is None or weights.format != "safetensors":
+    if weights is None or weights.format != "safetensors" or folder_format(folder) is not None:
         return None
     stored = {entry.dtype for entry in weight_files.stored_entries(weights.files).values()}
     of_build, of_checkpoint = (found & _DTYPE_NAMES.keys() for found in (types, stored))
