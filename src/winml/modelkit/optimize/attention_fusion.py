@@ -35,6 +35,11 @@ class _Heads:
     scale: float
     """Factor it is multiplied by before the product."""
 
+    @property
+    def is_single(self) -> bool:
+        """True for a batch of 1."""
+        return graph_matching.fixed_size(self.value, 0) == 1
+
 
 @dataclass(frozen=True)
 class _Attention:
@@ -66,11 +71,12 @@ class AttentionFusionPass(GraphPass):
     Must not fire when:
         1. scores, probabilities or the unjoined heads are used elsewhere, or are outputs of the graph;
         2. heads are not in the operator's layout, their number is unknown, or queries and keys have different numbers
-           of heads;
+           of heads; or a cache has values of another size than keys;
         3. the mask's last two dimensions are not known to equal those of the scores: the operator does not broadcast
            them;
         4. the rows set to zero after the product differ by head;
-        5. values are not float32: ONNX Runtime's CPU provider has no other kernel.
+        5. values are not float32: ONNX Runtime's CPU provider has no other kernel;
+        6. queries, keys or values of a batch of 1 serve a larger batch: the operator does not broadcast them.
 
     Tags: creates. The pipeline transfers them: the new node replaces all fused nodes.
 
@@ -114,9 +120,13 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
     value = _match_heads(join.product.inputs[1], graph_matching.TO_HEADS)
     if key is None or value is None:
         key, value = _match_cached_keys(product.inputs[1]), _match_cache(join.product.inputs[1])
+        if key is None or value is None or key.size != value.size:
+            return None
     if query is None or key is None or value is None or value.scale != 1.0:
         return None
     if not (query.count == key.count == value.count and query.size == key.size):
+        return None
+    if not query.is_single == key.is_single == value.is_single:
         return None
     if not _fits_scores(mask, product.outputs[0]) or not _joins_all_heads(join.output, value):
         return None
