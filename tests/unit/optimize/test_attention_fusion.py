@@ -14,7 +14,7 @@ import pytest
 
 from graphs import operators, parse, run_onnx, tags
 from installed_versions import OPSET_24
-from winml.modelkit.optimize.attention_fusion import AttentionFusionPass
+from winml.modelkit.optimize.attention_fusion import AttentionFusionPass, guard_by_masks
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import GraphCensus, optimize
 from winml.modelkit.ort.sessions import Session
@@ -93,6 +93,17 @@ def test_provider_without_a_kernel_of_isnan_finds_masked_rows_in_the_mask(masked
     actual = _run_model(fused, feeds)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
     assert (actual[1, 2] == 0).all() == masked_row
+
+
+def test_masks_without_a_lowest_value_in_numpy_keep_isnan() -> None:
+    """An attention of another tool in bfloat16."""
+    model = parse(
+        """m (bfloat16[2, 5, 12] q, bfloat16[2, 1, 5, 5] mask) => (bool[2, 5, 12] y)
+        { a = com.microsoft.MultiHeadAttention <num_heads = 3> (q, q, q, , , mask) n = IsNaN (a) y = Not (n) }""",
+        domains=', "com.microsoft" : 1',
+    )
+    guard_by_masks(model)
+    assert ["MultiHeadAttention", "IsNaN", "Not"] == list(operators(model))
 
 
 def _model_with_zeroed_rows(condition: str = "") -> ir.Model:

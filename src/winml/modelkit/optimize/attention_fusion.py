@@ -21,6 +21,8 @@ TO_KEYS = (0, 2, 3, 1)
 sequence, with the keys transposed for the product."""
 _MASK = 5
 """Specified: position of the mask among the inputs of MultiHeadAttention."""
+_MASK_DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+"""Those of the operator's kernels on devices."""
 _OPSET_OF_AXES = 18
 """Specified: the first opset in which ReduceMax takes its axes as an input."""
 
@@ -244,7 +246,7 @@ def guard_by_masks(model: ir.Model) -> None:
         is_fused = attention is not None and attention.op_type == "MultiHeadAttention"
         mask = attention.inputs[_MASK] if attention is not None and is_fused and len(attention.inputs) > _MASK else None
         shape = graph_matching.shape_of(mask, 4)
-        if mask is None or shape is None or shape[1] != 1:
+        if mask is None or mask.dtype not in _MASK_DTYPES or shape is None or shape[1] != 1:
             continue  # the rows differ by head
         if mask not in rows:
             rows[mask] = _insert_masked_rows(model, node, mask)
@@ -255,7 +257,7 @@ def guard_by_masks(model: ir.Model) -> None:
 def _insert_masked_rows(model: ir.Model, before: ir.Node, mask: ir.Value) -> ir.Value:
     """Insert nodes that find the rows of a mask [batch, 1, rows, columns] with -inf only; return [batch, rows, 1]."""
     builder, dtype = graph_matching.NodeBuilder(f"{before.name}_rows"), mask.dtype
-    assert dtype is not None  # of a fused attention
+    assert dtype is not None  # checked by the caller
     if (model.opset_imports.get("") or 0) < _OPSET_OF_AXES:
         largest = builder.add("ReduceMax", [mask], "_ReduceMax", dtype, axes=[-1], keepdims=1)
     else:
