@@ -75,7 +75,7 @@ release-suites:
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-EXTRAS = demo,diffusion,eval,gguf,test,dev
+EXTRAS = demo,diffusion,eval,gguf,sentences,test,dev
 
 # Modules are compiled when they are imported: most never are, and pip would compile them one after the other.
 INSTALL = $(RUN) -m pip install --disable-pip-version-check --no-compile -c constraints.txt

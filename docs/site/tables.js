@@ -1,4 +1,5 @@
 // Tables with many rows are sorted by a click on a head, or Enter on it: numbers by value, a second time the other way.
+// Tables with very many are searched as well.
 const FEWEST_SORTED = 10;
 
 function numberIn(text) {
@@ -31,6 +32,27 @@ function makeSortable(table) {
   });
 }
 
+// A page with a table of this many rows begins with a search in such tables.
+const FEWEST_SEARCHED = 100;
+
+function makeSearched(tables, heading) {
+  const rows = tables.filter(table => (table.tBodies[0]?.rows.length ?? 0) >= FEWEST_SEARCHED)
+    .flatMap(table => [...table.tBodies[0].rows]);
+  if (!rows.length || !heading) return;
+  const label = document.createElement("label"), input = document.createElement("input"), count = document.createElement("output");
+  label.className = "table-search";
+  input.type = "search";
+  input.placeholder = "a model type, such as llama";
+  label.append("Find in the tables ", input, count);
+  heading.after(label);
+  input.addEventListener("input", () => {
+    const text = input.value.trim().toLowerCase();
+    for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(text);
+    const found = rows.filter(row => !row.hidden).length;
+    count.value = text ? `${found} of ${rows.length} rows` : "";
+  });
+}
+
 function makeScrolled() {
   // A code block that is wider than the page can be scrolled by keys.
   for (const code of document.querySelectorAll(".md-typeset pre > code"))
@@ -38,7 +60,9 @@ function makeScrolled() {
 }
 
 function prepare() {
-  for (const table of document.querySelectorAll(".md-typeset table")) makeSortable(table);
+  const tables = [...document.querySelectorAll(".md-typeset table")];
+  makeSearched(tables, document.querySelector(".md-typeset h1"));
+  for (const table of tables) makeSortable(table);
   makeScrolled();
 }
 

@@ -38,8 +38,8 @@ def _project() -> dict[str, Any]:
 
 
 OF_AN_EXTRA = {
-    "evaluate": ("eval",), "models": ("gguf", "diffusion"), "report": ("eval",), "samples": ("eval",),
-    "sweep": ("ray",),
+    "evaluate": ("eval",), "generate": ("sentences",), "models": ("gguf", "diffusion"), "report": ("eval",),
+    "samples": ("eval",), "sweep": ("ray",),
 }  # fmt: skip
 """Subpackage → the extras with the libraries that it imports on demand. Errors name the installation of the extra."""
 

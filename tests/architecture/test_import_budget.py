@@ -185,19 +185,19 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
         pytest.param(
             ["export", "-m", "bert", "-o", "out.onnx", "--random-weights", "--no-verify"],
             {"builds", "compile", "evaluate", "generate", "profile", "optimize", "quantize", "sweep", "scipy"},
-            213,
+            219,
             id="export",
         ),
         pytest.param(
-            ["inspect", "bert"], {"builds", "evaluate", "generate", "normalize", "optimize", "quantize"}, 141,
+            ["inspect", "bert"], {"builds", "evaluate", "generate", "normalize", "optimize", "quantize"}, 145,
             id="inspect",
         ),
         pytest.param(
-            ["inspect", "net.onnx"], {"builds", "evaluate", "optimize", "quantize", *_CHECKPOINTS, "onnx_ir"}, 91,
+            ["inspect", "net.onnx"], {"builds", "evaluate", "optimize", "quantize", *_CHECKPOINTS, "onnx_ir"}, 92,
             id="inspect-file",
         ),
         pytest.param(
-            ["quantize", "-m", "net.onnx", "-o", "out.onnx"], {"builds", "compile", "generate", *_CHECKPOINTS}, 190,
+            ["quantize", "-m", "net.onnx", "-o", "out.onnx"], {"builds", "compile", "generate", *_CHECKPOINTS}, 196,
             id="quantize",
         ),
         pytest.param(
@@ -205,12 +205,12 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
             id="compare",
         ),
         pytest.param(
-            ["diff", "net.onnx", "net.onnx"], {"builds", "normalize", "quantize", *_CHECKPOINTS, "onnxruntime"}, 106,
+            ["diff", "net.onnx", "net.onnx"], {"builds", "normalize", "quantize", *_CHECKPOINTS, "onnxruntime"}, 108,
             id="diff",
         ),
         pytest.param(
-            ["perf", "net.onnx", "--iterations", "2"], {"builds", "evaluate", "quantize", *_CHECKPOINTS, "onnx_ir"}, 99,
-            id="perf",
+            ["perf", "net.onnx", "--iterations", "2"], {"builds", "evaluate", "quantize", *_CHECKPOINTS, "onnx_ir"},
+            101, id="perf",
         ),
     ],
 )  # fmt: skip

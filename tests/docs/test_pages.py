@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from benchmark_page import saved_results
 from docs.page_runs import PageRun, blocks_of, matches, supplies_of
 from docs.supplies import Supplies
 from e2e.in_process import run_here
+from winml import modelkit
 from winml.modelkit.cli.main import COMMANDS
 
 _FOLDERS = ("guide", "how_to", "coming_from", "reference")
@@ -36,6 +38,7 @@ NOT_RUN = {
     "docs/how_to/extend": 8,
     "docs/how_to/webgpu": 4,
     "docs/reference/architectures": 1,
+    "docs/reference/building": 1,
     "docs/reference/compiling": 3,
     "docs/reference/measuring": 2,
     "docs/reference/sweeping": 2,
@@ -94,6 +97,29 @@ def test_pages_show_commands_in_executed_blocks(page: Path) -> None:
     assert [] == [usage for usage in usages if not re.fullmatch(r"winml [a-z ]+ \[OPTIONS\].*\n", usage)]
     assert [] == [shown for shown in of_shells if re.search(r"^(\$ )?winml ", shown, re.MULTILINE)]
     assert text.count("\n```") == 2 * len(blocks_of(text))
+
+
+def test_examples_of_public_functions_are_lines_of_the_pages() -> None:
+    """Every public function has an example, whose lines a block of a page runs."""
+    blocks = [block for page in _PAGES for block in blocks_of(page.read_text(encoding="utf-8"))]
+    lines = {line.strip() for block in blocks if block.kind == "python" for line in block.text.splitlines()}
+    functions = {
+        name: function
+        for name in set(dir(modelkit)) & set(modelkit.__all__)  # without former names
+        if inspect.isfunction(function := getattr(modelkit, name))
+    }
+    assert functions
+    examples = {
+        name: re.findall(r"^Example:\n +```python\n(.*?)```$", inspect.getdoc(function) or "", re.DOTALL | re.MULTILINE)
+        for name, function in functions.items()
+    }
+    assert [] == [name for name, found in examples.items() if not found]
+    assert [] == [
+        line
+        for found in examples.values()
+        for line in found[0].splitlines()
+        if line.strip() and line.strip() not in lines
+    ]
 
 
 def test_table_lists_all_verbs_of_both_tools() -> None:

@@ -58,6 +58,22 @@ def test_table_of_architectures_is_sorted_by_keys(site: Path, browser: Browser) 
     assert "descending" == browser.run("table.querySelector('th').getAttribute('aria-sort')")
 
 
+def test_architectures_are_searched(site: Path, browser: Browser) -> None:
+    """The page begins with a search, which leaves the rows with the text in its long tables."""
+    browser.open(site / "reference" / "architectures.html")
+    browser.run(
+        "window.input = document.querySelector('h1 + .table-search input'); input.value = 'Qwen3';"
+        "input.dispatchEvent(new Event('input')); 0"
+    )
+    tables = "[...document.querySelectorAll('.md-typeset table')].filter(table => table.tBodies[0].rows.length > 99)"
+    shown = browser.run(
+        f"{tables}.flatMap(table => [...table.tBodies[0].rows]).filter(row => !row.hidden).map(row => row.textContent)"
+    )
+    assert shown
+    assert all("qwen3" in row.lower() for row in shown)
+    assert browser.run("document.querySelector('.table-search output').value").startswith(f"{len(shown)} of ")
+
+
 def test_search_finds_from_a_disk(site: Path, browser: Browser) -> None:
     """The search needs neither a server nor a script of another host."""
     browser.open(site / "index.html")

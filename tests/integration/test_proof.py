@@ -391,8 +391,8 @@ def test_damaged_baseline_is_an_input_error(proven: Path, tmp_path: Path, text: 
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        ((1.0, 1.02), (1.5, 1.6), "slower"), ((1.5, 1.6), (1.0, 1.02), "faster"),
-        ((1.0, 1.02), (1.05, 1.1), "no difference found"), ((1.0, 2.0), (1.2, 1.3), None),
+        ((1.0, 1.02), (1.8, 1.9), "slower"), ((1.8, 1.9), (1.0, 1.02), "faster"),
+        ((1.0, 1.02), (1.5, 1.55), "no difference found"), ((1.0, 2.0), (1.2, 1.3), None),
         ((1.0, 2.0), (3.0, 3.1), "slower"),
     ],
 )  # fmt: skip

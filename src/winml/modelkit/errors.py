@@ -20,6 +20,7 @@ The exit code of the command is on the class (FORMATS: 0 success, 1 failure, 2 w
     │   ├── QuantizeError           1
     │   ├── CompileError            1
     │   ├── MeasureError            1
+    │   ├── NoInputsError           1   a graph accepts no values that can be generated
     │   ├── NoAnswerError           1   a process did not answer in time
     │   └── WriteError              1   the output could not be written
     ├── LimitError                  3   a result is beyond a limit of the request

@@ -58,6 +58,11 @@ def compare_models(
             part, or a model whose outputs change from run to run.
         InputError: a file is damaged.
         StageError: one of the models cannot be run.
+
+    Example:
+        ```python
+        difference = compare_models("model.onnx", "int8.onnx", by_module=True)
+        ```
     """
     from winml.modelkit.compare import comparing as flow
 

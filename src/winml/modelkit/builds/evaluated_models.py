@@ -59,6 +59,11 @@ def evaluate_model(
             that are not those of the model.
         InputError: a file is missing or damaged.
         StageError: a model cannot be loaded, or cannot run a sample.
+
+    Example:
+        ```python
+        quality = evaluate_model("int8.onnx", "reviews.csv", baseline="model.onnx")
+        ```
     """
     from winml.modelkit.evaluate.evaluation import evaluate
     from winml.modelkit.ort.opened_model import RunOptions

@@ -220,6 +220,11 @@ def build_package(
         ConfigError: an option is unknown or of the wrong kind.
         UsageError: the request is wrong, or the folder has files that winml did not write.
         WinMLError: a variant cannot be built.
+
+    Example:
+        ```python
+        result = build_package("checkpoint", "package", variants="cpu,webgpu")
+        ```
     """
     listener = listener or BuildListener()
     request = python_request("build_package", model, output, config, listener, {"layout": PACKAGE_NAME, **options})

@@ -326,6 +326,12 @@ def verify_model(
             :func:`compare_models` raises.
         InputError: a file is damaged.
         StageError: one of the models cannot be run.
+
+    Example:
+        ```python
+        result = verify_model("built")
+        assert result.is_within, result.first_divergence
+        ```
     """
     name = os.fspath(model)
     proof_options = {"against": against, "min_sqnr_db": min_sqnr_db, "baseline": baseline}

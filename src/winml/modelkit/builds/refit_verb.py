@@ -22,7 +22,7 @@ from winml.modelkit.export.declared_options import ProofFields
 from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare, fields_of
 from winml.modelkit.file_names import BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAME, refit_path
 from winml.modelkit.metadata_keys import REFIT_KEY
-from winml.modelkit.models.load_options import Dtype
+from winml.modelkit.models.load_options import DTYPE_NAMES, Dtype
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.verbs.named_models import model_name, stated_keywords
 
@@ -150,9 +150,6 @@ def _missing_recipe(folder: Path, manifest: BuildManifest, request: RefitRequest
     )
 
 
-_DTYPE_NAMES: Mapping[str, Dtype] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-
-
 def _check_checkpoint(folder: Path, graphs: Mapping[str, Path]) -> Dtype | None:
     """Compare a checkpoint on this disk with the graphs of a build before anything is loaded.
 
@@ -189,9 +186,9 @@ def _check_checkpoint(folder: Path, graphs: Mapping[str, Path]) -> Dtype | None:
     if weights is None or weights.format != "safetensors" or folder_format(folder) is not None:
         return None
     stored = {entry.dtype for entry in weight_files.stored_entries(weights.files).values()}
-    of_build, of_checkpoint = (found & _DTYPE_NAMES.keys() for found in (types, stored))
+    of_build, of_checkpoint = (found & DTYPE_NAMES.keys() for found in (types, stored))
     is_other = len(of_build) == 1 and bool(of_checkpoint) and of_build != of_checkpoint
-    return _DTYPE_NAMES[of_build.pop()] if is_other else None
+    return DTYPE_NAMES[of_build.pop()] if is_other else None
 
 
 def _find_build(name: str) -> tuple[Path, BuildManifest]:
@@ -292,6 +289,12 @@ def refit_model(
         InputError: a file is missing or damaged.
         StageError: a stage failed.
         VerificationError: the outputs differ from those of PyTorch.
+
+    Example:
+        ```python
+        build_model("checkpoint", "from_python", refittable=True)
+        result = refit_model("from_python", "fine-tuned", "refitted_here")
+        ```
     """
     from winml.modelkit.builds.build import BuildListener
 

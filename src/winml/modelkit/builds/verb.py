@@ -197,6 +197,11 @@ def build_model(
         InputError: model files, the Hub or the user's code failed.
         StageError: a stage failed; finished stages are kept for the next build.
         VerificationError: the outputs of a stage differ from those of its input.
+
+    Example:
+        ```python
+        built = build_model("checkpoint", "built", level="full", precision="int8")
+        ```
     """
     from winml.modelkit.builds.build import BuildListener
 

@@ -46,6 +46,11 @@ def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -
     Raises:
         ModelPathError: there is no such file.
         InputError: one is no ONNX file, or its data is missing.
+
+    Example:
+        ```python
+        changes = diff_models("model.onnx", "fast.onnx")
+        ```
     """
     old, new = _Side.read(Path(before)), _Side.read(Path(after))
     weights = WeightEquality(old.places, new.places)

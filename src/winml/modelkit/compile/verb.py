@@ -218,6 +218,12 @@ def compile_model(
         LimitError: more nodes are outside, or there are more parts, than ``options`` allow; no file was written.
         StageError: ``model`` itself does not run, so the result has no reference.
         VerificationError: the result does not load, or its outputs differ from those of ``model``; no file was written.
+
+    Example:
+        ```python
+        result = compile_model("model.onnx", "again.onnx", ep="cpu")
+        print(result.compiled["provider"], result.coverage.percent)
+        ```
     """
     from winml.modelkit.compile.options import CompileOptions
     from winml.modelkit.options import options_of

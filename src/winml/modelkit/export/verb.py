@@ -263,6 +263,11 @@ def export_model(
         UsageError: an option or the model is wrong, or an output exists.
         ExportError: the model cannot be traced or converted.
         VerificationError: the outputs of ONNX Runtime and PyTorch differ; no file was written.
+
+    Example:
+        ```python
+        exported = export_model("checkpoint", "model.onnx", sizes={"sequence_length": 32}, opset_version=18)
+        ```
     """
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.export.exporting import HTPExporter

@@ -197,6 +197,11 @@ def extract_modules(
         ConfigError: an option is unknown.
         UsageError: no module matches, or a file exists.
         VerificationError: outputs of an extracted model differ from those inside the model.
+
+    Example:
+        ```python
+        extract_modules("model.onnx", "BertAttention", "attention")
+        ```
     """
     from winml.modelkit.builds.build_model import exported_file
 

@@ -37,6 +37,12 @@ def load_pipeline(folder: str | os.PathLike[str], *, ep: str | None = None) -> A
         InputError: diffusers is not installed, or a file is damaged.
         UsageError: the provider is unknown or not installed.
         StageError: ONNX Runtime cannot load a graph.
+
+    Example:
+        ```python
+        pipeline = load_pipeline("built")  # ep="cuda" for another execution provider
+        pipeline("a photo of a cat", height=512, width=512).images[0].save("cat.png")
+        ```
     """
     path = Path(folder)
     paths = part_files(os.fspath(folder))

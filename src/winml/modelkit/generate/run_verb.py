@@ -936,6 +936,12 @@ def run_model(
         ConfigError: an option is unknown.
         UsageError: an input is missing, unknown or of another task.
         StageError: the model cannot be loaded or run.
+
+    Example:
+        ```python
+        answer = run_model("built", "The house is old.", top=1)
+        print(answer.entries[0].label)
+        ```
     """
     if "output" in options or "schema" in options:
         raise ConfigError("run_model: output and schema are options of the command", hint="Use result.as_record().")

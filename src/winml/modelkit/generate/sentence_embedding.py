@@ -45,6 +45,12 @@ def load_sentence_transformer(folder: str | os.PathLike[str], *, ep: str | None 
         UsageError: a module is not of sentence-transformers, or the provider is unknown.
         InputError: sentence-transformers 6 is not installed, or a file is damaged.
         StageError: ONNX Runtime cannot load the graph.
+
+    Example:
+        ```python
+        model = load_sentence_transformer("sentences")
+        print(model.encode(["A dog runs.", "A puppy is running."]).shape)
+        ```
     """
     try:
         from sentence_transformers import SentenceTransformer
@@ -53,7 +59,7 @@ def load_sentence_transformer(folder: str | os.PathLike[str], *, ep: str | None 
     except ImportError as error:
         raise InputError(
             "load_sentence_transformer needs sentence-transformers 6 or later",
-            hint='Install it: pip install "sentence-transformers>=6"',
+            hint="Install the extra sentences: pip install '.[sentences]' in the folder of winml's source code.",
         ) from error
     path = Path(folder)
     encoder = _make_encoder(path, ep)

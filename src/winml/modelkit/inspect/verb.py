@@ -52,6 +52,11 @@ def inspect_model(
         UsageError: no module matches, ``module`` is passed for a checkpoint, the provider is unknown, or an option of
             the provider is passed without one.
         InputError: the file is damaged.
+
+    Example:
+        ```python
+        contents = inspect_model("model.onnx")
+        ```
     """
     values = keyword_options("inspect_model", model, options)
     if ep is None and (device is not None or ep_options):

@@ -7,12 +7,15 @@ Standard library only, because the help of a command is made from this module.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from winml.modelkit.fields import ADVANCED, GENERATION, MODEL, SIZES, Field, declare, fields_of
 
 Dtype = Literal["fp32", "fp16", "bf16"]
+DTYPE_NAMES: Mapping[str, Dtype] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+"""Type of torch and numpy → its name in options."""
 Logits = Literal["all", "last"]
 Group = Literal["source", "export", "random", "weights"]
 """Options offered together by a command: source, export, random values, type of the weights."""

@@ -22,8 +22,9 @@ from torch.fx import GraphModule
 from torch.jit._script import RecursiveScriptModule  # not public; torch.jit.script returns it
 from torch.jit._trace import TopLevelTracedModule
 
-from winml.modelkit.errors import InputError, first_line
+from winml.modelkit.errors import InputError
 from winml.modelkit.models.script_modules import as_python_module, module_with_forward
+from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.ort.shared_settings import attribute_replaced
 
 
@@ -74,16 +75,11 @@ def _unflatten(program: ExportedProgram, requested_by: str) -> nn.Module:
     Raises:
         InputError: torch cannot restore them.
     """
-    try:
-        with warnings.catch_warnings():
-            # torch calls a function of its own that it has deprecated.
-            warnings.simplefilter("ignore", FutureWarning)
-            module: Any = torch.export.unflatten(program)
-    except Exception as error:  # of any library code
-        raise InputError(
-            f"{requested_by}: the exported program cannot be opened: {first_line(error)}",
-            hint="Pass the nn.Module that was exported, with its weights.",
-        ) from error
+    hint = "Pass the nn.Module that was exported, with its weights."
+    with foreign_parser(f"{requested_by}: the exported program cannot be opened", hint=hint), warnings.catch_warnings():
+        # torch calls a function of its own that it has deprecated.
+        warnings.simplefilter("ignore", FutureWarning)
+        module: Any = torch.export.unflatten(program)
     for _, inner in module.named_modules():
         if inner is not module and getattr(inner, "_ty", None):
             package, _, name = str(inner._ty).rpartition(".")
@@ -125,13 +121,9 @@ def _unflatten_module(module: GraphModule, inputs: Any, requested_by: str) -> nn
         )
     keywords = dict(inputs) if isinstance(inputs, dict) else {}
     args = () if keywords else tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
-    try:
+    hint = "Pass the exported program itself, or the nn.Module that was exported."
+    with foreign_parser(f"{requested_by}: the module() of an exported program cannot be exported", hint=hint):
         program = torch.export.export(module, args, keywords)
-    except Exception as error:  # of any library code
-        raise InputError(
-            f"{requested_by}: the module() of an exported program cannot be exported: {first_line(error)}",
-            hint="Pass the exported program itself, or the nn.Module that was exported.",
-        ) from error
     return _unflatten(program, requested_by)
 
 
@@ -141,16 +133,12 @@ def load_program(path: Path, source_name: str) -> object:
     Raises:
         InputError: torch cannot read it.
     """
-    try:
+    hint = "Save it again with this version of torch, or pass file.py:factory."
+    with foreign_parser(f"{source_name}: torch {torch.__version__} cannot read it", hint=hint):
         if _is_exported_program(path):
             with _without_pickles():
                 return torch.export.load(path)
         return torch.jit.load(path, map_location="cpu")
-    except Exception as error:  # of any library code
-        raise InputError(
-            f"{source_name}: torch {torch.__version__} cannot read it: {first_line(error)}",
-            hint="Save it again with this version of torch, or pass file.py:factory.",
-        ) from error
 
 
 @contextmanager

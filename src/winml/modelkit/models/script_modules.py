@@ -1,10 +1,10 @@
 """TorchScript modules as Python modules, which torch's exporters can trace module by module.
 
 Every scripted module becomes a module of the same class name, path, parameters and buffers. The forward runs the nodes
-of the TorchScript graph in order and calls the submodules, so that hooks and scopes see the calls. A branch on the value
-of a tensor is decided by the traced value, as in Python.
+of the TorchScript graph in order and calls the submodules, so that hooks and scopes see the calls. A branch on the
+value of a tensor is decided by the traced value, as in Python.
 
-for: archives of ``torch.jit.save``, such as those of silero-vad and of detectors in torchvision.
+Needed for archives of ``torch.jit.save``, such as those of silero-vad and of detectors in torchvision.
 """
 
 from __future__ import annotations

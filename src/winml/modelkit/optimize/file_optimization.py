@@ -104,6 +104,12 @@ def run_optimize_analyze_loop(
     Raises:
         UsageError: an unknown flag, an output that exists, or no round.
         WinMLError: as :func:`~winml.modelkit.optimize_model` raises.
+
+    Example:
+        ```python
+        loop = run_optimize_analyze_loop("model.onnx", "looped.onnx", level="full")
+        print([(item.number, item.changed) for item in loop.rounds])
+        ```
     """
     if max_rounds < 1:
         raise UsageError(f"max_rounds {max_rounds}: at least one round is needed", hint="Set it to 1 or more.")
@@ -412,6 +418,12 @@ def check_optimization(
         InputError: the file is no ONNX model, its data is missing, or it is compiled already.
         NormalizeError: the graph could not be normalized.
         OptimizeError: an engine could not read the graph, or failed.
+
+    Example:
+        ```python
+        check = check_optimization("model.onnx", level="full")
+        print([(entry.name, entry.count) for entry in check.capabilities if entry.name == "gelu_fusion"])
+        ```
     """
     options = options_of(OptimizeOptions, options, flags, "check_optimization")
     notes = []

@@ -139,6 +139,11 @@ def optimize_model(
         OptimizeError: an engine could not read the graph, or failed.
         StageError: ``model`` itself does not run, so that the result cannot be compared.
         VerificationError: the outputs of the result differ from those of ``model``; no file was written.
+
+    Example:
+        ```python
+        optimize_model("model.onnx", "fast.onnx", level="full")
+        ```
     """
     from winml.modelkit.optimize.options import OptimizeOptions
     from winml.modelkit.options import options_of

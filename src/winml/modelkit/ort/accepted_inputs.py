@@ -89,24 +89,24 @@ class _Search:
         """Yield accepted inputs: with values as drawn by default at all sizes, else at sizes or values tried later."""
         if self._variants and self._variants[0].comes_first:
             self._use(self._variants.pop(0))
-        is_found = False
+        has_sizes = False
         for found in self._accepted_of(self._sizes()):
-            is_found = True
+            has_sizes = True
             yield found
-        if is_found or self._cannot_draw:
+        if has_sizes or self._cannot_draw:
             return
         for found in itertools.islice(self._accepted_of(self._reported_sizes()), 1):
-            is_found = True
+            has_sizes = True
             yield found
             # The size is a constant of the graph.
             yield from self._accepted_of([found.sizes])
         originals = self._inputs
-        for variant in () if is_found else self._variants:
+        for variant in () if has_sizes else self._variants:
             self._use(variant)
             for found in self._accepted_of(itertools.islice(self._sizes(), _SIZES_OF_VALUES)):
-                is_found = True
+                has_sizes = True
                 yield found
-            if is_found:
+            if has_sizes:
                 return
             self._inputs, self._note = originals, ""
 

@@ -392,6 +392,12 @@ def profile_model(
         ConfigError: an option is unknown.
         UsageError: options contradict each other, or the provider is unknown or not installed.
         StageError: the model cannot be loaded or run.
+
+    Example:
+        ```python
+        latency = profile_model("model.onnx", iterations=20)
+        times = profile_model("model.onnx", by_module=True, iterations=20)
+        ```
     """
     from winml.modelkit.builds.build_model import exported_file
 

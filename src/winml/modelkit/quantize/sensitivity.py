@@ -95,6 +95,13 @@ def quantization_sensitivity(
             measurements of other options, a dataset that does not fit the model, or a file without modules.
         InputError: the file is no ONNX model, its data is missing, or the model is already quantized.
         StageError: the model does not run, or its outputs are constant.
+
+    Example:
+        ```python
+        result = quantization_sensitivity("model.onnx", precision="int8", depth=2)
+        for module in result.modules:
+            print(module.path, module.sqnr_db)
+        ```
     """
     options, sensitivity = _split_flags(options, sensitivity, flags)
     source = Path(model)

@@ -131,7 +131,7 @@ def _conclusion_words(result: sensitivity_records.QuantizationSensitivity) -> st
 def _failing_modules(
     modules: Sequence[sensitivity_records.ModuleSensitivity],
 ) -> list[sensitivity_records.ModuleSensitivity]:
-    """Modules with outputs that cannot be compared, such as NaN, and that contain no other such module."""
+    """Return the innermost modules whose outputs cannot be compared, such as NaN."""
     failing = [module for module in modules if module.form is not None and module.form.worst and module.problem]
     inside = {tag for module in failing for tag in address.lineage(module.tag) if tag != module.tag}
     inside.update(module.tag for module in failing if module.part != "module")

@@ -259,6 +259,11 @@ def quantize_model(
         QuantizeError: an engine failed, or supports no node.
         StageError: ``model`` itself does not run, so that the result cannot be compared.
         VerificationError: the quality is below the limit; no file was written.
+
+    Example:
+        ```python
+        quantized = quantize_model("model.onnx", "int8.onnx", precision="int8", exclude=["BertLayer.0"])
+        ```
     """
     from winml.modelkit.options import options_of
     from winml.modelkit.quantize.options import QuantizeOptions

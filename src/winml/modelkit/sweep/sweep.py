@@ -106,6 +106,15 @@ def sweep_models(
         UsageError: the plan is wrong, a key of the config is unknown, or another sweep works in the folder.
         SweepStoppedError: the disk is full, or no machine of the cluster responds.
         WriteError: the folder cannot be written to.
+
+    Example:
+        ```python
+        if __name__ == "__main__":
+            result = sweep_models(
+                ["model.onnx"], "swept", set={"optim.level": ["none", "full"]}, do=["build", "perf", "compare"],
+                max={"relative_error": 0.01}, options=SweepOptions(seconds=600, jobs=1),
+            )
+        ```
     """
     if isinstance(models, (str, os.PathLike)):
         plan, notes = read_plan(Path(models))

@@ -101,6 +101,11 @@ def retag_model(
     Raises:
         UsageError: the output exists, or an input is missing.
         InputError: ``before`` has no tags, or ``after`` was not made from it.
+
+    Example:
+        ```python
+        retag_model("model.onnx", "fast.onnx", "tagged.onnx")
+        ```
     """
     target = None if output is None else Path(output)
     return run_retag(

@@ -79,6 +79,12 @@ def tune_model(
         InputError: files of the model are damaged.
         StageError: the model cannot be exported, or does not run.
         VerificationError: the outputs of ONNX Runtime and PyTorch differ.
+
+    Example:
+        ```python
+        result = tune_model("model.onnx", "tuned", only=("dynamic", "level"), budget_minutes=20)
+        print(result.winner.folder, result.winner.words)
+        ```
     """
     tune_options, request = _split_flags(options, model, flags)
     tune_options.refuse_contradictions()

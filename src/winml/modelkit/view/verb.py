@@ -182,6 +182,11 @@ def view_model(
         UsageError: a result belongs to another model, or two models share no part.
         WinMLError: a model does not exist.
         InputError: a file is damaged or no ONNX file.
+
+    Example:
+        ```python
+        page = view_model("model.onnx", "int8.onnx")
+        ```
     """
     from winml.modelkit.view.collecting import collect_page
 
