@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from graphs import parse
 from winml.modelkit import optimize_onnx
 from winml.modelkit.errors import UsageError
-from winml.modelkit.metadata_keys import MODULE_KEY
+from winml.modelkit.metadata_keys import MODULE_KEY, TAG_KEY
 from winml.modelkit.optimize.file_optimization import check_optimization
 from winml.modelkit.tags.tagging import NodeTag, write_tag
 
@@ -101,6 +102,23 @@ def test_selector_of_a_module_without_optimization_is_refused(tmp_path: Path, op
         )
     assert "third" in refusal.value.message
     assert not (tmp_path / "out.onnx").exists()
+
+
+def test_module_whose_weights_are_only_written_again_is_refused(tmp_path: Path) -> None:
+    """The optimizer returns small weights as other tensors."""
+    source = save(tmp_path / "in.onnx", TWO_GELUS, ["first"] * 5 + ["second"] * 5)
+    model = onnx.load(source)
+    model.graph.node.append(onnx.helper.make_node("Gemm", ["y", "weight", "bias"], ["z"], "gemm"))
+    write = onnx.numpy_helper.from_array
+    model.graph.initializer.extend(
+        [write(np.ones((4, 64), np.float32), "weight"), write(np.ones(64, np.float32), "bias")]
+    )
+    model.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [2, 64]))
+    for key, value in ((TAG_KEY, "/M/Third"), (MODULE_KEY, "third")):
+        model.graph.node[-1].metadata_props.add(key=key, value=value)
+    onnx.save(model, source)
+    with pytest.raises(UsageError, match="changes none"):
+        optimize_onnx(source, tmp_path / "out.onnx", level="full", module=["third"])
 
 
 def test_exclusion_of_an_operator_that_onnx_runtime_lacks_is_no_idle_selector(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import OptimizeError, opt
 from winml.modelkit.onnx.cutting import Cutter, cut_model
-from winml.modelkit.onnx.fingerprint import OPERAND_LIMIT_ELEMENTS
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.weights import drop_unused_initializers
 from winml.modelkit.optimize.graph_matching import take_over
@@ -130,13 +129,13 @@ class _Part:
 
 
 def _is_same_weight(before: ir.TensorProtocol | None, after: ir.TensorProtocol | None) -> bool:
-    """Return True for one tensor, or for equal small constants, which an engine may have written again."""
+    """Return True for one tensor, or for equal tensors: an engine writes small weights again."""
     if before is after or before is None or after is None:
         return before is after
-    if ir.DataType.STRING in (before.dtype, after.dtype):
-        return bool(np.array_equal(before.numpy(), after.numpy()))
-    if before.size > OPERAND_LIMIT_ELEMENTS or (before.dtype, before.shape) != (after.dtype, after.shape):
+    if (before.dtype, before.shape) != (after.dtype, after.shape):
         return False
+    if before.dtype == ir.DataType.STRING:
+        return bool(np.array_equal(before.numpy(), after.numpy()))
     return before.tobytes() == after.tobytes()
 
 
