@@ -1,33 +1,36 @@
 // --- What is known of the selected module or node, and the commands that act on it.
 
-/** Return a word of a command line, quoted for a POSIX shell if necessary. */
-const shellWord = word => /^[\w./:@%+=,-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
+/** Return a word of a command line, quoted if necessary: for a POSIX shell, or a path of Windows for its shells. */
+const shellWord = word => /^[\w./:@%+=,-]+$/.test(word) ? word
+  : /^[\w .:\\-]*\\[\w .:\\-]*$/.test(word) ? `"${word}"` : `'${word.replaceAll("'", "'\\''")}'`;
 
-/** Return the selector of modules that the commands understand: a path or tag, with * for numbers that differ. */
-function selectorOf(modules) {
+/** Return selectors of modules for the commands, by path or tag: one with * for numbers that differ, unless it selects others. */
+function selectorsOf(modules) {
   const [first] = modules, key = modules.every(module => module.path) ? "path" : "tag";
-  if (modules.length === 1) return first[key];
-  const words = modules.map(module => module[key].split(/(\d+)/));
-  if (words.some(other => other.length !== words[0].length)) return first[key];
-  return words[0].map((word, index) => words.every(other => other[index] === word) ? word : "*").join("");
+  const own = [...new Set(modules.map(module => module[key]))], words = own.map(name => name.split(/(\d+)/));
+  if (own.length === 1 || words.some(other => other.length !== words[0].length)) return own;
+  const pattern = words[0].map((word, index) => words.every(other => other[index] === word) ? word : "*").join("");
+  const isSelected = selectorTest(pattern), part = lineage(first).find(module => module.part === first.part);
+  return [...modulesIn(part)].every(module => module.isGroup || !isSelected(module) || own.includes(module[key])) ? [pattern] : own;
 }
 
 /** Return the commands that act on modules of a file or checkpoint, each with its purpose. */
 function commandsFor(modules) {
   const [{ model, part, parent, isFolder }] = modules, isCheckpoint = !part?.file;
-  const file = isCheckpoint ? model.file : part.file, selector = selectorOf(modules);
-  if (!selector || isFolder) return [];
-  const [name, module, stem] = [shellWord(file), shellWord(selector), file.replace(/\.onnx$/i, "")];
+  const file = isCheckpoint ? model.file : part.file, selectors = selectorsOf(modules);
+  if (!selectors[0] || isFolder) return [];
+  const [name, module, stem] = [shellWord(file), shellWord(selectors[0]), file.replace(/\.onnx$/i, "")];
   if (!parent || parent.isFolder) return isCheckpoint ? [["export it", `winml export ${name} -o model.onnx`]] : [
     ["show the module tree", `winml inspect ${name} -H`],
     ["measure every module", `winml perf ${name} --by-module`],
     ["find the modules that lose most by quantization", `winml quantize ${name} --sensitivity`],
   ];
+  const excluded = selectors.map(selector => `--exclude ${shellWord(selector)}`).join(" ");
   const ofFile = isCheckpoint ? [] : [
     ["show its nodes", `winml inspect ${name} --module ${module}`],
-    ["quantize all but it", `winml quantize ${name} --exclude ${module} -o ${shellWord(`${stem}_quantized.onnx`)}`],
+    ["quantize all but it", `winml quantize ${name} ${excluded} -o ${shellWord(`${stem}_quantized.onnx`)}`],
   ];
-  return [
+  return selectors.length > 1 ? ofFile.slice(1) : [
     ["measure it alone", `winml perf ${name} --module ${module}`],
     ["cut it out", `winml extract ${name} --module ${module} -o ${shellWord(isCheckpoint ? "modules" : `${stem}_module`)}`],
     ...ofFile,
@@ -85,7 +88,7 @@ function smallTable(titles, rows) {
 const bitsWords = weight => weight.parameters && weight.bytes !== null
   ? `${Number((8 * weight.bytes / weight.parameters).toPrecision(3))}${weight.kind && !weight.type.startsWith(weight.kind) ? `, ${weight.kind}` : ""}` : "";
 
-const histogramOf = weight => weight.owner.part.histograms?.[weight.name];
+const histogramOf = weight => lookUp(weight.owner.part.histograms, weight.name);
 
 /** Return the distribution of the values of a weight as bars between its smallest and its largest value. */
 function histogramChart(histogram) {
@@ -158,7 +161,7 @@ function describeModule(modules, measures, other) {
   return [
     element("h3", "", several ? `${modules.length} equal modules` : module.label),
     fieldList([
-      ["class", module.className], [several ? "selector" : "path", several ? selectorOf(modules) : module.path],
+      ["class", module.className], [several ? "selector" : "path", several ? selectorsOf(modules).join(", ") : module.path],
       ["tag", several ? "" : module.tag],
     ]),
     ...(other ? comparedTable(modules, measures, other) : [smallTable(["", "value#", "of the model#"], rows)]),

@@ -20,10 +20,10 @@ function measure(node) {
 
 const sizeOf = node => node.children.reduce((sum, child) => sum + sizeOf(child), 1);
 
-/** Return the smallest and the largest value of a shade in a module and the modules inside it. */
-function endsOf(node, index) {
-  const own = node.shades[index] === null ? [] : [node.shades[index]];
-  const inside = node.children.map(child => endsOf(child, index));
+/** Return the smallest and the largest value of a shade inside a module, itself included; positive ones for a logarithm. */
+function endsOf(node, index, { logarithmic }) {
+  const value = node.shades[index], own = value === null || (logarithmic && value <= 0) ? [] : [value];
+  const inside = node.children.map(child => endsOf(child, index, { logarithmic }));
   return [Math.min(...own, ...inside.map(([low]) => low)), Math.max(...own, ...inside.map(([, high]) => high))];
 }
 
@@ -71,9 +71,9 @@ function partOf(value, { logarithmic }, [low, high]) {
 /** Return the ends of the colour scale of a shade. */
 function scaleOf(root, shade, index) {
   const { low = null, high = null, limit = null } = shade;
-  let found = endsOf(root, index);
+  let found = endsOf(root, index, shade);
   if (limit !== null) found = [Math.min(found[0], limit), Math.max(found[1], limit)];
-  return [low ?? (Number.isFinite(found[0]) ? found[0] : 0), high ?? (Number.isFinite(found[1]) ? found[1] : 1)];
+  return [low ?? (Number.isFinite(found[0]) ? found[0] : shade.logarithmic ? 1 : 0), high ?? (Number.isFinite(found[1]) ? found[1] : 1)];
 }
 
 /** Draw a chart of modules.
