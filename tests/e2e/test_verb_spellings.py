@@ -184,6 +184,7 @@ def test_second_model_of_perf_is_measured_against_the_first(tmp_path: Path, smal
         ("validate model.onnx", "eval model.onnx --dataset DATA"),
         ("test built", "compare REFERENCE built"),
         ("serve built", "MODEL -o built"),
+        ("serve built", "winml has no server"),
         ("predict built --text hello", "--text hello"),
         ("help quantize", "quantize --help"),
         ("quantize model.onnx q.onnx", "quantize model.onnx -o q.onnx"),

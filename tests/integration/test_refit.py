@@ -108,6 +108,7 @@ def test_codes_of_quantized_checkpoint_are_refitted(tmp_path: Path) -> None:
     other = tuned(base.folder, tmp_path / "tuned")
     built = build_model(base.folder, tmp_path / "built", refittable=True, verify=False)
     refitted = refit_model(built.folder, other, tmp_path / "refitted", verify=False)
+    assert not any("converted" in note for note in refitted.notes)
     assert (
         refitted.model_path.read_bytes() == build_model(other, tmp_path / "new", verify=False).model_path.read_bytes()
     )
@@ -316,6 +317,9 @@ def test_unusable_requests_are_refused(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelPathError) as refusal:
         refit_model(built, tmp_path / "config_alone", out)
     assert "random" not in refusal.value.hint
+    (tmp_path / "config_alone/config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="JSON object"):
+        refit_model(built, tmp_path / "config_alone", out)
     assert run_here("quantize", "-m", built, "-p", "bf16", "-o", tmp_path / "quantized", "--no-verify", "-q").code == 0
     with pytest.raises(UsageError) as refusal:
         refit_model(tmp_path / "quantized", base, out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 
 from graphs import operators, parse, run_onnx, tags
 from installed_versions import OPSET_24
-from winml.modelkit.optimize.attention_fusion import AttentionFusionPass
+from winml.modelkit.optimize.attention_fusion import AttentionFusionPass, guard_by_masks
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import GraphCensus, optimize
 from winml.modelkit.ort.sessions import Session
@@ -94,6 +95,17 @@ def test_provider_without_a_kernel_of_isnan_finds_masked_rows_in_the_mask(masked
     assert (actual[1, 2] == 0).all() == masked_row
 
 
+def test_masks_without_a_lowest_value_in_numpy_keep_isnan() -> None:
+    """An attention of another tool in bfloat16."""
+    model = parse(
+        """m (bfloat16[2, 5, 12] q, bfloat16[2, 1, 5, 5] mask) => (bool[2, 5, 12] y)
+        { a = com.microsoft.MultiHeadAttention <num_heads = 3> (q, q, q, , , mask) n = IsNaN (a) y = Not (n) }""",
+        domains=', "com.microsoft" : 1',
+    )
+    guard_by_masks(model)
+    assert ["MultiHeadAttention", "IsNaN", "Not"] == list(operators(model))
+
+
 def _model_with_zeroed_rows(condition: str = "") -> ir.Model:
     """Return an attention as the dynamo exporter writes it, with the given shape of the condition on rows."""
     return parse(
@@ -148,18 +160,25 @@ def test_unguarded_unmasked_attention_with_keys_transposed_in_two_steps_is_fused
     np.testing.assert_allclose(_run_model(fused, feeds), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_attention_over_a_cache_reads_its_keys_and_values() -> None:
-    """Keys and values are outputs as well, and stay."""
-    model = parse(
-        """m (float[2, 5, 12] q, float[2, 3, 2, 4] pk, float[2, 3, 5, 4] nk, float[2, 3, 2, 4] pv, float[2, 3, 5, 4] nv,
-            float[2, 1, 5, 7] mask) => (float[2, 5, 12] y, float[2, 3, 7, 4] k, float[2, 3, 7, 4] v)
-        <int64[4] heads = {2, -1, 3, 4}, int64[3] flat = {2, 5, 12}, float[2, 5, 3, 4] qs, float[2, 3, 5, 4] q1,
-         float[2, 3, 5, 7] a, float[2, 3, 5, 7] b, float[2, 3, 5, 7] p, float[2, 3, 5, 4] c, float[2, 5, 3, 4] o>
-        { qs = Reshape (q, heads) q1 = Transpose <perm = [0, 2, 1, 3]> (qs)
+def _model_with_cache(batch: int = 2, size: int = 4) -> ir.Model:
+    """Return an attention over a cache of this batch, with values of this size."""
+    return parse(
+        f"""m (float[2, 5, 12] q, float[{batch}, 3, 2, 4] pk, float[{batch}, 3, 5, 4] nk,
+            float[{batch}, 3, 2, {size}] pv, float[{batch}, 3, 5, {size}] nv, float[2, 1, 5, 7] mask)
+        => (float[2, 5, {3 * size}] y, float[{batch}, 3, 7, 4] k, float[{batch}, 3, 7, {size}] v)
+        <int64[4] heads = {{2, -1, 3, 4}}, int64[3] flat = {{2, 5, {3 * size}}}, float[2, 5, 3, 4] qs,
+         float[2, 3, 5, 4] q1, float[2, 3, 5, 7] a, float[2, 3, 5, 7] b, float[2, 3, 5, 7] p, float[2, 3, 5, {size}] c,
+         float[2, 5, 3, {size}] o>
+        {{ qs = Reshape (q, heads) q1 = Transpose <perm = [0, 2, 1, 3]> (qs)
           k = Concat <axis = 2> (pk, nk) v = Concat <axis = 2> (pv, nv) kt = Transpose <perm = [0, 1, 3, 2]> (k)
           a = MatMul (q1, kt) b = Add (a, mask) p = Softmax <axis = -1> (b) c = MatMul (p, v)
-          o = Transpose <perm = [0, 2, 1, 3]> (c) y = Reshape (o, flat) }"""
+          o = Transpose <perm = [0, 2, 1, 3]> (c) y = Reshape (o, flat) }}"""
     )
+
+
+def test_attention_over_a_cache_reads_its_keys_and_values() -> None:
+    """Keys and values are outputs as well, and stay."""
+    model = _model_with_cache()
     generator = np.random.default_rng(1)
     sizes = {"pk": 2, "nk": 5, "pv": 2, "nv": 5}
     cache = {name: generator.standard_normal((2, 3, size, 4)).astype(np.float32) for name, size in sizes.items()}
@@ -168,6 +187,12 @@ def test_attention_over_a_cache_reads_its_keys_and_values() -> None:
     fused = _fuse_attention(model)
     assert ["Concat", "Concat", "MultiHeadAttention"] == sorted(operators(fused))
     np.testing.assert_allclose(_run_model(fused, feeds), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{"batch": 1}, {"size": 8}])
+def test_cache_that_the_operator_refuses_is_not_fused(changes: Mapping[str, int]) -> None:
+    """The operator broadcasts no batch, and takes values of a cache only in the size of keys."""
+    assert "MultiHeadAttention" not in operators(_fuse_attention(_model_with_cache(**changes)))
 
 
 def test_two_attentions_of_one_scope_are_both_fused() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from graphs import parse
 from winml.modelkit import optimize_onnx
 from winml.modelkit.errors import UsageError
-from winml.modelkit.metadata_keys import MODULE_KEY
+from winml.modelkit.metadata_keys import MODULE_KEY, TAG_KEY
 from winml.modelkit.optimize.file_optimization import check_optimization
 from winml.modelkit.tags.tagging import NodeTag, write_tag
 
@@ -36,9 +37,9 @@ TWO_NAMES = """m (float[batch, rows, 4] x, float[batch, lines, 4] r) => (float[b
     { a = Add (x, r) y = LayerNormalization (a, w1, w2) }"""
 
 
-def save(path: Path, body: str, modules: Sequence[str]) -> Path:
+def save(path: Path, body: str, modules: Sequence[str], domains: str = "") -> Path:
     """Write a graph with one of these modules per node, in order."""
-    model = parse(body)
+    model = parse(body, domains=domains)
     for node, module in zip(model.graph, modules, strict=True):
         write_tag(node, NodeTag(f"/M/{module.title()}", module, "direct"))
         node.name = f"/{module}/{node.name.rpartition('/')[2]}" if node.name else module
@@ -101,6 +102,50 @@ def test_selector_of_a_module_without_optimization_is_refused(tmp_path: Path, op
         )
     assert "third" in refusal.value.message
     assert not (tmp_path / "out.onnx").exists()
+
+
+def test_module_whose_weights_are_only_written_again_is_refused(tmp_path: Path) -> None:
+    """The optimizer returns small weights as other tensors."""
+    source = save(tmp_path / "in.onnx", TWO_GELUS, ["first"] * 5 + ["second"] * 5)
+    model = onnx.load(source)
+    model.graph.node.append(onnx.helper.make_node("Gemm", ["y", "weight", "bias"], ["z"], "gemm"))
+    write = onnx.numpy_helper.from_array
+    model.graph.initializer.extend(
+        [write(np.ones((4, 64), np.float32), "weight"), write(np.ones(64, np.float32), "bias")]
+    )
+    model.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [2, 64]))
+    for key, value in ((TAG_KEY, "/M/Third"), (MODULE_KEY, "third")):
+        model.graph.node[-1].metadata_props.add(key=key, value=value)
+    onnx.save(model, source)
+    with pytest.raises(UsageError, match="changes none"):
+        optimize_onnx(source, tmp_path / "out.onnx", level="full", module=["third"])
+
+
+def test_exclusion_of_an_operator_that_onnx_runtime_lacks_is_no_idle_selector(tmp_path: Path) -> None:
+    """Without the exclusion nothing could be optimized at all."""
+    body = TWO_GELUS.replace("y = Mul (i, half)", "j = Mul (i, half) k = my.ops.Unknown (j) y = Relu (k)")
+    modules = ["first"] * 5 + ["second"] * 5 + ["third"] * 2
+    source = save(tmp_path / "in.onnx", body, modules, domains=', "my.ops" : 1')
+    optimize_onnx(source, tmp_path / "out.onnx", gelu_fusion=True, exclude=["third"], verify=False)
+    assert {"first": FUSED, "second": FUSED, "third": Counter({"Unknown": 1, "Relu": 1})} == operators(
+        tmp_path / "out.onnx"
+    )
+
+
+def test_module_with_a_table_of_texts_is_optimized(tmp_path: Path) -> None:
+    """The optimizer writes the texts again, and they remain one initializer."""
+    source = save(tmp_path / "in.onnx", TWO_GELUS, ["first"] * 5 + ["second"] * 5)
+    model = onnx.load(source)
+    model.graph.node.append(onnx.helper.make_node("ArgMax", ["y"], ["best"], "best", axis=1, keepdims=0))
+    model.graph.node.append(onnx.helper.make_node("Gather", ["texts", "best"], ["label"], "label"))
+    for node in model.graph.node[-2:]:
+        node.metadata_props.extend(model.graph.node[-3].metadata_props)
+    model.graph.initializer.append(onnx.helper.make_tensor("texts", onnx.TensorProto.STRING, [4], list("abcd")))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("label", onnx.TensorProto.STRING, [2]))
+    onnx.save(model, source)
+    optimize_onnx(source, tmp_path / "out.onnx", gelu_fusion=True, module=["second"])
+    texts = [tensor for tensor in onnx.load(tmp_path / "out.onnx").graph.initializer if tensor.string_data]
+    assert [("texts", [b"a", b"b", b"c", b"d"])] == [(tensor.name, [*tensor.string_data]) for tensor in texts]
 
 
 def test_shared_weights_stay_for_other_modules(tmp_path: Path) -> None:

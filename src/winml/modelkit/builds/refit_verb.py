@@ -23,7 +23,6 @@ from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare, fields_o
 from winml.modelkit.file_names import BUILD_CONFIG_NAME, BUILD_MANIFEST_NAME, CHECKPOINT_CONFIG_NAME, refit_path
 from winml.modelkit.metadata_keys import REFIT_KEY
 from winml.modelkit.models.load_options import DTYPE_NAMES, Dtype
-from winml.modelkit.options import read_json_file
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.verbs.named_models import model_name, stated_keywords
 
@@ -155,20 +154,23 @@ def _check_checkpoint(folder: Path, graphs: Mapping[str, Path]) -> Dtype | None:
     """Compare a checkpoint on this disk with the graphs of a build before anything is loaded.
 
     Returns:
-        The type to which weights have to be converted; ``None`` if they have the types of the build, or if unknown.
+        The type to which weights have to be converted; ``None`` if they have the types of the build, are quantized, or
+        are unknown.
 
     Raises:
-        CheckpointError: the checkpoint is of another kind of model.
+        CheckpointError: the checkpoint is damaged, or of another kind of model.
     """
     import onnx_ir as ir
 
     from winml.modelkit.models.checkpoints import weight_files
+    from winml.modelkit.models.checkpoints.config import read_json_config
+    from winml.modelkit.models.checkpoints.quantized.formats import folder_format
     from winml.modelkit.onnx.files.reading import read_structure
 
     config = folder / CHECKPOINT_CONFIG_NAME
     if not config.is_file():
         return None
-    kind, types = read_json_file(config).get("model_type"), set[str]()
+    kind, types = read_json_config(config).get("model_type"), set[str]()
     for path in graphs.values():
         graph = read_structure(path)
         record = json.loads(next(entry.value for entry in graph.metadata_props if entry.key == REFIT_KEY))
@@ -181,7 +183,7 @@ def _check_checkpoint(folder: Path, graphs: Mapping[str, Path]) -> Dtype | None:
         inputs = {value.name: value.type.tensor_type.elem_type for value in graph.graph.input}
         types |= {str(ir.DataType(inputs[name]).numpy()) for name in record["weights"] if name in inputs}
     weights = weight_files.find_weights(folder)
-    if weights is None or weights.format != "safetensors":
+    if weights is None or weights.format != "safetensors" or folder_format(folder) is not None:
         return None
     stored = {entry.dtype for entry in weight_files.stored_entries(weights.files).values()}
     of_build, of_checkpoint = (found & DTYPE_NAMES.keys() for found in (types, stored))

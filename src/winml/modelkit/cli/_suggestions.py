@@ -31,6 +31,7 @@ _FILE, _FOLDER = "model-file", "model-folder"
 _OF_PATHS: Mapping[str, str] = {_FILE: "inspect {}; perf {}", _FOLDER: "inspect {}; build {}"}
 """Command lines for an ONNX file, and for another path, that was typed without a command."""
 _PROOF_REMARK = "For winml verify: winml export --proof and winml build --proof write a proof of the model beside it."
+_SERVER_REMARK = "winml has no server. It writes the folder that a server reads."
 _LEAST_LETTERS = 6
 """Chosen: letters of a word that is searched in the descriptions of commands, without its last two."""
 _COMMON = 10
@@ -83,6 +84,7 @@ def unknown_command(
         return filled[0].as_error(problem)
     omitted = [name for suggested in filled for name in suggested.omitted]
     remarks = [_PROOF_REMARK] if len(lines) < len(templates.split("; ")) else []
+    remarks += [_SERVER_REMARK] if name in synonyms.SERVING.split() else []
     return _Suggested([suggested.lines[0] for suggested in filled], omitted, remarks).as_error(problem)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+SERVING = "serve server serving"
 COMMANDS: Mapping[str, str] = {
     "convert save onnx to-onnx to_onnx import trace convert-model capture-onnx-graph": "export {}",
     "benchmark bench time latency speed measure throughput trtexec benchmark-app perf-test profile-model": "perf {}",
@@ -21,7 +22,7 @@ COMMANDS: Mapping[str, str] = {
     "quant quantise quantization compress": "quantize {}",
     "quantize-dynamic": "quantize {} --mode dynamic",
     "quantize-static": "quantize {} --mode qdq",
-    "serve server serving": "build MODEL -o built; build MODEL -o built --layout genai",
+    SERVING: "build MODEL -o built; build MODEL -o built --layout genai",
     "deploy package pack bundle make pipeline auto-opt": "build {}",
     "predict infer inference classify embed execute pipe": "run {}",
     "chat": "generate {} --chat -p Hello",

@@ -302,10 +302,11 @@ class ProofReplay(ModelComparison, document="compare.table:comparison_document")
         return self.find_origin(recorded)
 
     def find_origin(self, before: Mapping[tuple[str, int], float | None]) -> ComparedModule | None:
-        """Return the module in which an error has grown; ``None`` if none has.
+        """Return the module in which an error has grown; if none has, the first that diverges, or ``None``.
 
-        The first module that diverges, else the module whose own error has grown most relative to the error of its
-        inputs: a module may amplify the error of another. The root has no input error, and is the last resort.
+        The first module that diverges if its error has grown, else the module whose own error has grown most relative
+        to the error of its inputs: a module may amplify the error of another. The root has no input error, and is the
+        last resort.
 
         Args:
             before: (tag, call) → own error before; ``None`` if unknown.

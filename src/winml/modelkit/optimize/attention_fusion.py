@@ -21,6 +21,8 @@ TO_KEYS = (0, 2, 3, 1)
 sequence, with the keys transposed for the product."""
 _MASK = 5
 """Specified: position of the mask among the inputs of MultiHeadAttention."""
+_MASK_DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+"""Those of the operator's kernels on devices."""
 _OPSET_OF_AXES = 18
 """Specified: the first opset in which ReduceMax takes its axes as an input."""
 
@@ -34,6 +36,11 @@ class _Heads:
     size: int
     scale: float
     """Factor it is multiplied by before the product."""
+
+    @property
+    def is_single(self) -> bool:
+        """True for a batch of 1."""
+        return graph_matching.fixed_size(self.value, 0) == 1
 
 
 @dataclass(frozen=True)
@@ -66,11 +73,12 @@ class AttentionFusionPass(GraphPass):
     Must not fire when:
         1. scores, probabilities or the unjoined heads are used elsewhere, or are outputs of the graph;
         2. heads are not in the operator's layout, their number is unknown, or queries and keys have different numbers
-           of heads;
+           of heads; or a cache has values of another size than keys;
         3. the mask's last two dimensions are not known to equal those of the scores: the operator does not broadcast
            them;
         4. the rows set to zero after the product differ by head;
-        5. values are not float32: ONNX Runtime's CPU provider has no other kernel.
+        5. values are not float32: ONNX Runtime's CPU provider has no other kernel;
+        6. queries, keys or values of a batch of 1 serve a larger batch: the operator does not broadcast them.
 
     Tags: creates. The pipeline transfers them: the new node replaces all fused nodes.
 
@@ -114,9 +122,13 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
     value = _match_heads(join.product.inputs[1], graph_matching.TO_HEADS)
     if key is None or value is None:
         key, value = _match_cached_keys(product.inputs[1]), _match_cache(join.product.inputs[1])
+        if key is None or value is None or key.size != value.size:
+            return None
     if query is None or key is None or value is None or value.scale != 1.0:
         return None
     if not (query.count == key.count == value.count and query.size == key.size):
+        return None
+    if not query.is_single == key.is_single == value.is_single:
         return None
     if not _fits_scores(mask, product.outputs[0]) or not _joins_all_heads(join.output, value):
         return None
@@ -234,7 +246,7 @@ def guard_by_masks(model: ir.Model) -> None:
         is_fused = attention is not None and attention.op_type == "MultiHeadAttention"
         mask = attention.inputs[_MASK] if attention is not None and is_fused and len(attention.inputs) > _MASK else None
         shape = graph_matching.shape_of(mask, 4)
-        if mask is None or shape is None or shape[1] != 1:
+        if mask is None or mask.dtype not in _MASK_DTYPES or shape is None or shape[1] != 1:
             continue  # the rows differ by head
         if mask not in rows:
             rows[mask] = _insert_masked_rows(model, node, mask)
@@ -245,7 +257,7 @@ def guard_by_masks(model: ir.Model) -> None:
 def _insert_masked_rows(model: ir.Model, before: ir.Node, mask: ir.Value) -> ir.Value:
     """Insert nodes that find the rows of a mask [batch, 1, rows, columns] with -inf only; return [batch, rows, 1]."""
     builder, dtype = graph_matching.NodeBuilder(f"{before.name}_rows"), mask.dtype
-    assert dtype is not None  # of a fused attention
+    assert dtype is not None  # checked by the caller
     if (model.opset_imports.get("") or 0) < _OPSET_OF_AXES:
         largest = builder.add("ReduceMax", [mask], "_ReduceMax", dtype, axes=[-1], keepdims=1)
     else:

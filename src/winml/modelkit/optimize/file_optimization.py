@@ -20,7 +20,7 @@ import onnx_ir as ir
 from winml.modelkit.compare.files import ReadSamples, refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.quality_samples import SampleRequest, judging_request
-from winml.modelkit.errors import StageError, UsageError, opt, spell
+from winml.modelkit.errors import OptimizeError, StageError, UsageError, opt, spell
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 from winml.modelkit.onnx.bundle import is_one_of_several
@@ -359,7 +359,10 @@ def _idle_selector_notes(original: ir.Model, optimized: ir.Model, options: Optim
     if options.exclude:
         # Nodes count that change without the exclusion: also for selected modules, of which it may leave out all nodes.
         everything = options.model_copy(update={"module": (), "exclude": ()})
-        changed = _changed_nodes(original, optimize(original.clone(), everything).model)
+        try:
+            changed = _changed_nodes(original, optimize(original.clone(), everything).model)
+        except OptimizeError:
+            return ()  # only the exclusion makes it possible
     selectors = [(opt.module, text) for text in options.module] + [(opt.exclude, text) for text in options.exclude]
     try:
         for option, text in selectors:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.errors import OptimizeError, opt
 from winml.modelkit.onnx.cutting import Cutter, cut_model
-from winml.modelkit.onnx.fingerprint import OPERAND_LIMIT_ELEMENTS
 from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.weights import drop_unused_initializers
 from winml.modelkit.optimize.graph_matching import take_over
@@ -129,11 +129,13 @@ class _Part:
 
 
 def _is_same_weight(before: ir.TensorProtocol | None, after: ir.TensorProtocol | None) -> bool:
-    """Return True for one tensor, or for equal small constants, which an engine may have written again."""
+    """Return True for one tensor, or for equal tensors: an engine writes small weights again."""
     if before is after or before is None or after is None:
         return before is after
-    if before.size > OPERAND_LIMIT_ELEMENTS or (before.dtype, before.shape) != (after.dtype, after.shape):
+    if (before.dtype, before.shape) != (after.dtype, after.shape):
         return False
+    if before.dtype == ir.DataType.STRING:
+        return bool(np.array_equal(before.numpy(), after.numpy()))
     return before.tobytes() == after.tobytes()
 
 

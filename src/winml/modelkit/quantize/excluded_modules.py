@@ -95,8 +95,9 @@ def choose_excluded(
         best = "" if worst is None or not runs else f"; the best reaches {sqnr_words(worst.lower_db)}"
         if listed.is_met:
             best = f"; the smallest has {size_words(listed.form.file_bytes)}, the source {size_words(float_bytes)}"
+        quality = target.words if budget.max_drop is not None else f"{opt.min_sqnr} {target.value:g}"
         raise VerificationError(
-            f"{target.words}: no file smaller than the source reaches it{best}",
+            f"{quality}: no file smaller than the source reaches it{best}",
             hint=f"Lower {opt.min_sqnr if budget.max_drop is None else opt.max_drop}, or keep the model in float32.",
         )
     search = _describe_search(study, listed, samples.about, float_perplexity)

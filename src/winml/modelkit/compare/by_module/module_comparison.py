@@ -181,7 +181,8 @@ def compare_modules(
         if not outputs:
             modules.append(ComparedModule(call.identity, None, reason=measured.reason_of(call)))
             continue
-        worst = max(outputs, key=_value_error)
+        # Of a reference of zeros, every error is infinite, too.
+        worst = max(outputs, key=lambda output: (bool(output.problem), _value_error(output)))
         errors = measured.errors_of(call, worst)
         compared.append((len(modules), errors))
         is_unchanged = None if unchanged is None else call.identity.tag in unchanged

@@ -59,7 +59,7 @@ def load_config(path: Path, name: str, *, trust_remote_code: bool) -> Checkpoint
         CheckpointError: malformed JSON (line and column), an unknown model type, or values transformers refuses.
         RemoteCodeError: the checkpoint needs its own code, which is not allowed or missing.
     """
-    content = _read_json_config(path)
+    content = read_json_config(path)
     _check_architectures(content, path)
     references = _own_class_references(content)
     model_type, notes = _decide_model_type(content, name, path, has_own_code=_AUTO_CONFIG in references)
@@ -142,7 +142,12 @@ def model_type_of_class(name: str) -> str:
     return model_type
 
 
-def _read_json_config(path: Path) -> dict[str, object]:
+def read_json_config(path: Path) -> dict[str, object]:
+    """Read a ``config.json``.
+
+    Raises:
+        CheckpointError: the file is missing, or not a JSON object.
+    """
     try:
         content = read_json_file(path, object_hook=_decode_float)
     except FileNotFoundError as error:
