@@ -648,16 +648,20 @@ def test_folder_of_genai_has_the_prompts_of_foundry_local(shallow: Path, tmp_pat
     template = (
         "{{ bos_token }}{% if messages[0]['role'] != 'system' %}<|system|>\nBe kind.<|end|>\n{% endif %}"
         "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] | trim }}<|end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% elif messages[-1]['role'] == 'assistant' %}{{ eos_token }}"
+        "{% endif %}"
     )
     (source / "chat_template.jinja").write_text(template, encoding="utf-8")
+    config = source / "tokenizer_config.json"
+    record = json.loads(config.read_bytes()) if config.exists() else {}
+    config.write_text(json.dumps({**record, "eos_token": "</s>"}), encoding="utf-8")
     folder = laid_out(source, tmp_path / "folder", "genai", "--no-verify")
     assert {
         "Name": "tiny chat",
         "PromptTemplate": {
             "system": "<|system|>\n{Content}<|end|>\n",
             "user": "<|user|>\n{Content}<|end|>\n",
-            "assistant": "<|assistant|>\n{Content}<|end|>\n",
+            "assistant": "<|assistant|>\n{Content}<|end|>\n</s>",
             "prompt": "<|user|>\n{Content}<|end|>\n<|assistant|>\n",
         },
     } == json.loads((folder / "inference_model.json").read_bytes())

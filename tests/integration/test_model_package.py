@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx.helper import make_graph, make_model
 from transformers import AutoModel
 
 from checkpoints import save_checkpoint
 from e2e.in_process import run_here
 from winml.modelkit import build_package
+from winml.modelkit.builds.layouts import package
+from winml.modelkit.builds.package_writing import PackageContent, write_package
 from winml.modelkit.errors import OutputExistsError, UsageError
+from winml.modelkit.onnx.files import output_files
+from winml.modelkit.onnx.files.moving import move_file
 
 pytestmark = pytest.mark.skipif(
     not hasattr(onnxruntime, "ModelPackage"), reason="this ONNX Runtime has no model packages; 1.32 has"
@@ -81,7 +88,7 @@ def test_variants_share_weights_with_equal_bytes(built: tuple[Path, dict[str, An
     assert cpu["shared_bytes"] == standard["shared_bytes"] > 100_000 > webgpu["shared_bytes"]
     assert record["size_bytes"] < 0.8 * record["separate_bytes"]
     assert record["size_bytes"] == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    assert "" == standard["quality"]
+    assert "equal outputs" == standard["quality"]
     assert webgpu["quality"].startswith("SQNR ")
     assert (folder / "config.json").is_file()
 
@@ -107,10 +114,41 @@ def test_new_package_replaces_files_of_the_earlier_one_only(checkpoint: Path, tm
     record["additional_metadata"]["files"].append("../mine.txt")  # damaged
     manifest.write_text(json.dumps(record))
     result = build_package(checkpoint, tmp_path / "bert", variants="cpu", verify=False)
+    assert ["not compared"] == [variant.quality for variant in result.variants]
     assert ("cpu", result.folder) == (open_session(tmp_path / "bert")[0], tmp_path / "bert")
     assert {"cpu", "component.json"} == {path.name for path in (tmp_path / "bert" / "model").iterdir()}
     assert not (tmp_path / "bert" / "shared_assets").exists()
     assert "mine" == (tmp_path / "bert" / "mine.txt").read_text() == (tmp_path / "mine.txt").read_text()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the process to kill is a copy of this one")
+def test_package_of_a_killed_command_is_completed(checkpoint: Path, tmp_path: Path) -> None:
+    """A kill between two moves leaves a manifest that waits; the next command completes and replaces the package."""
+    model = tmp_path / "source.onnx"
+    onnx.save(make_model(make_graph([], "empty", [], []), ir_version=10), model)
+    folder, variant = tmp_path / "bert", package.VARIANTS["cpu"]
+    models = {"cpu": {"model": model}}
+    content = PackageContent("bert", "bert", {"cpu": variant}, models, {"cpu": {}}, {"LICENSE": model}, lambda _: "")
+    child = os.fork()
+    if not child:
+        moved: list[Path] = []
+
+        def move_or_end(source: Path, target: Path) -> None:
+            if moved[1:]:
+                os._exit(0)
+            moved.append(target)
+            move_file(source, target)
+
+        output_files.move_file = move_or_end
+        try:
+            write_package(folder, content, ())
+        finally:
+            os._exit(1)
+    assert 0 == os.waitpid(child, 0)[1]
+    assert not (folder / "manifest.json").exists()
+    build_package(checkpoint, folder, variants="cpu", verify=False)
+    assert "cpu" == open_session(folder)[0]
+    assert [] == [path for path in folder.rglob("*") if path.name.startswith(".") or path.name == "LICENSE"]
 
 
 def test_file_of_the_user_is_not_replaced(checkpoint: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -18,6 +19,8 @@ from winml.modelkit.metadata_keys import TREE_KEY
 from winml.modelkit.onnx.fingerprint import file_fingerprint
 from winml.modelkit.report.html import render_html
 from winml.modelkit.tags.tagging import NodeTag, write_tag
+from winml.modelkit.view.histograms import _MOST_VALUES, _histogram
+from winml.modelkit.view.pairing import _find_replaced_nodes
 from winml.modelkit.view.records import ModelPage
 
 LAYERS = 4
@@ -25,8 +28,11 @@ SIZE = 16
 MOST_PAGE_BYTES = 300_000
 """Specified by the project for a model of the size of bert-base."""
 RUN = "document.title='run'"
-NAMES = (f"<script>{RUN}</script>", f'</script><img src=x onerror="{RUN}">', "a\u202eb", "L" * 10_000, "~0/x", "~~")
-"""Names that a page must show as text."""
+NAMES = (
+    f"<script>{RUN}</script>", f'</script><img src=x onerror="{RUN}">', "a\u202eb", "L" * 10_000, "~0/x", "~~",
+    "constructor", "__proto__", "toString",
+)  # fmt: skip
+"""Names that a page must show as text; objects of JavaScript have members of the last ones."""
 
 
 def _layers(count: int = LAYERS, *, is_tagged: bool = True) -> ir.Model:
@@ -112,6 +118,7 @@ def test_earlier_results_beside_the_model_are_shown(net: Path) -> None:
     net.with_name("times.json").write_text(json.dumps(_times(net)))
     net.with_name("other.json").write_text(json.dumps(_times(net, "0" * 64)))
     net.with_name("broken.json").write_text('{"fingerprint": ')
+    net.with_name("deep.json").write_text('{"fingerprint": ' + 100_000 * "[" + 100_000 * "]" + "}")
     page = view_model(net)
     assert ["times.json"] == [known.source for known in page.models[0].known if known.title == "time"]
     times = _part(page)["measures"]["time"]
@@ -135,12 +142,19 @@ def test_result_of_another_model_is_refused(net: Path, tmp_path: Path, fingerpri
     assert 0 == run_here("view", net, "--with", result, "-o", net.with_name("page.html")).code
 
 
-@pytest.mark.parametrize(("text", "code"), [(None, 1), ("{", 1), ("{}", 2), ("[1]", 2)], ids=str)
+_NO_RESULTS = (
+    "{}", "[1]", '{"modules": [{"own_error": 1}]}', '{"by_module": {"tree": [5]}}',
+    '{"execution_provider": {"modules": [1]}}',
+    '{"modules": [{"tag": "/Net", "own_error": Infinity, "sqnr_db": "<b>"}], "fingerprint": "FINGERPRINT"}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "code"), [(None, 1), ("{", 1), *((text, 2) for text in _NO_RESULTS)], ids=str)
 def test_unusable_result_is_refused(net: Path, text: str | None, code: int) -> None:
     """A named result that is missing, no JSON, or without numbers of modules is an error."""
     result = net.with_name("result.json")
     if text is not None:
-        result.write_text(text)
+        result.write_text(text.replace("FINGERPRINT", file_fingerprint(net)))
     outcome = run_here("view", net, "--with", result, "-o", net.with_name("page.html"))
     assert code == outcome.code
     assert "result.json" in outcome.err
@@ -188,6 +202,32 @@ def test_histograms_show_the_values_of_weights(net: Path) -> None:
     assert LAYERS == len(histograms)
 
 
+def test_histograms_of_extreme_values() -> None:
+    """Equal large values, and ends of float32 whose difference exceeds it, have bins; the ends are of all values."""
+    outlier = np.zeros(_MOST_VALUES * 2, np.float16)
+    outlier[1] = 8
+    values = [np.full(64, 1e20, np.float32), np.array([-3e38, 3e38] * 32, np.float32), outlier, np.full(64, np.inf)]
+    found = [_histogram(entry) for entry in values]
+    assert [(1e20, 1e20), (-3e38, 3e38), (0, 8)] == [entry and entry[:2] for entry in found[:3]]
+    assert [1, 2, 1] == [len(entry[2].replace("0", "")) for entry in found[:3] if entry]
+    assert found[3] is None
+
+
+def test_replaced_nodes_without_names() -> None:
+    """A node without a name is identified by its first output, as most nodes of other tools have no name."""
+
+    def graph(*nodes: tuple[str, str, str]) -> onnx.ModelProto:
+        made = [onnx.helper.make_node(operator, [read], [written]) for operator, read, written in nodes]
+        return onnx.helper.make_model(onnx.helper.make_graph(made, "g", [], []))
+
+    before = graph(("Relu", "x", "a"), ("Sigmoid", "a", "b"), ("Tanh", "b", "c"), ("Abs", "c", "y"))
+    replaced, replaced_by = _find_replaced_nodes(
+        before, graph(("Relu", "x", "a"), ("Selu", "a", "c"), ("Abs", "c", "y"))
+    )
+    assert {"c": ["c", "b"]} == replaced
+    assert {"b": ["c"], "c": ["c"]} == replaced_by
+
+
 def test_checkpoint_is_shown_before_its_export() -> None:
     """The modules of a factory have parameters and no nodes."""
     factory = Path(__file__).parents[2] / "e2e" / "nets.py"
@@ -195,6 +235,14 @@ def test_checkpoint_is_shown_before_its_export() -> None:
     assert model.parts[0].path is None
     assert model.total.parameters > 0
     assert model.total.nodes == 0
+
+
+@pytest.mark.parametrize("option", ["measure", "histograms"])
+def test_checkpoint_has_no_times_and_no_histograms(net: Path, option: str) -> None:
+    """An option that needs the graph is refused, also beside a file."""
+    factory = Path(__file__).parents[2] / "e2e" / "nets.py"
+    with pytest.raises(UsageError, match=option):
+        view_model(net, f"{factory}:good", **{option: True})
 
 
 def test_many_inner_modules_are_grouped(tmp_path: Path) -> None:
@@ -272,6 +320,12 @@ def test_modules_zoom_and_the_graph_follows(browser: Browser, net: Path, tmp_pat
     """A click on folded layers zooms both views; a click in the graph opens a module down to its nodes."""
     net.with_name("times.json").write_text(json.dumps(_times(net)))
     browser.open(_written(view_model(net), tmp_path / "page.html"))
+    browser.run(
+        "(() => { const width = document.querySelector('.width'); "
+        "width.value = [...width.options].find(option => option.textContent === 'time').value; "
+        "width.dispatchEvent(new Event('change')); })()"
+    )
+    assert ["6.5 ms, 100.0 %", "6 ms, 92.3 %"] == _texts(browser, ".plot button span:last-child")  # no time of a Proj
     _click(browser, ".plot button", "Layer.0")
     assert "Layer.0" in _texts(browser, ".graph .path b")[0]
     assert ["layers.*"] == browser.run(
@@ -363,6 +417,10 @@ def test_foreign_names_are_text(browser: Browser, tmp_path: Path) -> None:
     value.dtype, value.shape = ir.DataType.FLOAT, ir.Shape(["<i>n</i>", 4])
     graph = ir.Graph([x], [value], nodes=nodes, opset_imports={"": 20}, name=NAMES[0])
     file = _saved(ir.Model(graph, ir_version=10), tmp_path / "foreign.onnx")
+    other = _saved(ir.Model(graph, ir_version=9), tmp_path / "other.onnx")
+    browser.open(_written(view_model(file, other), tmp_path / "pair.html"))
+    assert [] == browser.problems
+    assert [] == _texts(browser, ".flow .box.changed")
     browser.open(_written(view_model(file), tmp_path / "page.html"))
     browser.run("document.querySelector('.deeper').click()")
     for name in ("<b>x", NAMES[0]):

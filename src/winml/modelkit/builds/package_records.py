@@ -24,7 +24,7 @@ class PackagedVariant(Record):
     separate_bytes: int
     """Bytes of its models in a build folder of its own."""
     quality: str
-    """Lowest SQNR of its outputs relative to the source; empty if they are equal."""
+    """Lowest SQNR of its outputs relative to the source, ``equal outputs``, or ``not compared``."""
     latency_ms: float | None
     """Median time of a run on the CPU of this machine; None for another provider or several parts."""
 

@@ -29,7 +29,7 @@ def package_document(result: PackageResult, usage: Sequence[str] = ()) -> doc.Do
                 variant.size_bytes,
                 variant.shared_bytes,
                 variant.separate_bytes,
-                variant.quality or "equal outputs",
+                variant.quality,
                 variant.latency_ms,
             )
             for variant in result.variants

@@ -26,9 +26,10 @@ from winml.modelkit.builds.package_writing import PackageContent, write_package
 from winml.modelkit.builds.plan import BuildPlan, is_onnx_path
 from winml.modelkit.builds.verb import BuildRequest, make_plan, python_request
 from winml.modelkit.errors import MissingOutputError, OutputExistsError, UsageError, WinMLError, opt, spell
-from winml.modelkit.file_names import MODEL_CARD_NAME
+from winml.modelkit.file_names import MODEL_CARD_NAME, ONLY_PART
 from winml.modelkit.onnx.bundle import described_model
-from winml.modelkit.onnx.files.output_files import recover, refuse_existing
+from winml.modelkit.onnx.files.foreign_names import lies_within
+from winml.modelkit.onnx.files.output_files import is_waiting, recover, refuse_existing
 from winml.modelkit.optimize.capabilities import LEVELS
 from winml.modelkit.options import read_json_file
 from winml.modelkit.python_functions import python_function
@@ -44,7 +45,6 @@ _OPTIONS_OF_VARIANTS = ("ep", "operators", "dtypes", "share_weights")
 """Options of a build that each variant decides itself."""
 _OPTIONS_OF_FOLDERS = ("use_cache", "proof", "refittable", "deploy_only")
 """Options about files of stages, which a package does not have."""
-
 
 _SQNR = re.compile(r"SQNR -?\d+(\.\d+)? dB")
 """Format of the ratio in the summary of a stage."""
@@ -64,8 +64,6 @@ class PackagePlan(Plan):
     """Variant → its build."""
     left_out: tuple[str, ...] = ()
     """Notes on default variants that cannot be built here."""
-    earlier: tuple[str, ...] = ()
-    """Files of the package that is replaced."""
 
 
 def plan_package(request: BuildRequest) -> PackagePlan:
@@ -73,7 +71,7 @@ def plan_package(request: BuildRequest) -> PackagePlan:
 
     Raises:
         UsageError: an option does not apply to a package, or a variant cannot be built on this machine.
-        OutputExistsError: the folder has a file of the package that no package of winml lists.
+        OutputExistsError: the folder has a file of the package that the package in it does not list.
         WinMLError: see :func:`winml.modelkit.builds.verb.plan_requested_build`.
     """
     _refuse_options(request)
@@ -85,11 +83,13 @@ def plan_package(request: BuildRequest) -> PackagePlan:
             f"{opt.layout} {PACKAGE_NAME}: {request.model.model} may return another model for each variant",
             hint="Export it first (winml export … -o model.onnx), then build model.onnx.",
         )
-    earlier = _earlier_files(request.output)
-    outputs = [package.MANIFEST_NAME, *(f"{part}/{package.COMPONENT_NAME}" for part in ("model",))]
+    manifest = request.output / package.MANIFEST_NAME
+    outputs = dict.fromkeys((package.MANIFEST_NAME, f"{ONLY_PART}/{package.COMPONENT_NAME}", MODEL_CARD_NAME), "")
     refuse_input_as_output(request.output, identity.places, (package.MANIFEST_NAME,))
-    refuse_existing([request.output / name for name in outputs], overwrite=bool(earlier))
-    files = dict.fromkeys((*outputs, *(package.variant_path("model", name) for name in builds)), "")
+    # A killed command has moved files that its manifest, which is moved last, will list.
+    new_names = outputs.keys() - set(_earlier_files(request.output))
+    refuse_existing([request.output / name for name in new_names], overwrite=is_waiting(manifest, [manifest]))
+    files = {**outputs, **dict.fromkeys((package.variant_path(ONLY_PART, name) for name in builds), "")}
     return PackagePlan(
         verb="build",
         reads=tuple(path for path in identity.places if path.is_file()) or identity.places,
@@ -100,7 +100,6 @@ def plan_package(request: BuildRequest) -> PackagePlan:
         folder=request.output,
         builds=builds,
         left_out=tuple(left_out),
-        earlier=earlier,
     )
 
 
@@ -143,6 +142,8 @@ def run_package(plan: PackagePlan, listener: BuildListener = BuildListener()) ->
     started = time.perf_counter()
     request = plan.request
     recover([plan.folder / package.MANIFEST_NAME])
+    earlier = _earlier_files(plan.folder)
+    recover([plan.folder / name for name in earlier])
     results: dict[str, BuildResult] = {}
     notes = [*plan.left_out]
     for name, build in plan.builds.items():
@@ -160,7 +161,10 @@ def run_package(plan: PackagePlan, listener: BuildListener = BuildListener()) ->
         notes += [f"{name}: {note}" for note in result.notes if not any(known.endswith(note) for known in notes)]
     first = next(iter(results.values()))
     variants = {name: package.VARIANTS[name] for name in results}
-    facts = {name: _variant_facts(result, package.VARIANTS[name]) for name, result in results.items()}
+    facts = {
+        name: _variant_facts(result, package.VARIANTS[name], is_verified=request.verify)
+        for name, result in results.items()
+    }
     sources = identify_plan(next(iter(plan.builds.values()))).card
     companions = {record.name: first.folder / record.name for record in first.manifest.companions}
     content = PackageContent(
@@ -172,7 +176,7 @@ def run_package(plan: PackagePlan, listener: BuildListener = BuildListener()) ->
         {**{name: path for name, path in sources.items() if name != MODEL_CARD_NAME}, **companions},
         lambda sizes: _make_card(request, results, facts, sizes, sources),
     )
-    written = write_package(plan.folder, content, plan.earlier)
+    written = write_package(plan.folder, content, earlier)
     return PackageResult(
         folder=plan.folder,
         model=request.model.model,
@@ -309,17 +313,19 @@ def _variant_words(variant: package.Variant) -> str:
     return f"{variant.precision or FLOAT32}{operators}, for {providers}"
 
 
-def _variant_facts(result: BuildResult, variant: package.Variant) -> dict[str, Any]:
+def _variant_facts(result: BuildResult, variant: package.Variant, *, is_verified: bool) -> dict[str, Any]:
     """Return facts about a build for the metadata of its variant."""
     manifest = result.manifest
     stages = [stage for part in manifest.parts for stage in part.stages]
     last = [next((stage for stage in reversed(part.stages) if stage.nodes), None) for part in manifest.parts]
     found = [_SQNR.search(stage.summary) for stage in stages if stage.status != "skipped"]
     ratios = sorted((match[0] for match in found if match), key=lambda words: float(words.split()[1]))
+    # A verified build of the original precision fails unless its outputs are equal.
+    without_ratio = "equal outputs" if is_verified and variant.precision is None else "not compared"
     return {
         "precision": variant.precision or FLOAT32,
         "nodes": sum(stage.nodes or 0 for stage in last if stage is not None),
-        "quality": ratios[0] if ratios else "",
+        "quality": ratios[0] if ratios else without_ratio,
         "latency_ms": _measure_latency(result) if "CPUExecutionProvider" in variant.providers else None,
     }
 
@@ -366,14 +372,14 @@ def _make_card(
             (
                 ", ".join(provider.removesuffix("ExecutionProvider") for provider in package.VARIANTS[name].providers),
                 fact["precision"],
-                fact["quality"] or "equal outputs",
+                fact["quality"],
                 "" if fact["latency_ms"] is None else time_words(fact["latency_ms"]),
             ),
         )
         for name, fact in facts.items()
     ]
     opened = BuiltFolder(".", task, (), next(iter(first.part_paths)), has_processors=False)
-    columns = ("variant", "size with shared weights", "chosen for", "precision", "quality", "median run on a CPU")
+    columns = ("variant", "size with shared weights", "chosen for", "precision", "quality", "median run on a CPU, ms")
     card_facts = CardFacts(
         request.model.model,
         task,
@@ -401,4 +407,4 @@ def _earlier_files(folder: Path) -> tuple[str, ...]:
         files = None
     if files is None:
         raise OutputExistsError(f"output {path} exists and is no package of winml", hint="Choose another folder.")
-    return files
+    return tuple(name for name in files if lies_within(folder, name))  # a manifest may be damaged

@@ -17,15 +17,16 @@ from typing import Any
 import onnx
 
 from winml.modelkit.builds.layouts import package
+from winml.modelkit.errors import WriteError
 from winml.modelkit.file_names import MODEL_CARD_NAME
 from winml.modelkit.onnx.contexts import context_file_attributes
-from winml.modelkit.onnx.files.foreign_names import lies_within
 from winml.modelkit.onnx.files.initializer_bytes import StoredBytes
 from winml.modelkit.onnx.files.moving import remove_file
 from winml.modelkit.onnx.files.output_files import OutputFiles, refuse_existing
 from winml.modelkit.onnx.files.placing import copy_data, external_tensors
 from winml.modelkit.onnx.files.reading import read_referring, refer_to_data
 from winml.modelkit.onnx.files.writing import INLINE_LIMIT_BYTES, aligned_offset, locate_values, write_embedded
+from winml.modelkit.words import size_words
 
 _SMALLEST_SHARED_BYTES = 1024
 """Specified by onnx: size from which it writes a tensor to a data file by default."""
@@ -134,7 +135,8 @@ def write_package(folder: Path, content: PackageContent, earlier: tuple[str, ...
     uri = package.directory_uri({name: _digest(file.pieces()) for name, file in data.items()})
     uris = {model.variant: uri for model in models if model.placed}
     with OutputFiles() as files:
-        files.reserve(folder / package.MANIFEST_NAME)  # moved last
+        for name in (package.MANIFEST_NAME, *(f"{part}/{package.COMPONENT_NAME}" for part in content.parts)):
+            files.reserve(folder / name)  # moved after the files that they name, the manifest last
         for name, file in data.items():
             with files.reserve(folder / package.shared_folder(uri) / name).open("wb") as stream:
                 stream.writelines(file.pieces())
@@ -143,7 +145,11 @@ def write_package(folder: Path, content: PackageContent, earlier: tuple[str, ...
             for attribute in context_file_attributes(model.graph):
                 context = attribute.s.decode()
                 copy_data(model.path.parent / context, files.reserve(target.with_name(context)))
-            write_embedded(model.graph, model.path, files.reserve(target), external=tuple(data))
+            if not write_embedded(model.graph, model.path, files.reserve(target), external=tuple(data)):
+                raise WriteError(
+                    f"cannot write {target}: the graph is larger than {size_words(INLINE_LIMIT_BYTES)}",
+                    hint="Build variants into folders of their own, without a package.",
+                )
         for name, path in content.companions.items():
             shutil.copyfile(path, files.reserve(folder / name))
         for part in content.parts:
@@ -202,7 +208,8 @@ def _share_weights(models: Sequence[_Model]) -> dict[str, _DataFile]:
             users.setdefault(weight.digest, set()).add(model.variant)
     files: dict[str, _DataFile] = {}
     for model in models:
-        own_bytes = sum(weight.stored.size_bytes for weight in model.weights if len(users[weight.digest]) == 1)
+        own_bytes = model.graph.ByteSize()
+        own_bytes += sum(weight.stored.size_bytes for weight in model.weights if len(users[weight.digest]) == 1)
         for weight in model.weights:
             name = package.SHARED_DATA_NAME
             if len(users[weight.digest]) == 1:
@@ -225,8 +232,6 @@ def _digest(pieces: Iterable[bytes]) -> str:
 def _remove_files(folder: Path, names: Iterable[str]) -> None:
     """Remove files of an earlier package, and the folders that become empty."""
     for name in names:
-        if not lies_within(folder, name):  # a manifest may be damaged
-            continue
         path = folder / name
         with contextlib.suppress(OSError):
             remove_file(path)

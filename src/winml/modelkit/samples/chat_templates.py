@@ -45,7 +45,7 @@ def chat_prompt(folder: Path, message: str, system: str | None = None) -> str:
             hint=f"Omit {opt.chat}: without it, the model continues the text as it is.",
         )
     before = [] if system is None else [{"role": "system", "content": system}]
-    return rendered_chat(folder, template, [*before, {"role": "user", "content": message}], _special_tokens(config))
+    return rendered_chat(folder, template, [*before, {"role": "user", "content": message}], special_tokens(config))
 
 
 def rendered_chat(
@@ -128,7 +128,7 @@ def read_chat_template(folder: Path, config: Mapping[str, object]) -> str | None
     return value if isinstance(value, str) else None
 
 
-def _special_tokens(config: Mapping[str, object]) -> dict[str, object]:
+def special_tokens(config: Mapping[str, object]) -> dict[str, object]:
     """Return the special tokens of a tokenizer as template variables: ``bos_token`` and the like."""
     tokens = {key: value for key, value in config.items() if key.endswith("_token")}
     texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}

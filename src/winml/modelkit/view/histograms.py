@@ -17,7 +17,7 @@ _BINS = 32
 _FEWEST_VALUES = 64
 """Chosen: the page states the number of values; fewer values have no visible distribution."""
 _MOST_VALUES = 1 << 20
-"""Chosen: a larger weight is sampled in equal steps, which changes no visible bin."""
+"""Chosen: a larger weight is sampled in equal steps, which changes no visible bin. Its ends are those of all values."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -44,11 +44,23 @@ def weight_histograms(path: Path) -> dict[str, Histogram]:
 
 def _histogram(values: Array) -> Histogram | None:
     """Return the histogram of an array; None without finite values."""
-    flat = values.reshape(-1)[:: max(1, values.size // _MOST_VALUES)].astype(np.float32)
-    finite = flat[np.isfinite(flat)]
-    if not finite.size:
+    flat = values.reshape(-1)
+    ends = [
+        (piece.min(), piece.max())
+        for start in range(0, flat.size, _MOST_VALUES)
+        if (piece := _finite_values(flat[start : start + _MOST_VALUES])).size
+    ]
+    if not ends:
         return None
-    low, high = float(finite.min()), float(finite.max())
-    counts, _ = np.histogram(finite, bins=_BINS, range=(low, high) if high > low else (low - 1, low + 1))
-    heights = np.ceil(counts * (len(_DIGITS) - 1) / counts.max()).astype(int)
+    low, high = min(end[0] for end in ends), max(end[1] for end in ends)
+    sample = _finite_values(flat[:: -(-flat.size // _MOST_VALUES)])
+    places = ((sample - low) * (_BINS / (high - low)) if high > low else np.full(sample.shape, _BINS / 2)).astype(int)
+    counts = np.bincount(np.minimum(places, _BINS - 1), minlength=_BINS)
+    heights = np.ceil(counts * (len(_DIGITS) - 1) / max(1, counts.max())).astype(int)
     return float(f"{low:.3g}"), float(f"{high:.3g}"), "".join(_DIGITS[height] for height in heights)
+
+
+def _finite_values(values: Array) -> Array:
+    """Return the finite values of an array, in float64: differences of float32 values may exceed float32."""
+    numbers = values.astype(np.float64)
+    return numbers[np.isfinite(numbers)]

@@ -7,6 +7,7 @@ JSON states the fingerprint of the model, by which a result of another model is 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ _DIGITS = 6
 """Chosen: significant digits of a number on the page; it displays three."""
 _OF_MODEL = "model"
 """Source of the numbers that the file itself contains."""
+
+_OTHER_JSON = (TypeError, KeyError, AttributeError)
+"""Errors of a reader of results for JSON of another program."""
 
 Value = float | str | None
 
@@ -85,12 +89,13 @@ def read_results(path: Path) -> list[EarlierResult]:
         InputError: the file does not exist, or is no JSON.
     """
     try:
-        record = read_json_file(path)
+        results = results_in(read_json_file(path), path)
     except (OSError, ValueError) as error:
         raise InputError(
             f"{spell('with')} {path}: {first_line(error)}", hint="Specify the JSON of a command."
         ) from error
-    results = results_in(record, path) if isinstance(record, dict) else []
+    except _OTHER_JSON:
+        results = []
     if not results:
         raise UsageError(
             f"{path} contains no numbers of modules",
@@ -101,8 +106,8 @@ def read_results(path: Path) -> list[EarlierResult]:
 
 
 def results_in(record: Mapping[str, Any], path: Path) -> list[EarlierResult]:
-    """Return the results in a JSON object; ``path`` names their source."""
-    return list(_find_results(record, path, 0))
+    """Return the results with numbers or a verdict in a JSON object; ``path`` names their source."""
+    return [result for result in _find_results(record, path, 0) if result.measures or result.verdict]
 
 
 def results_beside(paths: Iterable[Path]) -> list[EarlierResult]:
@@ -111,10 +116,12 @@ def results_beside(paths: Iterable[Path]) -> list[EarlierResult]:
     for folder in dict.fromkeys(path.parent for path in paths):
         for file in sorted(folder.glob("*.json")):
             try:
-                if file.stat().st_size > _LARGEST_RESULT or '"fingerprint"' not in file.read_text(encoding="utf-8"):
+                if file.stat().st_size > _LARGEST_RESULT:
                     continue
-                results += results_in(json.loads(file.read_text(encoding="utf-8")), file)
-            except (OSError, ValueError, TypeError, KeyError, AttributeError):
+                text = file.read_text(encoding="utf-8")
+                if '"fingerprint"' in text:
+                    results += results_in(json.loads(text), file)
+            except (OSError, ValueError, RecursionError, *_OTHER_JSON):
                 continue
     return results
 
@@ -214,7 +221,7 @@ def _result(path: Path, fingerprint: str, measures: Sequence[Measure], verdict: 
     named = tuple(
         Measure(**{**vars(measure), "source": path.name}) for measure in measures if any(measure.values.values())
     )
-    return EarlierResult(path, fingerprint, named, verdict)
+    return EarlierResult(path, str(fingerprint), named, verdict)
 
 
 def _placement(rows: Sequence[Mapping[str, Any]], title: str) -> Measure:
@@ -234,6 +241,11 @@ def _walk(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         yield from _walk(row.get("children") or ())
 
 
+def _number(value: Any) -> float | None:
+    """Return a finite number; None for other values."""
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
 def _joined(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
 
@@ -241,7 +253,7 @@ def _joined(value: Any) -> str:
 def _by_tag(
     rows: Iterable[Mapping[str, Any]],
     key: str,
-    read: Callable[[Any], Value] = lambda value: value,
+    read: Callable[[Any], Value] = _number,
     merge: Callable[[Any, Any], Any] = max,
 ) -> dict[str, Value]:
     """Return tag → value of the rows; several calls of a module are merged."""

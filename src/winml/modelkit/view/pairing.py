@@ -24,7 +24,7 @@ class Pairing:
     differing: int = 0
     """Number of modules that differ."""
     renamed: list[list[str]] = field(default_factory=list)
-    """Tag after, and tag before."""
+    """Part, tag after, and tag before."""
     changes: dict[str, list[str]] = field(default_factory=dict)
     """Part and tag after, or before if the module was removed → sentences."""
     statuses: tuple[dict[str, str], dict[str, str]] = field(default_factory=lambda: ({}, {}))
@@ -48,13 +48,14 @@ class Pairing:
         replaced, replaced_by = _find_replaced_nodes(before[0].model, after[0].model)
         self.replaced[part], self.replaced_by[part] = replaced, replaced_by
         merged = {name for name, sources in replaced.items() if len(sources) > 1}
-        homes = {node.proto.name: tag for node, tag in zip(after[0].contents.nodes, after[0].tree.tags, strict=True)}
+        nodes, tags = after[0].contents.nodes, after[0].tree.tags
+        homes = {_node_key(node.proto): tag for node, tag in zip(nodes, tags, strict=True)}
         merging = {homes.get(name, "") for name in merged}
         for module in diff.modules:
             status = _status(module, bits[0], bits[1], merging)
             self.changes[f"{part} {module.tag}"] = list(_change_words(module))
             if module.renamed_from:
-                self.renamed.append([module.tag, module.renamed_from])
+                self.renamed.append([part, module.tag, module.renamed_from])
             if module.status != "removed":
                 self.statuses[1][f"{part} {module.tag}"] = status
             if module.status != "added":
@@ -127,7 +128,8 @@ def _find_replaced_nodes(
 
     Returns:
         Node after → the nodes before that it replaced, for nodes that are new or changed (`[]`: new); node before →
-        the nodes after that replaced it, for nodes that are gone (`[]`: without replacement).
+        the nodes after that replaced it, for nodes that are gone (`[]`: without replacement). Keys are those of
+        :func:`_node_key`.
     """
     makers = {name: node for node in before.graph.node for name in node.output if name}
     present = {name for node in after.graph.node for name in node.output}
@@ -141,12 +143,13 @@ def _find_replaced_nodes(
             (maker for maker in old_makers if maker.op_type == node.op_type and maker.domain == node.domain), None
         )
         if same is not None:
-            survivors.add(same.name)
+            survivors.add(_node_key(same))
         else:
-            region = [old.name for old in _region(old_makers, makers, present)]
-            replaced[node.name] = [name for name in region if name not in claimed]
+            region = list(_region(old_makers, makers, present))
+            replaced[_node_key(node)] = [name for name in region if name not in claimed]
             claimed.update(region)
-    replaced_by: dict[str, list[str]] = {node.name: [] for node in before.graph.node if node.name not in survivors}
+    gone = [key for node in before.graph.node if (key := _node_key(node)) not in survivors]
+    replaced_by: dict[str, list[str]] = {key: [] for key in gone}
     for name, sources in replaced.items():
         replaced[name] = [source for source in sources if source not in survivors]
         for source in replaced[name]:
@@ -156,14 +159,19 @@ def _find_replaced_nodes(
 
 def _region(
     old_makers: Sequence[onnx.NodeProto], makers: Mapping[str, onnx.NodeProto], present: set[str]
-) -> Iterable[onnx.NodeProto]:
-    """Return the nodes behind some nodes, as far back as values in ``present``."""
-    found: dict[str, onnx.NodeProto] = {}
+) -> Iterable[str]:
+    """Return the keys of the nodes behind some nodes, as far back as values in ``present``."""
+    found: dict[str, None] = {}
     waiting = list(old_makers)
     while waiting:
         node = waiting.pop()
-        if node.name in found:
+        if _node_key(node) in found:
             continue
-        found[node.name] = node
+        found[_node_key(node)] = None
         waiting += [makers[name] for name in node.input if name in makers and name not in present]
-    return found.values()
+    return found
+
+
+def _node_key(node: onnx.NodeProto) -> str:
+    """Return the name of a node, or the name of its first output if it has none."""
+    return node.name or next(filter(None, node.output), "")

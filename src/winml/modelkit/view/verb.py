@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml.modelkit.errors import UsageError, opt
+from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.fields import MODEL, OUTPUT, declare
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.python_functions import python_function
@@ -69,26 +69,31 @@ def plan_view(request: ViewRequest) -> AnswerPlan[ViewSubject]:
         raise UsageError(found, hint="Specify an ONNX file, build folder or checkpoint, or two to show side by side.")
     if request.output is None:
         raise UsageError("no page is specified", hint=f"Specify the HTML file to write: {opt.output} page.html.")
-    sides = _find_sides(request.models)
-    files = [path for source in sides.values() if isinstance(source, Mapping) for path in source.values()]
     step = PlannedStep("reading", " and ".join(request.models))
-    if request.measure and len(files) < len(sides):
-        raise UsageError(f"{opt.measure} requires ONNX files", hint="Omit it, or export the checkpoint first.")
     results = tuple(map(named_path, request.results))
-    subject = ViewSubject(sides, results, request.measure, request.histograms)
+    subject = _find_subject(request.models, results, measure=request.measure, histograms=request.histograms)
+    files = [path for source in subject.sides.values() if isinstance(source, Mapping) for path in source.values()]
     return plan_answer("view", subject, request, reads=(*files, *results), steps=(step,))
 
 
-def _find_sides(names: Sequence[str]) -> Sides:
+def _find_subject(names: Sequence[str], results: tuple[Path, ...], *, measure: bool, histograms: bool) -> ViewSubject:
     """Find the files of models by name; a checkpoint becomes a request.
 
     Raises:
-        UsageError: both names are equal.
+        UsageError: both names are equal, or an option does not apply to a checkpoint.
         WinMLError: there is no such model.
     """
     if len(set(names)) < len(names):
         raise UsageError(f"{names[0]} is specified twice", hint="Specify two variants of a model, or only one.")
-    return {name: _find_model(name) for name in names}
+    sides = {name: _find_model(name) for name in names}
+    checkpoint = next((name for name, source in sides.items() if not isinstance(source, Mapping)), None)
+    option = "measure" if measure else "histograms" if histograms else None
+    if checkpoint is not None and option is not None:
+        raise UsageError(
+            f"{spell(option)} requires ONNX files: {checkpoint} is a checkpoint",
+            hint="Omit it, or export the checkpoint first.",
+        )
+    return ViewSubject(sides, results, measure, histograms)
 
 
 def _find_model(name: str) -> Mapping[str, Path] | ModelRequest:
@@ -111,10 +116,14 @@ def run_view(plan: AnswerPlan[ViewSubject]) -> ModelPage:
     Raises:
         InputError: a file is damaged or no ONNX file.
     """
+    plan.recover()
+    return _collect_page(plan.subject)
+
+
+def _collect_page(subject: ViewSubject) -> ModelPage:
+    """Collect the data of the page; raises as :func:`run_view` does."""
     from winml.modelkit.view.collecting import collect_page
 
-    plan.recover()
-    subject = plan.subject
     measure_missing = _measure_missing if subject.measure else None
     return collect_page(subject.sides, subject.results, measure_missing, histograms=subject.histograms)
 
@@ -179,7 +188,7 @@ def view_model(
         histograms: Read the weights, for the distribution of the values of each.
 
     Raises:
-        UsageError: a result belongs to another model, or two models share no part.
+        UsageError: a result belongs to another model, two models share no part, or a checkpoint cannot be measured.
         WinMLError: a model does not exist.
         InputError: a file is damaged or no ONNX file.
 
@@ -188,8 +197,6 @@ def view_model(
         page = view_model("model.onnx", "int8.onnx")
         ```
     """
-    from winml.modelkit.view.collecting import collect_page
-
     names = [os.fspath(name) for name in (model, other) if name is not None]
-    measure_missing = _measure_missing if measure else None
-    return collect_page(_find_sides(names), list(map(Path, results)), measure_missing, histograms=histograms)
+    paths = tuple(map(Path, results))
+    return _collect_page(_find_subject(names, paths, measure=measure, histograms=histograms))

@@ -14,7 +14,7 @@ from typing import Any, Final
 from winml.modelkit.errors import InputError
 from winml.modelkit.file_names import TOKENIZER_CONFIG_NAME
 from winml.modelkit.onnx.files.foreign_files import read_record
-from winml.modelkit.samples.chat_templates import Chat, read_chat_template, rendered_chats
+from winml.modelkit.samples.chat_templates import Chat, read_chat_template, rendered_chats, special_tokens
 
 _CONTENT: Final = "{Content}"
 """Specified: placeholder for the message."""
@@ -34,13 +34,15 @@ def foundry_record(model: str, folder: Path | None) -> dict[str, Any]:
     record: dict[str, Any] = {"Name": Path(model).name or model}
     if folder is None:
         return record
-    template = read_chat_template(folder, read_record(folder, TOKENIZER_CONFIG_NAME))
-    prompts = {} if template is None else _prompt_texts(folder, template)
+    config = read_record(folder, TOKENIZER_CONFIG_NAME)
+    template = read_chat_template(folder, config)
+    tokens = tuple(special_tokens(config).items())
+    prompts = {} if template is None else _prompt_texts(folder, template, tokens)
     return {**record, "PromptTemplate": prompts} if prompts else record
 
 
 @functools.lru_cache(maxsize=2)
-def _prompt_texts(folder: Path, template: str) -> Mapping[str, str]:
+def _prompt_texts(folder: Path, template: str, tokens: tuple[tuple[str, object], ...]) -> Mapping[str, str]:
     """Return role, or ``prompt`` → text with a placeholder; ``{}`` for a template that has no such texts.
 
     A text is what a message adds to the messages before it. The first token of a text is omitted: the tokenizer adds
@@ -49,17 +51,17 @@ def _prompt_texts(folder: Path, template: str) -> Mapping[str, str]:
     roles = [_ROLES[:count] for count in (1, 2, 3)] + [_ROLES[1:count] for count in (2, 3)]
     chats = [(chat, has_prompt) for chat in roles for has_prompt in (False, True)]
     try:
-        answers = rendered_chats(folder, template, [_make_chat(*chat) for chat in chats])
+        answers = rendered_chats(folder, template, [_make_chat(*chat, dict(tokens)) for chat in chats])
     except InputError:  # the template takes too much
         return {}
     texts = {chat: answer["text"] for chat, answer in zip(chats, answers, strict=True) if "text" in answer}
     return _added_texts(texts, _ROLES) or _added_texts(texts, _ROLES[1:])
 
 
-def _make_chat(roles: Sequence[str], has_prompt: bool) -> Chat:
+def _make_chat(roles: Sequence[str], has_prompt: bool, tokens: Mapping[str, object]) -> Chat:
     """Return a chat with a message of each role."""
     messages = [{"role": role, "content": _CONTENT} for role in roles]
-    return Chat(messages, {"bos_token": "", "add_generation_prompt": has_prompt})
+    return Chat(messages, {**tokens, "bos_token": "", "add_generation_prompt": has_prompt})
 
 
 def _added_texts(texts: Mapping[tuple[tuple[str, ...], bool], str], roles: tuple[str, ...]) -> dict[str, str]:

@@ -85,7 +85,7 @@ function smallTable(titles, rows) {
 const bitsWords = weight => weight.parameters && weight.bytes !== null
   ? `${Number((8 * weight.bytes / weight.parameters).toPrecision(3))}${weight.kind && !weight.type.startsWith(weight.kind) ? `, ${weight.kind}` : ""}` : "";
 
-const histogramOf = weight => weight.owner.part.histograms?.[weight.name];
+const histogramOf = weight => lookUp(weight.owner.part.histograms, weight.name);
 
 /** Return the distribution of the values of a weight as bars between its smallest and its largest value. */
 function histogramChart(histogram) {

@@ -26,6 +26,9 @@ function fieldList(rows) {
   return list;
 }
 
+/** Return the value of a name of a foreign file in an object of JSON: never a member that all objects have. */
+const lookUp = (object, name) => object && Object.hasOwn(object, name) ? object[name] : undefined;
+
 /** Fill a select element with values and their labels, and hide its label if there is no choice. */
 function fillChoice(choice, options, value) {
   choice.replaceChildren(...options.map(([key, words]) => Object.assign(element("option", "", words), { value: key })));

@@ -55,10 +55,13 @@ function changeLines(module, { data, side, modules: [twin] }) {
   return data.changes?.[`${after.part.name} ${after.tag}`] ?? [];
 }
 
+/** Return the name of a node, or the name of its first output if it has none. */
+const keyOf = node => node.name || node.outputs.find(output => output.name)?.name || "";
+
 /** Return the nodes of the other model that a node replaced, or by which it was replaced. */
 function becameFields(node, data) {
   const { model, part } = node.module, isAfter = data.models.length > 1 && model === data.models[1];
-  const replaced = isAfter ? data.replaced?.[part.name]?.[node.name] : data.replacedBy?.[part.name]?.[node.name];
+  const replaced = isAfter ? lookUp(data.replaced?.[part.name], keyOf(node)) : lookUp(data.replacedBy?.[part.name], keyOf(node));
   return replaced?.length ? [element("h4", "", isAfter ? "Replaces" : "Replaced by"), smallTable(["node"], replaced.map(name => [name]))] : [];
 }
 
@@ -67,9 +70,9 @@ function becameMark(node, data) {
   const { model, part } = node.module, replaced = data.replaced?.[part.name] ?? {};
   if (data.models.length < 2) return "";
   if (model === data.models[1]) {
-    const names = replaced[node.name];
+    const names = lookUp(replaced, keyOf(node));
     return !names ? "" : !names.length ? "new" : names.length > 1 ? `${names.length} → 1` : "changed";
   }
-  const names = data.replacedBy?.[part.name]?.[node.name];
+  const names = lookUp(data.replacedBy?.[part.name], keyOf(node));
   return !names ? "" : !names.length ? "gone" : names.some(name => replaced[name].length > 1) ? "fused" : "changed";
 }

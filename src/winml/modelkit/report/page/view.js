@@ -24,9 +24,9 @@ function structuralMeasures() {
 function recordedMeasures(model) {
   return model.measures.map(measure => {
     const write = UNITS[measure.unit] ?? (value => `${numberWords(value)} ${measure.unit}`.trim());
-    const own = module => module.part.measures?.[measure.key]?.[module.index] ?? null;
-    const total = module => !measure.isSize ? own(module)
-      : module.children.reduce((sum, child) => sum + (total(child) ?? 0), own(module) ?? 0);
+    // A run has no number of a module without kernels of its own: it adds nothing.
+    const own = module => module.part.measures?.[measure.key]?.[module.index] ?? (measure.isSize ? 0 : null);
+    const total = module => !measure.isSize ? own(module) : module.children.reduce((sum, child) => sum + total(child), own(module));
     return { isShown: !measure.isSize, folded: "sum", ...measure, write, own, total };
   });
 }
@@ -83,7 +83,7 @@ function showSide(view, side, root, measures, colours, events) {
 
 /** Return the module at the same place of the other model; null if there is none. */
 function counterpart(module, otherRoot, renamed) {
-  const tag = renamed.get(module.tag) ?? module.tag, partName = module.part.name;
+  const partName = module.part.name, tag = renamed.get(`${partName} ${module.tag}`) ?? module.tag;
   for (const other of modulesIn(otherRoot))
     if (other.tag === tag && other.isGroup === module.isGroup && other.label === (module.isGroup ? module.label : other.label) && other.part.name === partName) return other;
   return null;
@@ -95,8 +95,11 @@ function showView(view) {
   const measures = roots.map((root, side) => knownMeasures(data.models[side], root));
   const trees = roots.map((root, side) => chartNode(root, measures[side].filter(measure => measure.isSize), [], []));
   const everyColour = classColours(trees), colours = tree => classesIn(tree, everyColour);
-  const renames = new Map(data.renamed ?? []);
-  const renamedFrom = [new Map([...renames].map(([after, before]) => [before, after])), renames];
+  const renames = data.renamed ?? [];
+  const renamedFrom = [
+    new Map(renames.map(([part, after, before]) => [`${part} ${before}`, after])),
+    new Map(renames.map(([part, after, before]) => [`${part} ${after}`, before])),
+  ];
   const sideOf = item => roots.indexOf(lineage(item.isModule ? item : item.module)[0]);
   const twin = module => roots.length > 1 ? counterpart(module, roots[1 - sideOf(module)], renamedFrom[sideOf(module)]) : null;
 
