@@ -3,29 +3,45 @@
 /** Return a word of a command line, quoted for a POSIX shell if necessary. */
 const shellWord = word => /^[\w./:@%+=,-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 
-/** Return the selector of modules that the commands understand: a path or tag, with * for numbers that differ. */
+/** Return the selector of modules that the commands understand, empty if no selector matches only these modules.
+ *
+ * It is a path or tag, with * or a list of digits for numbers that differ.
+ */
 function selectorOf(modules) {
   const [first] = modules, key = modules.every(module => module.path) ? "path" : "tag";
   if (modules.length === 1) return first[key];
-  const words = modules.map(module => module[key].split(/(\d+)/));
-  if (words.some(other => other.length !== words[0].length)) return first[key];
-  return words[0].map((word, index) => words.every(other => other[index] === word) ? word : "*").join("");
+  const words = modules.map(module => module[key].split(/(\d+)/)), chosen = new Set(modules);
+  if (words.some(other => other.length !== words[0].length)) return "";
+  const withList = list => words[0].map((_, index) => {
+    const found = [...new Set(words.map(other => other[index]))];
+    return found.length > 1 ? list(found) : found[0];
+  }).join("");
+  const others = [...modulesIn(lineage(first)[0])].filter(module => !chosen.has(module) && !module.isGroup);
+  const digits = words => words.every(word => /^\d$/.test(word)) ? `[${words.join("")}]` : "*";
+  return [withList(() => "*"), withList(digits)].find(text => { const matches = selectorTest(text); return modules.every(matches) && !others.some(matches); }) ?? "";
 }
 
-/** Return the commands that act on modules of a file or checkpoint, each with its purpose. */
-function commandsFor(modules) {
+/** Return the commands that act on modules of a file or checkpoint, each with its purpose.
+ *
+ * @param twins the same modules in the other model: a quantized file is quantized again from its floating-point source.
+ */
+function commandsFor(modules, twins = []) {
   const [{ model, part, parent, isFolder }] = modules, isCheckpoint = !part?.file;
   const file = isCheckpoint ? model.file : part.file, selector = selectorOf(modules);
   if (!selector || isFolder) return [];
   const [name, module, stem] = [shellWord(file), shellWord(selector), file.replace(/\.onnx$/i, "")];
+  const floats = [modules, twins].find(found => found[0]?.part?.file && !found[0].part.isQuantized && found.every(Boolean));
+  const floatFile = floats?.[0].part.file, ofFloat = floats && floats !== modules ? ` of ${floatFile}` : "";
   if (!parent || parent.isFolder) return isCheckpoint ? [["export it", `winml export ${name} -o model.onnx`]] : [
     ["show the module tree", `winml inspect ${name} -H`],
     ["measure every module", `winml perf ${name} --by-module`],
-    ["find the modules that lose most by quantization", `winml quantize ${name} --sensitivity`],
+    ...(floats ? [[`find the modules${ofFloat} that lose most by quantization`, `winml quantize ${shellWord(floatFile)} --sensitivity`]] : []),
   ];
+  const quantized = floats && shellWord(floatFile.replace(/(\.onnx)?$/i, "_quantized.onnx"));
   const ofFile = isCheckpoint ? [] : [
     ["show its nodes", `winml inspect ${name} --module ${module}`],
-    ["quantize all but it", `winml quantize ${name} --exclude ${module} -o ${shellWord(`${stem}_quantized.onnx`)}`],
+    ...(floats ? [[`quantize all but it${ofFloat && `, from ${floatFile}`}`,
+      `winml quantize ${shellWord(floatFile)} --exclude ${shellWord(selectorOf(floats))} -o ${quantized}`]] : []),
   ];
   return [
     ["measure it alone", `winml perf ${name} --module ${module}`],
@@ -47,9 +63,9 @@ async function copyText(text, place) {
   }
 }
 
-function commandList(modules) {
+function commandList(modules, twins) {
   const list = element("ul", "commands");
-  for (const [words, command] of commandsFor(modules)) {
+  for (const [words, command] of commandsFor(modules, twins)) {
     const entry = element("li"), copy = button("copy", "copy", async () => {
       await copyText(command, entry);
       copy.textContent = "copied";
@@ -73,6 +89,7 @@ function smallTable(titles, rows) {
     const line = body.insertRow();
     row.forEach((cell, index) => {
       const made = element("td", titles[index].endsWith("#") ? "number" : "");
+      made.dataset.label = titles[index].replace("#", "");
       made.append(...(typeof cell === "string" && !titles[index].endsWith("#") ? breakable(cell) : [cell]));
       line.append(made);
     });
@@ -128,12 +145,6 @@ function describeNode(node) {
   ];
 }
 
-/** Return the tensors that enter and leave a module. */
-function portsOf(module) {
-  const inputs = (module.template.i ?? []).map((_, index) => originOf(module, [INPUT, index])).filter(origin => origin && !origin.weight);
-  return [inputs, (module.template.o ?? []).map(source => originOf(module, source)).filter(Boolean)];
-}
-
 /** Return the number of a module in a measure: with the modules inside it if the measure is a size. */
 const knownValue = (measure, module) => measure.isSize ? measure.total(module) : measure.own(module);
 
@@ -162,7 +173,7 @@ function describeModule(modules, measures, other) {
       ["tag", several ? "" : module.tag],
     ]),
     ...(other ? comparedTable(modules, measures, other) : [smallTable(["", "value#", "of the model#"], rows)]),
-    ...commandList(modules),
+    ...commandList(modules, other?.modules),
     ...valueTable("Inputs", inputs), ...valueTable("Outputs", outputs), ...weightTable(several ? [] : weightsOf(module)),
   ];
 }
