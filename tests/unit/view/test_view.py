@@ -394,10 +394,13 @@ def test_keys_walk_through_the_graph(browser: Browser, net: Path, tmp_path: Path
     assert browser.run(label).startswith("Layer.1")
     browser.press("Enter")
     assert "true" == browser.run("document.activeElement.getAttribute('aria-expanded')")
-    _click(browser, ".plot button", "Layer.0")
-    browser.run("document.querySelector('.flow [tabindex=\"0\"]').focus()")
+    browser.run("document.activeElement.dispatchEvent(new MouseEvent('dblclick', {bubbles: true}))")
+    assert ["Layer.1"] == _texts(browser, ".graph .path b")
+    assert browser.run("document.activeElement.closest('.flow') !== null")
+    assert "Layer.1" in _texts(browser, ".details h3")
     browser.press("Escape")
     assert ["Net"] == _texts(browser, ".graph .path b")
+    assert browser.run(label).startswith("Layer.1")
 
 
 @pytest.mark.reader("chromium")
@@ -440,18 +443,19 @@ def test_layers_with_different_changes_are_not_folded(browser: Browser, net: Pat
     browser.open(_written(view_model(net, quantized), tmp_path / "page.html"))
     assert "quantized" in _texts(browser, ".answer")[0]
     names = _texts(browser, ".boxes:first-of-type .plot button span:first-child")
-    assert {"Layer.0 … .2 (3 ×)", "Layer.3"} <= set(names)
+    # The layer before the float one has no quantizer of its output.
+    assert {"Layer.0 … .1 (2 ×)", "Layer.2", "Layer.3"} <= set(names)
     assert not any("several" in text for text in _texts(browser, ".legend"))
-    _click(browser, ".plot button", "Layer.0 … .2")
-    assert "layers.[012]" in _texts(browser, ".details dd")
+    _click(browser, ".plot button", "Layer.0 … .1")
+    assert "layers.[01]" in _texts(browser, ".details dd")
     # A quantized file cannot be quantized again: the command names the file that it came from.
     commands = _texts(browser, ".commands code")
-    assert any(f"quantize {net} --exclude 'layers.[012]'" in text for text in commands)
+    assert any(f"quantize {net} --exclude 'layers.[01]'" in text for text in commands)
     _click(browser, "#graph2 .box.module", "Proj")
     commands = _texts(browser, ".commands code")
     assert not any(f"quantize {quantized}" in text for text in commands)
     assert any(f"quantize {net} --exclude layers.0.proj" in text for text in commands)
-    assert 0 == run_here("inspect", net, "--module", "layers.[012]").code
+    assert 0 == run_here("inspect", net, "--module", "layers.[01]").code
     browser.open(_written(view_model(quantized), tmp_path / "page.html"))
     assert not any("quantize" in text.split() for text in _texts(browser, ".commands code"))
 
