@@ -70,6 +70,8 @@ def test_build_is_a_model_of_sentence_transformers(minilm_folder: Path, tmp_path
     settings = source / "config_sentence_transformers.json"
     prompts = {"prompts": {"query": "question: "}, "similarity_fn_name": "dot"}
     settings.write_text(json.dumps({**json.loads(settings.read_bytes()), **prompts}), encoding="utf-8")
+    pooling = source / "1_Pooling" / "config.json"
+    pooling.write_text(json.dumps({**json.loads(pooling.read_bytes()), "include_prompt": False}), encoding="utf-8")
     build_model(source, tmp_path / "built", verify=False)
     model, expected = load_sentence_transformer(tmp_path / "built"), SentenceTransformer(str(source), device="cpu")
     texts = [*TEXTS, "far too long " * 300]

@@ -177,4 +177,5 @@ def test_weight_that_a_run_may_replace_is_left(options: dict[str, Any]) -> None:
     model.graph.inputs.append(model.graph.initializers["w1"])
     made = plan_quantization(model, QuantizeOptions(**options), graph_modules(model, "root"))
     left = {node.operator: node.reason for node in made.nodes if node.has_weight}
-    assert {"MatMul": "its weight is a graph input, which may change at run time", "Gemm": ""} == left
+    assert left["MatMul"].startswith("its weight is a graph input")
+    assert not left["Gemm"]

@@ -502,7 +502,7 @@ def test_record_is_json_with_the_documented_keys(chain: Path) -> None:
     record = json.loads(json.dumps(quantization_sensitivity(chain, target="sqnr_db=190", samples=1).as_record()))
     assert 1 == record["schema_version"]
     keys = {"module", "tag", "class", "part", "precision", "sqnr_db", "cosine", "relative_error", "output", "nodes",
-            "parameters", "size_bytes_saved", "problem", "basis", "samples"}  # fmt: skip
+            "parameters", "size_bytes_saved", "problem", "basis", "samples", "lower_sqnr_db"}  # fmt: skip
     assert keys == set(record["modules"][0])
     assert {"target", "is_met", "rules", "excluded", "size_bytes", "latency", "trials"} <= set(record["exclude_list"])
     assert {"sqnr_db", "size_bytes", "latency"} <= set(record["quantized"])

@@ -125,7 +125,7 @@ def _source_value(source: Path, key: str) -> Any:
 
 
 def _body(source: Path | None) -> str:
-    """Return the text of a card below its front matter, with headings one level lower; ``""`` without a card."""
+    """Return the text of a card below its front matter; ``""`` without a card."""
     if source is None:
         return ""
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.generate.answering import TEXT
 from winml.modelkit.generate.auto_model import WinMLAutoModel
 from winml.modelkit.onnx.files.foreign_files import MODULES_NAME, foreign_parser, library_file, read_record
 from winml.modelkit.onnx.files.reading import read_structure
@@ -24,6 +25,8 @@ _SETTINGS = ("prompts", "default_prompt_name", "similarity_fn_name")
 _PACKAGE = "sentence_transformers."
 _POOLED = "sentence_embedding"
 """Specified: name of the pooled embedding, also as the output of a graph that pools."""
+_OF_TOKENS = ("last_hidden_state", "token_embeddings")
+"""Specified by transformers and by sentence-transformers: names of the output with the embeddings of tokens."""
 _UNLIMITED = 1 << 20
 """Chosen: maximum tokens of a text that states no limit."""
 
@@ -43,7 +46,7 @@ def load_sentence_transformer(folder: str | os.PathLike[str], *, ep: str | None 
 
     Raises:
         UsageError: a module is not of sentence-transformers, or the provider is unknown.
-        InputError: sentence-transformers 6 is not installed, or a file is damaged.
+        InputError: sentence-transformers 6 is not installed, a file is damaged, or the graph embeds no tokens.
         StageError: ONNX Runtime cannot load the graph.
 
     Example:
@@ -82,6 +85,12 @@ def _make_encoder(folder: Path, ep: str | None) -> Any:
     is_lower = bool(read_record(folder, _ENCODER_NAME).get("do_lower_case"))
     names = [spec.name for spec in model.inputs]
     output_names = [value.name for value in read_structure(Path(model.path)).graph.output]
+    tokens_name = next((name for name in _OF_TOKENS if name in output_names), "")
+    if not tokens_name and _POOLED not in output_names:
+        raise InputError(
+            f"{folder}: no output of the graph is an embedding of tokens: {', '.join(output_names)}",
+            hint="Build it with task='feature-extraction'.",
+        )
 
     class GraphEncoder(Module):
         """Encoder of texts in ONNX Runtime."""
@@ -98,7 +107,14 @@ def _make_encoder(folder: Path, ep: str | None) -> Any:
             return int(tokenizer.model_max_length)
 
         def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **_options: Any) -> dict[str, Any]:
-            texts = [f"{prompt or ''}{text}" for text in inputs]
+            features = self._tokenize([f"{prompt or ''}{text}" for text in inputs])
+            if prompt:
+                tokens = self._tokenize([prompt])[TEXT][0].tolist()
+                # Pooling may exclude the prompt, of which a special token at the end is no part.
+                features["prompt_length"] = len(tokens) - (tokens[-1] in tokenizer.all_special_ids)
+            return features
+
+        def _tokenize(self, texts: list[str]) -> dict[str, Any]:
             texts = [text.lower() for text in texts] if is_lower else texts
             with tokenizer_call(tokenizer, *texts):
                 return dict(tokenizer(texts, padding=True, truncation=True, return_tensors="pt"))
@@ -107,7 +123,7 @@ def _make_encoder(folder: Path, ep: str | None) -> Any:
             outputs = model(**{name: features[name] for name in names if name in features})
             if _POOLED in outputs:
                 return {**features, _POOLED: outputs[_POOLED]}
-            return {**features, "token_embeddings": next(iter(outputs.values()))}
+            return {**features, "token_embeddings": outputs[tokens_name]}
 
         def get_embedding_dimension(self) -> int:
             return self.width

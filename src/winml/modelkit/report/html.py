@@ -5,6 +5,8 @@ Bars and dots are elements with a width. The script draws the charts of nested b
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
 import re
@@ -37,21 +39,29 @@ def render_html(document: doc.Document) -> str:
     facts = blocks.pop(0) if blocks and isinstance(blocks[0], doc.Fields) else doc.Fields(())
     rows = facts.visible(doc.Detail.PAGE) if isinstance(facts, doc.Fields) else []
     has_view = any(isinstance(block, doc.ModelView) for block in blocks)
+    scripts = "".join(map(_read_resource, (*_SCRIPTS, *(_VIEW_SCRIPTS if has_view else ()))))
+    script = f'"use strict";\nconst EARLIER = {_json_data(doc.EARLIER)};\n{scripts}'
     return _load_template().render(
         document=document,
         facts=[row for row in rows if row[0] != NOTE],
         notes=[text for label, text in rows if label == NOTE],
         blocks=blocks,
         page=doc.Detail.PAGE,
-        earlier=doc.EARLIER,
         style=_read_resource(STYLE),
-        script="".join(map(_read_resource, (*_SCRIPTS, *(_VIEW_SCRIPTS if has_view else ())))),
+        script=script,
+        policy=_security_policy(script),
         has_view=has_view,
     )
 
 
 NOTE = "note"
 """Label of the fields that a page displays as paragraphs above the charts."""
+
+
+def _security_policy(script: str) -> str:
+    """Return the policy of a page: no other script runs, and nothing is loaded or sent."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"default-src 'none'; form-action 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
 def _read_resource(name: str) -> str:

@@ -64,6 +64,7 @@ class ViewedSide:
     verdicts: tuple[str, ...]
     """Sentences on the model as a whole, from earlier runs."""
     notes: tuple[str, ...] = ()
+    """Limits of the view, and of its comparison with the first model."""
 
     @property
     def measures(self) -> dict[str, Measure]:
@@ -112,10 +113,11 @@ def collect_page(
     pairing = _pair_sides(*viewed_sides) if len(viewed_sides) > 1 and has_graphs else None
     models = [_model_data(side, store, number, pairing) for number, side in enumerate(viewed_sides)]
     data = {"texts": store.texts, "templates": store.templates, "models": models}
-    if pairing is not None:
-        data |= pairing.as_data()
-    differing = pairing.differing if pairing else None
-    return ModelPage(tuple(map(_viewed_model, viewed_sides)), differing, _printable_data(data))
+    if pairing is None:
+        return ModelPage(tuple(map(_viewed_model, viewed_sides)), None, _printable_data(data))
+    data |= pairing.as_data()
+    viewed_sides[1] = replace(viewed_sides[1], notes=(*viewed_sides[1].notes, *pairing.notes))
+    return ModelPage(tuple(map(_viewed_model, viewed_sides)), pairing.differing, _printable_data(data))
 
 
 def _files_of(sides: Sides) -> list[Path]:

@@ -1,24 +1,17 @@
 // --- What is known of the selected module or node, and the commands that act on it.
 
-/** Return a word of a command line, quoted for a POSIX shell if necessary. */
-const shellWord = word => /^[\w./:@%+=,-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
+/** Return a word of a command line, quoted if necessary: for a POSIX shell, or a path of Windows for its shells. */
+const shellWord = word => /^[\w./:@%+=,-]+$/.test(word) ? word
+  : /^[\w .:\\-]*\\[\w .:\\-]*$/.test(word) ? `"${word}"` : `'${word.replaceAll("'", "'\\''")}'`;
 
-/** Return the selector of modules that the commands understand, empty if no selector matches only these modules.
- *
- * It is a path or tag, with * or a list of digits for numbers that differ.
- */
-function selectorOf(modules) {
+/** Return selectors of modules for the commands, by path or tag: one with * for numbers that differ, unless it selects others. */
+function selectorsOf(modules) {
   const [first] = modules, key = modules.every(module => module.path) ? "path" : "tag";
-  if (modules.length === 1) return first[key];
-  const words = modules.map(module => module[key].split(/(\d+)/)), chosen = new Set(modules);
-  if (words.some(other => other.length !== words[0].length)) return "";
-  const withList = list => words[0].map((_, index) => {
-    const found = [...new Set(words.map(other => other[index]))];
-    return found.length > 1 ? list(found) : found[0];
-  }).join("");
-  const others = [...modulesIn(lineage(first)[0])].filter(module => !chosen.has(module) && !module.isGroup);
-  const digits = words => words.every(word => /^\d$/.test(word)) ? `[${words.join("")}]` : "*";
-  return [withList(() => "*"), withList(digits)].find(text => { const matches = selectorTest(text); return modules.every(matches) && !others.some(matches); }) ?? "";
+  const own = [...new Set(modules.map(module => module[key]))], words = own.map(name => name.split(/(\d+)/));
+  if (own.length === 1 || words.some(other => other.length !== words[0].length)) return own;
+  const pattern = words[0].map((word, index) => words.every(other => other[index] === word) ? word : "*").join("");
+  const isSelected = selectorTest(pattern), part = lineage(first).find(module => module.part === first.part);
+  return [...modulesIn(part)].every(module => module.isGroup || !isSelected(module) || own.includes(module[key])) ? [pattern] : own;
 }
 
 /** Return the commands that act on modules of a file or checkpoint, each with its purpose.
@@ -27,9 +20,9 @@ function selectorOf(modules) {
  */
 function commandsFor(modules, twins = []) {
   const [{ model, part, parent, isFolder }] = modules, isCheckpoint = !part?.file;
-  const file = isCheckpoint ? model.file : part.file, selector = selectorOf(modules);
-  if (!selector || isFolder) return [];
-  const [name, module, stem] = [shellWord(file), shellWord(selector), file.replace(/\.onnx$/i, "")];
+  const file = isCheckpoint ? model.file : part.file, selectors = selectorsOf(modules);
+  if (!selectors[0] || isFolder) return [];
+  const [name, module, stem] = [shellWord(file), shellWord(selectors[0]), file.replace(/\.onnx$/i, "")];
   const floats = [modules, twins].find(found => found[0]?.part?.file && !found[0].part.isQuantized && found.every(Boolean));
   const floatFile = floats?.[0].part.file, ofFloat = floats && floats !== modules ? ` of ${floatFile}` : "";
   if (!parent || parent.isFolder) return isCheckpoint ? [["export it", `winml export ${name} -o model.onnx`]] : [
@@ -37,13 +30,13 @@ function commandsFor(modules, twins = []) {
     ["measure every module", `winml perf ${name} --by-module`],
     ...(floats ? [[`find the modules${ofFloat} that lose most by quantization`, `winml quantize ${shellWord(floatFile)} --sensitivity`]] : []),
   ];
-  const quantized = floats && shellWord(floatFile.replace(/(\.onnx)?$/i, "_quantized.onnx"));
+  const excluded = floats && selectorsOf(floats).map(selector => `--exclude ${shellWord(selector)}`).join(" ");
   const ofFile = isCheckpoint ? [] : [
     ["show its nodes", `winml inspect ${name} --module ${module}`],
-    ...(floats ? [[`quantize all but it${ofFloat && `, from ${floatFile}`}`,
-      `winml quantize ${shellWord(floatFile)} --exclude ${shellWord(selectorOf(floats))} -o ${quantized}`]] : []),
+    ...(floats ? [[`quantize all but it${ofFloat}`,
+      `winml quantize ${shellWord(floatFile)} ${excluded} -o ${shellWord(floatFile.replace(/(\.onnx)?$/i, "_quantized.onnx"))}`]] : []),
   ];
-  return [
+  return selectors.length > 1 ? ofFile.slice(1) : [
     ["measure it alone", `winml perf ${name} --module ${module}`],
     ["cut it out", `winml extract ${name} --module ${module} -o ${shellWord(isCheckpoint ? "modules" : `${stem}_module`)}`],
     ...ofFile,
@@ -169,7 +162,7 @@ function describeModule(modules, measures, other) {
   return [
     element("h3", "", several ? `${modules.length} equal modules` : module.label),
     fieldList([
-      ["class", module.className], [several ? "selector" : "path", several ? selectorOf(modules) : module.path],
+      ["class", module.className], [several ? "selector" : "path", several ? selectorsOf(modules).join(", ") : module.path],
       ["tag", several ? "" : module.tag],
     ]),
     ...(other ? comparedTable(modules, measures, other) : [smallTable(["", "value#", "of the model#"], rows)]),

@@ -107,14 +107,16 @@ function showIcicle(chart, data, classes, events = {}) {
     if (node.words) return node.words;
     const shade = data.shades[isShade() ? colourIndex() : -1], value = shade && node.shades[colourIndex()];
     const words = [amount(node), share(node)].filter(Boolean).join(", ");
-    if (!shade || value === null) return words;
+    if (!shade || value === null || isWidth(shade, node)) return words;
     if (data.statesValues) return `${shadeWords(shade, node, value)} · ${words}`;
     return node.members && shade.folded !== "sum" ? `${foldWords(shade)} ${shade.write(value)}` : words;
   }
 
-  /** Return the value of a shade: of a size, that of the module without the modules inside it. */
+  /** Whether the chosen width states the value of a shade. */
+  const isWidth = (shade, node) => shade === size() && !node.children.length;
+  const ownWords = (shade, node) => shade.isSize && node.children.length ? "own " : "";
   const shadeWords = (shade, node, value) =>
-    `${node.members && shade.folded !== "sum" ? `${foldWords(shade)} ` : ""}${shade.isSize && node.children.length ? "own " : ""}${shade.write(value)}`;
+    `${node.members && shade.folded !== "sum" ? `${foldWords(shade)} ` : ""}${ownWords(shade, node)}${shade.write(value)}`;
 
   const foldWords = shade => shade.folded === "max" ? "largest" : "lowest";
   const place = node => {
@@ -133,8 +135,8 @@ function showIcicle(chart, data, classes, events = {}) {
       : [...(node.lines.length ? node.lines : [node.label]), ...(data.statesValues ? [`${size().title} ${amount(node)}`] : [])];
     const shade = data.shades[isShade() ? colourIndex() : -1], value = shade && node.shades[colourIndex()];
     const isStated = node.members && shade?.folded !== "sum";
-    const shadeLine = !data.statesValues || !shade || isStated ? []
-      : [value === null ? `${shade.title} unknown` : `${shade.title} ${shadeWords(shade, node, value)}`];
+    const shadeLine = !data.statesValues || !shade || isStated || isWidth(shade, node) ? []
+      : [value === null ? `${shade.title} unknown` : `${ownWords(shade, node)}${shade.title} ${shade.write(value)}`];
     const kinds = data.categories.flatMap((title, index) => node.kinds[index] ? [`${title} ${node.kinds[index]}`] : []);
     about.textContent = [...lines, ...(total(whole) ? [`${share(node)} of the width`] : []), ...shadeLine, ...kinds].join(" · ");
     toRows.hidden = !events.rowsOf || !selected.lines.length;

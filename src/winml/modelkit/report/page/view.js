@@ -31,11 +31,11 @@ function recordedMeasures(model) {
   });
 }
 
-/** Return the measures of a model of which any module has a value. */
+/** Return the measures of a model of which any module has a value, and parameters in any case: boxes need a width. */
 function knownMeasures(model, root) {
   const modules = [...modulesIn(root)];
-  return [...structuralMeasures(), ...recordedMeasures(model)].filter(measure =>
-    modules.some(module => { const value = measure.own(module); return value !== null && value !== 0 && value !== ""; }));
+  return [...structuralMeasures(), ...recordedMeasures(model)].filter((measure, place) => !place
+    || modules.some(module => { const value = measure.own(module); return value !== null && value !== 0 && value !== ""; }));
 }
 
 /** Return a module as a node of the chart. */
