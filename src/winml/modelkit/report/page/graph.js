@@ -229,6 +229,13 @@ function showGraph(frame, root, events) {
     shapes.get(item)?.setAttribute("tabindex", 0);
   }
 
+  /** Focus the box that the Tab key reaches; what is described stays. */
+  function moveFocus(options) {
+    isMovingFocus = true;
+    flow.querySelector('[tabindex="0"]')?.focus(options);
+    isMovingFocus = false;
+  }
+
   function mark(item) {
     for (const [other, shape] of shapes) shape.classList.toggle("selected", other === item);
     setFocusable(item);
@@ -270,9 +277,7 @@ function showGraph(frame, root, events) {
     fitWidth();
     if (hadFocus) {
       if (inner) setFocusable(inner);
-      isMovingFocus = true;  // the described module stays
-      flow.querySelector('[tabindex="0"]')?.focus({ preventScroll: !inner });
-      isMovingFocus = false;
+      moveFocus({ preventScroll: !inner });
     }
     if (!isQuiet) events.onEnter(module);
   }
@@ -396,6 +401,6 @@ function showGraph(frame, root, events) {
       mark(item);
       shapes.get(item).scrollIntoView({ block: "center", inline: "center" });
     },
-    focus: () => flow.querySelector('[tabindex="0"]')?.focus({ preventScroll: true }),
+    focus: () => moveFocus({ preventScroll: true }),
   };
 }

@@ -69,7 +69,8 @@ function showSide(view, side, root, measures, colours, events) {
   const chart = view.querySelectorAll(".boxes")[side], frame = view.querySelectorAll(".graph")[side];
   const sizes = measures.filter(measure => measure.isSize), texts = measures.filter(measure => measure.isText);
   const shades = measures.filter(measure => !measure.isText);
-  const tree = chartNode(root, sizes, shades, texts), nodes = new Map(), collect = node => { nodes.set(node.module, node); node.children.forEach(collect); };
+  const tree = chartNode(root, sizes, shades, texts), nodes = new Map();
+  const collect = node => { nodes.set(node.module, node); node.children.forEach(collect); };
   collect(tree);
   let graph = null;
   const icicle = showIcicle(chart, {
@@ -157,14 +158,15 @@ function showView(view) {
     for (const { icicle } of sides) icicle.highlight(modules.size ? node => modules.has(node.module) : null);
   }, found => {
     const item = found.isWeight ? readerOf(found) ?? found.owner : found;
-    const side = sides[sideOf(item)], module = item.isModule ? item.parent ?? item : item.module, other = twin(item.isModule ? item : item.module);
-    side.icicle.zoomTo(node => node.module === module);
+    const outerOf = module => item.isModule ? module.parent ?? module : module;
+    const side = sides[sideOf(item)], module = item.isModule ? item : item.module, other = twin(module);
+    side.icicle.zoomTo(node => node.module === outerOf(module));
     side.graph.reveal(item);
     if (other) {
-      const outer = item.isModule ? other.parent ?? other : other;
-      sides[1 - sideOf(item)].icicle.zoomTo(node => node.module === outer);
-      if (item.isModule) sides[1 - sideOf(item)].graph.reveal(other);
-      else sides[1 - sideOf(item)].graph.enter(other);
+      const { icicle, graph } = sides[1 - sideOf(item)];
+      icicle.zoomTo(node => node.module === outerOf(other));
+      if (item.isModule) graph.reveal(other);
+      else graph.enter(other);
     }
     if (found.isWeight) describe([element("h3", "", found.name), fieldList([["module", found.owner.path || found.owner.label]]), ...weightTable([found])]);
     else showItem(item);
