@@ -39,9 +39,9 @@ function fillChoice(choice, options, value) {
 /** Return a count with its noun. */
 const countNoun = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
-/** Return the unit of a number in powers of 1000: 1234567 → "1.23 M". */
+/** Return a number with a unit in powers of 1000, as the summary of a page: 1234567 → "1.23 M". */
 function countWords(value) {
-  const scale = [[1e12, " T"], [1e9, " G"], [1e6, " M"], [1e3, " k"]].find(([factor]) => Math.abs(value) >= factor);
+  const scale = [[1e12, " T"], [1e9, " B"], [1e6, " M"], [1e3, " k"]].find(([factor]) => Math.abs(value) >= factor);
   return scale ? `${Number((value / scale[0]).toPrecision(3))}${scale[1]}` : numberWords(value);
 }
 

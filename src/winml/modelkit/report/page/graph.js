@@ -23,7 +23,7 @@ function cutText(text, longest = LONGEST_LABEL) {
 /** Return the lines of a closed box. */
 function boxLines(item, note, mark) {
   const last = [note, mark].filter(Boolean);
-  if (item.isPort) return [cutText(portLabel(item), 26)];
+  if (item.isPort) return [cutText(portLabel(item))];
   if (!item.isModule) {
     const weights = item.sources.map(source => originOf(item.module, source)).filter(origin => origin?.weight);
     const largest = weights.sort((left, right) => (right.bytes ?? 0) - (left.bytes ?? 0))[0];
