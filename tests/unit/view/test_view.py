@@ -167,6 +167,9 @@ def test_pair_states_changes_by_module(pair: tuple[Path, Path]) -> None:
     assert page.differing == sum(change not in ("changed inside", "equal") for change in changes)
     assert changes[0] == "changed inside"
     assert {"quantized"} == {*changes[2::2]}  # the products; a quantizer of activations is new in the layers
+    assert [False, True] == [_part(page, side)["isQuantized"] for side in (0, 1)]
+    quantized = [change for change in changes if change == "quantized"]
+    assert f"{len(quantized)} quantized" in (page.document().answer or "")
     replaced = page.data["replaced"]["model"]
     assert ["/layers.0/proj/MatMul"] in replaced.values()
     assert [] in replaced.values()
