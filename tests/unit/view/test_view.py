@@ -167,6 +167,9 @@ def test_pair_states_changes_by_module(pair: tuple[Path, Path]) -> None:
     assert page.differing == sum(change not in ("changed inside", "equal") for change in changes)
     assert changes[0] == "changed inside"
     assert {"quantized"} == {*changes[2::2]}  # the products; a quantizer of activations is new in the layers
+    assert [False, True] == [_part(page, side)["isQuantized"] for side in (0, 1)]
+    quantized = [change for change in changes if change == "quantized"]
+    assert f"{len(quantized)} quantized" in (page.document().answer or "")
     replaced = page.data["replaced"]["model"]
     assert ["/layers.0/proj/MatMul"] in replaced.values()
     assert [] in replaced.values()
@@ -303,6 +306,51 @@ def _click(browser: Browser, selector: str, text: str) -> None:
     assert found, f"no {selector} with {text}: {_texts(browser, selector)}"
 
 
+def _choose(browser: Browser, name: str, words: str, side: int = 0) -> None:
+    """Choose width or colour of a chart."""
+    browser.run(
+        f"(() => {{ const choice = document.querySelectorAll('.{name}')[{side}]; "
+        f"choice.value = [...choice.options].find(option => option.textContent === {words!r}).value; "
+        "choice.dispatchEvent(new Event('change')); })()"
+    )
+
+
+def _errors(net: Path, *errors: float) -> dict[str, Any]:
+    """Return the JSON of ``winml compare --by-module`` in its smallest form: one error for each layer."""
+    rows = [{"tag": f"/Net/Layer.{layer}", "own_error": error} for layer, error in enumerate(errors)]
+    return {"modules": rows, "fingerprint": file_fingerprint(net)}
+
+
+@pytest.mark.reader("chromium")
+@pytest.mark.parametrize(
+    ("errors", "parts"),
+    [
+        ((0.0, 0.001, 0.01, 0.1), (0, 0, 50, 100)),
+        ((0.1, 0.1, 0.1, 0.1), (0, 0, 0, 0)),
+        ((0.0, 0.0, 0.0, 0.1), (0, 0, 0, 0)),
+    ],
+    ids=["zero", "equal", "one"],
+)
+def test_errors_are_colours(
+    browser: Browser, net: Path, tmp_path: Path, errors: tuple[float, ...], parts: tuple[float, ...]
+) -> None:
+    """The scale is logarithmic over the errors above 0; an error of 0 has the colour of its low end, unknown a grey."""
+    net.with_name("errors.json").write_text(json.dumps(_errors(net, *errors)))
+    browser.open(_written(view_model(net), tmp_path / "page.html"))
+    browser.run("document.querySelector('.fold').click()")
+    _choose(browser, "colour", "by own error")
+    found = browser.run(
+        "[...document.querySelectorAll('.plot .heat')].map(box => box.style.background.match(/([0-9.]+)%/)[1])"
+    )
+    np.testing.assert_allclose([float(part) for part in found], parts, atol=0.1)
+    assert 1 + 2 * LAYERS - LAYERS == len(_texts(browser, ".plot button:not(.heat)"))
+    # The line and the labels state both chosen numbers.
+    assert any(f"{errors[-1]:g} · " in text for text in _texts(browser, ".plot .heat"))
+    assert "own error unknown" in _texts(browser, ".about output")[0]
+    assert "own error" in _texts(browser, ".legend")[0]
+    assert [] == browser.problems
+
+
 @pytest.mark.reader("chromium")
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280, 2560])
@@ -320,11 +368,7 @@ def test_modules_zoom_and_the_graph_follows(browser: Browser, net: Path, tmp_pat
     """A click on folded layers zooms both views; a click in the graph opens a module down to its nodes."""
     net.with_name("times.json").write_text(json.dumps(_times(net)))
     browser.open(_written(view_model(net), tmp_path / "page.html"))
-    browser.run(
-        "(() => { const width = document.querySelector('.width'); "
-        "width.value = [...width.options].find(option => option.textContent === 'time').value; "
-        "width.dispatchEvent(new Event('change')); })()"
-    )
+    _choose(browser, "width", "time")
     assert ["6.5 ms, 100.0 %", "6 ms, 92.3 %"] == _texts(browser, ".plot button span:last-child")  # no time of a Proj
     _click(browser, ".plot button", "Layer.0")
     assert "Layer.0" in _texts(browser, ".graph .path b")[0]
@@ -343,25 +387,6 @@ def test_modules_zoom_and_the_graph_follows(browser: Browser, net: Path, tmp_pat
 
 
 @pytest.mark.reader("chromium")
-def test_module_without_error_has_the_lightest_colour(browser: Browser, net: Path, tmp_path: Path) -> None:
-    """Errors have a logarithmic scale, which an error of 0 does not extend."""
-    rows = [{"tag": f"/Net/Layer.{layer}", "own_error": (0.0, 1e-4, 1e-3, 1e-2)[layer]} for layer in range(LAYERS)]
-    record = {"modules": rows, "fingerprint": file_fingerprint(net)}
-    net.with_name("errors.json").write_text(json.dumps(record))
-    browser.open(_written(view_model(net), tmp_path / "page.html"))
-    browser.run("document.querySelector('.fold').click()")
-    browser.run(
-        "(() => { const colour = document.querySelector('.colour'); "
-        "colour.value = [...colour.options].find(option => option.textContent === 'by own error').value; "
-        "colour.dispatchEvent(new Event('change')); })()"
-    )
-    heats = browser.run(
-        "[...document.querySelectorAll('.plot .heat')].map(box => box.style.getPropertyValue('--heat'))"
-    )
-    assert ["0%", "0%", "50%", "100%"] == heats
-
-
-@pytest.mark.reader("chromium")
 def test_keys_walk_through_the_graph(browser: Browser, net: Path, tmp_path: Path) -> None:
     """Arrow keys follow the data, Enter opens a module, Escape returns to the module around it."""
     browser.open(_written(view_model(net), tmp_path / "page.html"))
@@ -372,16 +397,19 @@ def test_keys_walk_through_the_graph(browser: Browser, net: Path, tmp_path: Path
     assert browser.run(label).startswith("Layer.1")
     browser.press("Enter")
     assert "true" == browser.run("document.activeElement.getAttribute('aria-expanded')")
-    _click(browser, ".plot button", "Layer.0")
-    browser.run("document.querySelector('.flow [tabindex=\"0\"]').focus()")
+    browser.run("document.activeElement.dispatchEvent(new MouseEvent('dblclick', {bubbles: true}))")
+    assert ["Layer.1"] == _texts(browser, ".graph .path b")
+    assert browser.run("document.activeElement.closest('.flow') !== null")
+    assert "Layer.1" in _texts(browser, ".details h3")
     browser.press("Escape")
     assert ["Net"] == _texts(browser, ".graph .path b")
+    assert browser.run(label).startswith("Layer.1")
 
 
 @pytest.mark.reader("chromium")
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("op:MatMul", LAYERS), ("layers.*", LAYERS), ("Proj", LAYERS), ("layers.2.proj", 1), ("nothing", 0)],
+    [("op:MatMul", LAYERS), ("layers.*", LAYERS), ("Proj", LAYERS), ("layers.2.proj", 2), ("nothing", 0)],
 )
 def test_search_finds_modules_and_nodes(browser: Browser, net: Path, tmp_path: Path, text: str, count: int) -> None:
     """A text is an operator, a selector or a part of a name; Enter shows the first result in the graph."""
@@ -407,6 +435,91 @@ def test_two_models_are_compared(browser: Browser, pair: tuple[Path, Path], tmp_
     assert rows["parameters"] == "equal"
     assert rows["bytes of weights"].startswith("× 0.")
     assert any("new" in text for text in _texts(browser, "#graph2 .box.changed"))
+    assert [] == browser.problems
+
+
+@pytest.mark.reader("chromium")
+def test_layers_with_different_changes_are_not_folded(browser: Browser, net: Path, tmp_path: Path) -> None:
+    """A layer that stays float is a box of its own, and the selectors of the others do not match it."""
+    quantized = net.with_name("int8.onnx")
+    quantize_model(net, quantized, precision="int8", exclude=("layers.3",))
+    browser.open(_written(view_model(net, quantized), tmp_path / "page.html"))
+    assert "quantized" in _texts(browser, ".answer")[0]
+    names = _texts(browser, ".boxes:first-of-type .plot button span:first-child")
+    # The layer before the float one has no quantizer of its output.
+    assert {"Layer.0 … .1 (2 ×)", "Layer.2", "Layer.3"} <= set(names)
+    assert not any("several" in text for text in _texts(browser, ".legend"))
+    _click(browser, ".plot button", "Layer.0 … .1")
+    assert "layers.0, layers.1" in _texts(browser, ".details dd")
+    # A quantized file cannot be quantized again: the command names the file that it came from.
+    commands = _texts(browser, ".commands code")
+    assert any(f"quantize {net} --exclude layers.0 --exclude layers.1" in text for text in commands)
+    _click(browser, "#graph2 .box.module", "Proj")
+    commands = _texts(browser, ".commands code")
+    assert not any(f"quantize {quantized}" in text for text in commands)
+    assert any(f"quantize {net} --exclude layers.0.proj" in text for text in commands)
+    browser.open(_written(view_model(quantized), tmp_path / "page.html"))
+    assert not any("quantize" in text.split() for text in _texts(browser, ".commands code"))
+
+
+@pytest.mark.reader("chromium")
+def test_choices_and_search_apply_to_both_models(browser: Browser, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Colour, folding, the tools of the graph and a result of the search show the same place in both models."""
+    browser.open(_written(view_model(*pair), tmp_path / "page.html"))
+    assert 2 == len(_texts(browser, ".plot button:first-child"))
+    browser.run("document.querySelector('.fold').click()")
+    assert [False, False] == browser.run("[...document.querySelectorAll('.fold')].map(fold => fold.checked)")
+    _choose(browser, "colour", "by class")
+    fills = "[1, 2].map(n => document.querySelector(`#graph${n} .box.module rect`).style.fill)"
+    boxes = "[0, 1].map(n => document.querySelectorAll('.plot')[n].children[1].style.background)"
+    assert browser.run(boxes) == browser.run(fills)
+    browser.run("document.querySelector('.deeper').click()")
+    assert LAYERS == len(_texts(browser, "#graph1 .box.open")) == len(_texts(browser, "#graph2 .box.open"))
+    _search(browser, "layers.2.proj")
+    browser.press("Enter")
+    assert ["Layer.2", "Layer.2"] == _texts(browser, ".graph .path b")
+    assert 2 == len(_texts(browser, ".flow .box.selected"))
+    assert "Proj" in browser.run("document.activeElement.getAttribute('aria-label')")
+    # The description is in the window.
+    place = "document.querySelector('.details h3').getBoundingClientRect()"
+    assert browser.run(f"{place}.top >= 0 && {place}.bottom <= innerHeight")
+    assert [] == browser.problems
+
+
+@pytest.mark.reader("chromium")
+def test_graph_is_moved_and_scaled(browser: Browser, net: Path, tmp_path: Path) -> None:
+    """A pointer drags the graph without a click; the button for a smaller graph never enlarges it."""
+    browser.open(_written(view_model(_saved(_layers(150), net)), tmp_path / "page.html"))
+    browser.run("document.querySelector('.flow').scrollIntoView()")
+    box = browser.run("(() => { const b = document.querySelector('.flow .box.module').getBoundingClientRect(); "
+                      "return [b.x + 5, b.y + 5]; })()")  # fmt: skip
+    for kind, lift in (("mousePressed", 0), ("mouseMoved", 30), ("mouseReleased", 30)):
+        place = {"x": box[0], "y": box[1] - lift}
+        browser.send("Input.dispatchMouseEvent", type=kind, **place, button="left", buttons=1, clickCount=1)
+    assert 30 == browser.run("document.querySelector('.flow').scrollTop")
+    assert [] == _texts(browser, ".flow .box.open")
+    browser.run("document.querySelector('.fit').click()")
+    width = "document.querySelector('.flow svg').getBoundingClientRect().width"
+    before = browser.run(width)
+    browser.run("document.querySelector('.out').click()")
+    assert browser.run(width) <= before
+    browser.run("document.querySelector('.tensor').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    assert "1 tensor" in _texts(browser, ".details")[0]
+    assert [] == browser.problems
+
+
+@pytest.mark.reader("chromium")
+def test_search_lists_all_results_and_weights(browser: Browser, net: Path, tmp_path: Path) -> None:
+    """A weight is found by name and shown at its reader; a button lists the results after the first."""
+    browser.open(_written(view_model(_saved(_layers(100), net)), tmp_path / "page.html"))
+    _search(browser, "op:Add")
+    _click(browser, ".results button", "40 more")
+    assert 100 == len(_texts(browser, ".results button"))
+    browser.run("document.querySelector('.search input').value = ''")
+    _search(browser, "7.proj.weight")
+    _click(browser, ".results button", "layers.7.proj.weight")
+    assert "layers.7.proj.weight" in _texts(browser, ".details h3")
+    assert "MatMul" in browser.run("document.activeElement.getAttribute('aria-label')")
     assert [] == browser.problems
 
 

@@ -12,6 +12,7 @@ from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.bundle import read_part_description
 from winml.modelkit.onnx.fingerprint import file_fingerprint
+from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
 from winml.modelkit.view.histograms import Histogram, weight_histograms
 from winml.modelkit.view.known import (
     EarlierResult,
@@ -222,6 +223,8 @@ def _part_data(viewed: ViewedGraph, store: TemplateStore, number: int, pairing: 
     return {
         "name": viewed.name,
         "file": str(viewed.file.path) if viewed.file else "",
+        "isQuantized": bool(viewed.file)
+        and any(node.proto.op_type in QUANTIZED_OPERATORS for node in viewed.file.contents.nodes),
         "label": root.label,
         "path": root.address.path,
         "tag": root.address.tag,

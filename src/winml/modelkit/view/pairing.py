@@ -10,6 +10,7 @@ import onnx
 
 from winml.modelkit.compare.diff import diff_models
 from winml.modelkit.compare.records import ChangedModule
+from winml.modelkit.view.records import UNCHANGED
 from winml.modelkit.view.structure import GraphFile, ModuleLevel
 from winml.modelkit.words import count_noun, first_words, size_words
 
@@ -81,7 +82,7 @@ class Pairing:
             return None
         if status := changed.get(f"{part} {level.address.tag}"):
             return status
-        return "changed inside" if any(f"{part} {inner.address.tag}" in changed for inner in level.walk()) else "equal"
+        return UNCHANGED[any(f"{part} {inner.address.tag}" in changed for inner in level.walk())]
 
 
 def _status(

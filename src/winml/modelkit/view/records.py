@@ -11,6 +11,9 @@ from winml.modelkit.onnx.module_costs import Cost
 from winml.modelkit.records import Record, entry
 from winml.modelkit.report.result import Result
 
+UNCHANGED = ("equal", "changed inside")
+"""Words for a module that does not itself differ: without and with changes of the modules inside it."""
+
 
 class ViewedPart(Record):
     """One graph of a displayed model."""

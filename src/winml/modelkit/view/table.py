@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from winml.modelkit.onnx.module_costs import Cost
 from winml.modelkit.report import document as doc
-from winml.modelkit.view.records import ModelPage, ViewedModel
+from winml.modelkit.view.records import UNCHANGED, ModelPage, ViewedModel
 from winml.modelkit.words import count_noun, count_words, size_words
 
 
@@ -47,8 +48,21 @@ def _difference_words(page: ModelPage) -> str:
     """Return how many modules of two models differ; empty for one model."""
     if page.differing is None:
         return ""
+    if not page.differing:
+        return "Both models are equal."
+    counts = Counter(change for side in (0, 1) for change in _changes(page, side))
+    kinds = f" ({', '.join(f'{count} {change}' for change, count in counts.most_common())})" if counts else ""
     verb = "differs" if page.differing == 1 else "differ"
-    return f"{count_noun(page.differing, 'module')} {verb}." if page.differing else "Both models are equal."
+    return f"{count_noun(page.differing, 'module')} {verb}{kinds}."
+
+
+def _changes(page: ModelPage, side: int) -> Iterator[str]:
+    """Yield the words for the changes of modules: of the first model only those of removed modules."""
+    for part in page.data["models"][side]["parts"]:
+        for change in part["measures"]["change"]:
+            is_counted = change == "removed" if side == 0 else change not in (None, *UNCHANGED)
+            if is_counted:
+                yield change
 
 
 def _model_fields(model: ViewedModel) -> Iterator[doc.Field]:

@@ -14,21 +14,27 @@ function selectorsOf(modules) {
   return [...modulesIn(part)].every(module => module.isGroup || !isSelected(module) || own.includes(module[key])) ? [pattern] : own;
 }
 
-/** Return the commands that act on modules of a file or checkpoint, each with its purpose. */
-function commandsFor(modules) {
+/** Return the commands that act on modules of a file or checkpoint, each with its purpose.
+ *
+ * @param twins the same modules in the other model: a quantized file is quantized again from its floating-point source.
+ */
+function commandsFor(modules, twins = []) {
   const [{ model, part, parent, isFolder }] = modules, isCheckpoint = !part?.file;
   const file = isCheckpoint ? model.file : part.file, selectors = selectorsOf(modules);
   if (!selectors[0] || isFolder) return [];
   const [name, module, stem] = [shellWord(file), shellWord(selectors[0]), file.replace(/\.onnx$/i, "")];
+  const floats = [modules, twins].find(found => found[0]?.part?.file && !found[0].part.isQuantized && found.every(Boolean));
+  const floatFile = floats?.[0].part.file, ofFloat = floats && floats !== modules ? ` of ${floatFile}` : "";
   if (!parent || parent.isFolder) return isCheckpoint ? [["export it", `winml export ${name} -o model.onnx`]] : [
     ["show the module tree", `winml inspect ${name} -H`],
     ["measure every module", `winml perf ${name} --by-module`],
-    ["find the modules that lose most by quantization", `winml quantize ${name} --sensitivity`],
+    ...(floats ? [[`find the modules${ofFloat} that lose most by quantization`, `winml quantize ${shellWord(floatFile)} --sensitivity`]] : []),
   ];
-  const excluded = selectors.map(selector => `--exclude ${shellWord(selector)}`).join(" ");
+  const excluded = floats && selectorsOf(floats).map(selector => `--exclude ${shellWord(selector)}`).join(" ");
   const ofFile = isCheckpoint ? [] : [
     ["show its nodes", `winml inspect ${name} --module ${module}`],
-    ["quantize all but it", `winml quantize ${name} ${excluded} -o ${shellWord(`${stem}_quantized.onnx`)}`],
+    ...(floats ? [[`quantize all but it${ofFloat}`,
+      `winml quantize ${shellWord(floatFile)} ${excluded} -o ${shellWord(floatFile.replace(/(\.onnx)?$/i, "_quantized.onnx"))}`]] : []),
   ];
   return selectors.length > 1 ? ofFile.slice(1) : [
     ["measure it alone", `winml perf ${name} --module ${module}`],
@@ -50,9 +56,9 @@ async function copyText(text, place) {
   }
 }
 
-function commandList(modules) {
+function commandList(modules, twins) {
   const list = element("ul", "commands");
-  for (const [words, command] of commandsFor(modules)) {
+  for (const [words, command] of commandsFor(modules, twins)) {
     const entry = element("li"), copy = button("copy", "copy", async () => {
       await copyText(command, entry);
       copy.textContent = "copied";
@@ -76,6 +82,7 @@ function smallTable(titles, rows) {
     const line = body.insertRow();
     row.forEach((cell, index) => {
       const made = element("td", titles[index].endsWith("#") ? "number" : "");
+      made.dataset.label = titles[index].replace("#", "");
       made.append(...(typeof cell === "string" && !titles[index].endsWith("#") ? breakable(cell) : [cell]));
       line.append(made);
     });
@@ -131,12 +138,6 @@ function describeNode(node) {
   ];
 }
 
-/** Return the tensors that enter and leave a module. */
-function portsOf(module) {
-  const inputs = (module.template.i ?? []).map((_, index) => originOf(module, [INPUT, index])).filter(origin => origin && !origin.weight);
-  return [inputs, (module.template.o ?? []).map(source => originOf(module, source)).filter(Boolean)];
-}
-
 /** Return the number of a module in a measure: with the modules inside it if the measure is a size. */
 const knownValue = (measure, module) => measure.isSize ? measure.total(module) : measure.own(module);
 
@@ -165,7 +166,7 @@ function describeModule(modules, measures, other) {
       ["tag", several ? "" : module.tag],
     ]),
     ...(other ? comparedTable(modules, measures, other) : [smallTable(["", "value#", "of the model#"], rows)]),
-    ...commandList(modules),
+    ...commandList(modules, other?.modules),
     ...valueTable("Inputs", inputs), ...valueTable("Outputs", outputs), ...weightTable(several ? [] : weightsOf(module)),
   ];
 }

@@ -36,15 +36,20 @@ function fillChoice(choice, options, value) {
   choice.parentElement.hidden = options.length < 2;
 }
 
-/** Return the unit of a number in powers of 1000: 1234567 → "1.23 M". */
+/** Return a count with its noun. */
+const countNoun = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+
+/** Return a number with a unit in powers of 1000, as the summary of a page: 1234567 → "1.23 M". */
 function countWords(value) {
-  const scale = [[1e12, " T"], [1e9, " G"], [1e6, " M"], [1e3, " k"]].find(([factor]) => Math.abs(value) >= factor);
+  const scale = [[1e12, " T"], [1e9, " B"], [1e6, " M"], [1e3, " k"]].find(([factor]) => Math.abs(value) >= factor);
   return scale ? `${Number((value / scale[0]).toPrecision(3))}${scale[1]}` : numberWords(value);
 }
 
+const INFINITE = 1e300;  // larger numbers stand for infinity, which JSON does not have
+
 /** Return a number with three digits. */
 function numberWords(value) {
-  if (Math.abs(value) > 1e300) return "∞";
+  if (Math.abs(value) > INFINITE) return "∞";
   if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en");
   return value && Math.abs(value) < 0.01 ? value.toExponential(1) : String(Number(value.toPrecision(3)));
 }

@@ -4,6 +4,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const LETTER = 6.7, LINE = 15, PADDING = 9, HEADER = 24;  // pixels, at a font size of 12
 const LONGEST_LABEL = 34;
 const MOST_READERS = 5, MOST_PORTS = 8;  // more would cover the graph with lines
+const CLICK_PIXELS = 4;  // a pointer that moves further moves the graph
 const MOST_OPEN = 1500;  // items that are opened by one click
 
 function drawn(name, attributes, ...children) {
@@ -13,12 +14,16 @@ function drawn(name, attributes, ...children) {
   return made;
 }
 
-const cutText = (text, longest = LONGEST_LABEL) => text.length > longest ? `${text.slice(0, longest - 1)}…` : text;
+/** Return a text without its middle if it is too long: names differ at their ends. */
+function cutText(text, longest = LONGEST_LABEL) {
+  const start = Math.ceil((longest - 1) / 2);
+  return text.length > longest ? `${text.slice(0, start)}…${text.slice(start + 1 - longest)}` : text;
+}
 
 /** Return the lines of a closed box. */
 function boxLines(item, note, mark) {
   const last = [note, mark].filter(Boolean);
-  if (item.isPort) return [cutText(portLabel(item), 26)];
+  if (item.isPort) return [cutText(portLabel(item))];
   if (!item.isModule) {
     const weights = item.sources.map(source => originOf(item.module, source)).filter(origin => origin?.weight);
     const largest = weights.sort((left, right) => (right.bytes ?? 0) - (left.bytes ?? 0))[0];
@@ -26,7 +31,7 @@ function boxLines(item, note, mark) {
   }
   const { nodes, parameters } = totalNumbers(item);
   const name = item.label.startsWith(item.className) || !item.className ? item.label : `${item.label}: ${item.className}`;
-  const counts = [nodes ? `${nodes} nodes` : "", parameters ? `${countWords(parameters)} parameters` : ""].filter(Boolean).join(", ");
+  const counts = [nodes ? countNoun(nodes, "node") : "", parameters ? `${countWords(parameters)} parameters` : ""].filter(Boolean).join(", ");
   return [cutText(name), ...(counts ? [counts] : []), ...last];
 }
 
@@ -54,7 +59,7 @@ function readersOf(items) {
 function levelOf(module) {
   const inner = itemsOf(module), items = [...inner], edges = new Map(), ports = new Map(), notes = new Map();
   const readers = readersOf(inner), firstReaders = new Set();
-  const [hasManyInputs, hasManyOutputs] = [(module.template.i ?? []).length > MOST_PORTS, (module.template.o ?? []).length > MOST_PORTS];
+  const [hasManyInputs, hasManyOutputs] = portsOf(module).map(tensors => tensors.length > MOST_PORTS);
   const connect = (from, to, origin) => {
     const key = `${items.indexOf(from)} ${items.indexOf(to)}`;
     if (!edges.has(key)) edges.set(key, { from, to, tensors: [] });
@@ -94,7 +99,7 @@ function levelOf(module) {
 /** Return the text on tensors of an item that have no lines. */
 function noteWords({ inputs, outputs }) {
   const counts = [[inputs.size, "input"], [outputs.size, "output"]].filter(([count]) => count);
-  return `+ ${counts.map(([count, noun]) => `${count} ${noun}${count > 1 ? "s" : ""}`).join(", ")}`;
+  return `+ ${counts.map(([count, noun]) => countNoun(count, noun)).join(", ")}`;
 }
 
 /** Return the label of an edge: the type of its tensor, or how many tensors there are. */
@@ -147,12 +152,12 @@ function roundedPath(points) {
 /** Show the data flow of modules in an element of the page.
  *
  * @param frame element with .flow, .path and buttons.
- * @param events onSelect(item), onEnter(module), onToggle(module, isOpen), colourOf(module) → CSS colour or "",
- *   markOf(item) → text or "".
+ * @param events onSelect(item), onTensors(tensors), onEnter(module), onToggle(module, isOpen), onTool(name),
+ *   colourOf(module) → CSS colour or "", markOf(item) → text or "".
  */
 function showGraph(frame, root, events) {
   const flow = frame.querySelector(".flow"), path = frame.querySelector(".path");
-  let top = root, open = new Set(), selected = null, scale = 1, shapes = new Map(), layout = null;
+  let top = root, open = new Set(), selected = null, scale = 1, shapes = new Map(), layout = null, isMovingFocus = false;
   const cache = new Map();
   const isOpen = module => open.has(module);
 
@@ -176,9 +181,11 @@ function showGraph(frame, root, events) {
     const group = drawn("g", {});
     for (const line of lines) {
       const title = drawn("title", {}, line.tensors.map(({ name, type }) => `${name} ${type}`).join("\n"));
-      group.append(drawn("g", { class: "tensor" },
+      const shape = drawn("g", { class: "tensor" },
         drawn("path", { d: roundedPath(line.points), "marker-end": `url(#arrow-${frame.id})` }),
-        ...(line.label ? [drawn("text", { x: line.x, y: line.y + 3, "text-anchor": "middle" }, line.label)] : []), title));
+        ...(line.label ? [drawn("text", { x: line.x, y: line.y + 3, "text-anchor": "middle" }, line.label)] : []), title);
+      shape.addEventListener("click", event => { event.stopPropagation(); events.onTensors(line.tensors); });
+      group.append(shape);
     }
     for (const box of boxes) group.append(boxShape(box));
     return group;
@@ -192,10 +199,8 @@ function showGraph(frame, root, events) {
       "aria-label": lines.join(", "),
     });
     if (item.isModule) shape.setAttribute("aria-expanded", !!inner);
-    const rectangle = drawn("rect", { width, height, rx: item.isPort ? height / 2 : 4 });
-    const colour = item.isModule ? events.colourOf?.(item) : "";
-    if (colour) rectangle.style.fill = colour;
-    shape.append(rectangle);
+    shape.append(drawn("rect", { width, height, rx: item.isPort ? height / 2 : 4 }));
+    paint(item, shape);
     const texts = inner ? [mark ? `${lines[0]} · ${mark}` : lines[0]] : lines;
     const sign = item.isModule ? inner ? "▾ " : "▸ " : "";
     texts.forEach((text, index) => shape.append(drawn("text", {
@@ -210,14 +215,25 @@ function showGraph(frame, root, events) {
     }
     shape.addEventListener("click", event => { event.stopPropagation(); shape.focus({ preventScroll: true }); choose(item); if (item.isModule && event.detail !== 2) toggle(item); });
     shape.addEventListener("dblclick", event => { event.stopPropagation(); if (item.isModule) enter(item); });
-    shape.addEventListener("focus", event => { if (event.target === shape && selected !== item) choose(item); });
+    shape.addEventListener("focus", event => { if (event.target === shape && selected !== item && !isMovingFocus) choose(item); });
     shapes.set(item, shape);
     return shape;
+  }
+
+  function paint(item, shape) {
+    if (item.isModule) shape.firstElementChild.style.fill = events.colourOf(item);
   }
 
   function setFocusable(item) {
     for (const shape of shapes.values()) shape.setAttribute("tabindex", -1);
     shapes.get(item)?.setAttribute("tabindex", 0);
+  }
+
+  /** Focus the box that the Tab key reaches; what is described stays. */
+  function moveFocus(options) {
+    isMovingFocus = true;
+    flow.querySelector('[tabindex="0"]')?.focus(options);
+    isMovingFocus = false;
   }
 
   function mark(item) {
@@ -253,11 +269,16 @@ function showGraph(frame, root, events) {
   /** Show the inside of a module. */
   function enter(module, isQuiet = false) {
     if (!itemsOf(module).length && module.parent) module = module.parent;
+    const hadFocus = flow.contains(document.activeElement), inner = lineage(top).find(({ parent }) => parent === module);
     top = module;
     open = new Set();
     selected = null;
     draw();
     fitWidth();
+    if (hadFocus) {
+      if (inner) setFocusable(inner);
+      moveFocus({ preventScroll: !inner });
+    }
     if (!isQuiet) events.onEnter(module);
   }
 
@@ -269,7 +290,7 @@ function showGraph(frame, root, events) {
 
   function zoomBy(factor) {
     const [x, y] = [flow.scrollLeft + flow.clientWidth / 2, flow.scrollTop + flow.clientHeight / 2];
-    const next = Math.min(3, Math.max(0.1, scale * factor)), ratio = next / scale;
+    const next = Math.min(3, Math.max(Math.min(scale, 0.1), scale * factor)), ratio = next / scale;  // fit may be below 0.1
     scale = next;
     resize();
     flow.scrollTo(x * ratio - flow.clientWidth / 2, y * ratio - flow.clientHeight / 2);
@@ -328,27 +349,58 @@ function showGraph(frame, root, events) {
     } else if (event.key === "Escape" && top.parent) {
       event.preventDefault();
       enter(top.parent);
-    } else if (event.key === "+" || event.key === "-") zoomBy(event.key === "+" ? 1.25 : 0.8);
+    } else if (event.key === "+" || event.key === "-") useTool(event.key === "+" ? "in" : "out");
   });
   flow.addEventListener("wheel", event => {
     if (!event.ctrlKey) return;
     event.preventDefault();
     zoomBy(event.deltaY < 0 ? 1.15 : 0.87);
   }, { passive: false });
-  for (const [name, act] of Object.entries({ ".in": () => zoomBy(1.25), ".out": () => zoomBy(0.8), ".fit": fit, ".deeper": openNext, ".closed": () => { open = new Set(); draw(); fitWidth(); } }))
-    frame.querySelector(name).addEventListener("click", act);
+  flow.addEventListener("pointerdown", event => {
+    if (event.button || event.pointerType !== "mouse") return;  // a finger scrolls
+    const { clientX, clientY } = event, { scrollLeft, scrollTop } = flow;
+    let isMoved = false;
+    const move = ({ clientX: x, clientY: y }) => {
+      isMoved ||= Math.hypot(x - clientX, y - clientY) > CLICK_PIXELS;
+      if (isMoved) flow.scrollTo(scrollLeft + clientX - x, scrollTop + clientY - y);
+      flow.classList.toggle("moving", isMoved);
+    };
+    const swallow = click => { click.stopPropagation(); click.preventDefault(); };
+    addEventListener("pointermove", move);
+    addEventListener("pointerup", () => {
+      removeEventListener("pointermove", move);
+      flow.classList.remove("moving");
+      if (!isMoved) return;
+      flow.addEventListener("click", swallow, { capture: true });
+      setTimeout(() => flow.removeEventListener("click", swallow, { capture: true }));
+    }, { once: true });
+  });
+
+  const tools = {
+    in: () => zoomBy(1.25), out: () => zoomBy(0.8), fit, deeper: openNext,
+    closed: () => { open = new Set(); draw(); fitWidth(); },
+  };
+  function useTool(name) {
+    tools[name]();
+    events.onTool(name);
+  }
+  for (const name of Object.keys(tools)) frame.querySelector(`.${name}`).addEventListener("click", () => useTool(name));
 
   enter(top, true);
   return {
     setOpen,
     enter: module => enter(module, true),
-    /** Show an item inside its module, selected. */
+    use: name => tools[name](),
+    repaint: () => shapes.forEach((shape, item) => paint(item, shape)),
+    /** Show an item inside its module, selected, without an event. */
     reveal: item => {
       const home = item.isModule ? item.parent ?? item : item.module;
       enter(home, true);
       if (!shapes.has(item)) return;
-      choose(item);
+      selected = item;
+      mark(item);
       shapes.get(item).scrollIntoView({ block: "center", inline: "center" });
     },
+    focus: () => moveFocus({ preventScroll: true }),
   };
 }

@@ -5,27 +5,26 @@
 
 const COLOURS = 8;  // of classes; all others share a grey
 const NEUTRAL = "equal";  // a kind in grey
+const SEVERAL = "several";  // the kind of folded modules of different kinds
 const ROW_REM = 2.8, LEAST_WIDTH = 0.0015, LEAST_LABEL = 0.02;  // a box below the least width is not drawn
-const MERGES = { sum: (a, b) => a + b, max: Math.max, min: Math.min };
+const MERGES = { sum: (a, b) => a + b, max: (a, b) => Math.max(a, b), min: (a, b) => Math.min(a, b) };
 
 /** Set the totals of a module and the modules inside it, and the text by which equal modules are recognized. */
 function measure(node) {
   node.children.forEach(measure);
   node.totals = node.sizes.map((own, index) =>
     node.children.reduce((sum, child) => sum === null || child.totals[index] === null ? null : sum + child.totals[index], own));
-  node.likeness = `${node.kinds[0] || node.label.replace(/\.?\d+$/, "")}(${node.children.map(child => child.likeness)})`;
+  // The number of a layer in the path of a fused module does not distinguish layers.
+  const others = node.kinds.slice(1).map(kind => kind.replace(/(?<=^|[./])\d+(?=$|[./,])/g, "*"));
+  node.likeness = `${[node.kinds[0] || node.label.replace(/\.?\d+$/, ""), ...others].join("|")}(${node.children.map(child => child.likeness)})`;
   node.hasMark = node.isMarked || node.children.some(child => child.hasMark);
   return node;
 }
 
 const sizeOf = node => node.children.reduce((sum, child) => sum + sizeOf(child), 1);
 
-/** Return the smallest and the largest value of a shade inside a module, itself included; positive ones for a logarithm. */
-function endsOf(node, index, { logarithmic }) {
-  const value = node.shades[index], own = value === null || (logarithmic && value <= 0) ? [] : [value];
-  const inside = node.children.map(child => endsOf(child, index, { logarithmic }));
-  return [Math.min(...own, ...inside.map(([low]) => low)), Math.max(...own, ...inside.map(([, high]) => high))];
-}
+/** Return the values of a shade in a module and the modules inside it. */
+const shadesIn = (node, index) => [node.shades[index], ...node.children.flatMap(child => shadesIn(child, index))].filter(value => value !== null);
 
 /** Return a module in which equal neighbours are one. */
 function folded(node, shades) {
@@ -48,7 +47,7 @@ function joined(group, shades) {
   return {
     ...first, label, members: group.flatMap(node => node.members ?? [node]),
     words: group.every(node => node.words === first.words) ? first.words : "",
-    kinds: first.kinds.map((kind, index) => group.every(node => node.kinds[index] === kind) ? kind : "several"),
+    kinds: first.kinds.map((kind, index) => group.every(node => node.kinds[index] === kind) ? kind : SEVERAL),
     sizes: first.sizes.map((_, index) => group.some(node => node.sizes[index] === null) ? null : valuesOf("sizes", index).reduce((a, b) => a + b, 0)),
     shades: first.shades.map((_, index) => {
       const values = valuesOf("shades", index);
@@ -62,18 +61,19 @@ function joined(group, shades) {
   };
 }
 
-/** Return the position of a value between the ends of a colour scale, from 0 to 1. */
+/** Return the position of a value between the ends of a colour scale, from 0 to 1; 0 if both ends are equal. */
 function partOf(value, { logarithmic }, [low, high]) {
-  const at = logarithmic ? value => Math.log10(Math.max(value, low)) : value => value;
-  return at(high) > at(low) ? (at(Math.min(Math.max(value, low), high)) - at(low)) / (at(high) - at(low)) : 0;
+  const at = logarithmic ? Math.log10 : value => value;
+  return high > low ? (at(Math.min(Math.max(value, low), high)) - at(low)) / (at(high) - at(low)) : 0;
 }
 
-/** Return the ends of the colour scale of a shade. */
+/** Return the ends of the colour scale of a shade: of finite values, and of positive ones if it is logarithmic. */
 function scaleOf(root, shade, index) {
   const { low = null, high = null, limit = null } = shade;
-  let found = endsOf(root, index, shade);
-  if (limit !== null) found = [Math.min(found[0], limit), Math.max(found[1], limit)];
-  return [low ?? (Number.isFinite(found[0]) ? found[0] : shade.logarithmic ? 1 : 0), high ?? (Number.isFinite(found[1]) ? found[1] : 1)];
+  const fits = value => Math.abs(value) < INFINITE && (value > 0 || !shade.logarithmic);
+  const found = [...shadesIn(root, index), ...(limit === null ? [] : [limit])].filter(fits);
+  const end = merge => found.length ? found.reduce(merge) : 0;
+  return [low ?? end(MERGES.min), high ?? end(MERGES.max)];
 }
 
 /** Draw a chart of modules.
@@ -90,7 +90,7 @@ function showIcicle(chart, data, classes, events = {}) {
   const fold = find(".fold"), colour = find(".colour"), width = find(".width");
   const whole = measure(data.root), brief = measure(folded(whole, data.shades));
   const canFold = sizeOf(brief) < sizeOf(whole);
-  let top = canFold ? brief : whole, selected = top, parents = new Map(), buttons = new Map();
+  let top = canFold ? brief : whole, selected = top, parents = new Map(), buttons = new Map(), ends = null, kindColours = null;
 
   const sizeIndex = () => Number(width.value || 0);
   const size = () => data.sizes[sizeIndex()];
@@ -106,15 +106,22 @@ function showIcicle(chart, data, classes, events = {}) {
   function words(node) {
     if (node.words) return node.words;
     const shade = data.shades[isShade() ? colourIndex() : -1], value = shade && node.shades[colourIndex()];
-    if (shade && value !== null && shade.isShown) return shade.write(value);
-    if (shade && value !== null && node.members && shade.folded !== "sum") return `${foldWords(shade)} ${shade.write(value)}`;
-    return `${amount(node)}, ${share(node)}`;
+    const words = [amount(node), share(node)].filter(Boolean).join(", ");
+    if (!shade || value === null || isWidth(shade, node)) return words;
+    if (data.statesValues) return `${shadeWords(shade, node, value)} · ${words}`;
+    return node.members && shade.folded !== "sum" ? `${foldWords(shade)} ${shade.write(value)}` : words;
   }
 
+  /** Whether the chosen width states the value of a shade. */
+  const isWidth = (shade, node) => shade === size() && !node.children.length;
+  const ownWords = (shade, node) => shade.isSize && node.children.length ? "own " : "";
+  const shadeWords = (shade, node, value) =>
+    `${node.members && shade.folded !== "sum" ? `${foldWords(shade)} ` : ""}${ownWords(shade, node)}${shade.write(value)}`;
+
   const foldWords = shade => shade.folded === "max" ? "largest" : "lowest";
-  const place = (node, ends) => {
+  const place = node => {
     const shade = data.shades[colourIndex()], part = partOf(node.shades[colourIndex()], shade, ends);
-    return shade.darkLow ? 1 - part : part;
+    return shade.darkLow && ends[1] > ends[0] ? 1 - part : part;
   };
 
   function describe(node) {
@@ -125,9 +132,13 @@ function showIcicle(chart, data, classes, events = {}) {
         ...spreadWords(size(), node.sizeSpread[sizeIndex()]),
         ...data.shades.flatMap((shade, index) => shade.folded === "sum" || node.shades[index] === null ? []
           : [`${foldWords(shade)} ${shade.title}: ${shade.write(node.shades[index])}`])]
-      : node.lines.length ? node.lines : [node.label];
+      : [...(node.lines.length ? node.lines : [node.label]), ...(data.statesValues ? [`${size().title} ${amount(node)}`] : [])];
+    const shade = data.shades[isShade() ? colourIndex() : -1], value = shade && node.shades[colourIndex()];
+    const isStated = node.members && shade?.folded !== "sum";
+    const shadeLine = !data.statesValues || !shade || isStated || isWidth(shade, node) ? []
+      : [value === null ? `${shade.title} unknown` : `${ownWords(shade, node)}${shade.title} ${shade.write(value)}`];
     const kinds = data.categories.flatMap((title, index) => node.kinds[index] ? [`${title} ${node.kinds[index]}`] : []);
-    about.textContent = [...lines, ...kinds, ...(total(whole) ? [`${share(node)} of the width`] : [])].join(" · ");
+    about.textContent = [...lines, ...(total(whole) ? [`${share(node)} of the width`] : []), ...shadeLine, ...kinds].join(" · ");
     toRows.hidden = !events.rowsOf || !selected.lines.length;
   }
 
@@ -139,7 +150,7 @@ function showIcicle(chart, data, classes, events = {}) {
       boxes.push([node, left, part, level]);
       let next = left;
       for (const child of node.children) {
-        const inner = total(top) ? total(child) / total(top) : 0;
+        const inner = total(top) ? total(child) / total(top) : part / node.children.length;
         lay(child, next, level + 1, inner);
         next += inner;
       }
@@ -148,16 +159,21 @@ function showIcicle(chart, data, classes, events = {}) {
     return boxes;
   }
 
-  function boxOf([node, left, part, level], ends) {
+  /** Return the CSS colour of a module. */
+  function colourOf(node) {
+    if (isShade() && node.shades[colourIndex()] !== null)
+      return `color-mix(in oklab, var(--cold), var(--hot) ${100 * place(node)}%)`;
+    return `var(--c${isShade() ? COLOURS : kindColours.get(node.kinds[colourIndex()]) ?? COLOURS})`;
+  }
+
+  function boxOf([node, left, part, level]) {
     const box = button("", "", () => zoom(node === top ? parents.get(node) ?? node : node));
     box.style.cssText = `left:${100 * left}%;width:${100 * part}%;top:${level * ROW_REM}rem`;
     if (part >= LEAST_LABEL) {
       box.append(element("span", "", (node.isMarked ? "▶ " : "") + name(node)), element("span", "", words(node)));
     } else box.style.padding = "0";
-    if (isShade() && node.shades[colourIndex()] !== null) {
-      box.classList.add("heat");
-      box.style.setProperty("--heat", `${100 * place(node, ends)}%`);
-    } else box.style.background = `var(--c${isShade() ? COLOURS : coloursOf().get(node.kinds[colourIndex()]) ?? COLOURS})`;
+    box.classList.toggle("heat", isShade() && node.shades[colourIndex()] !== null);
+    box.style.background = colourOf(node);
     box.classList.toggle("marked", node.isMarked);
     box.setAttribute("role", "treeitem");
     box.setAttribute("aria-level", level + 1);
@@ -174,6 +190,7 @@ function showIcicle(chart, data, classes, events = {}) {
     if (index === 0) return classes;
     const kinds = new Set(), collect = node => { if (node.kinds[index]) kinds.add(node.kinds[index]); node.children.forEach(collect); };
     collect(whole);
+    collect(root());  // also ${SEVERAL}
     const named = [...kinds].filter(kind => kind !== NEUTRAL).map((kind, position) => [kind, Math.min(position, COLOURS)]);
     return new Map(kinds.has(NEUTRAL) ? [...named, [NEUTRAL, COLOURS]] : named);
   }
@@ -184,15 +201,17 @@ function showIcicle(chart, data, classes, events = {}) {
     known(root(), null);
     const boxes = layOut();
     if (!boxes.some(([node]) => node === selected)) selected = top;
-    const ends = isShade() ? scaleOf(root(), data.shades[colourIndex()], colourIndex()) : null;
-    buttons = new Map(boxes.map(box => [box[0], boxOf(box, ends)]));
+    if (isShade()) ends = scaleOf(root(), data.shades[colourIndex()], colourIndex());
+    else kindColours = coloursOf();
+    buttons = new Map(boxes.map(box => [box[0], boxOf(box)]));
     plot.replaceChildren(...buttons.values());
     plot.style.height = `${ROW_REM * (1 + Math.max(...boxes.map(([, , , level]) => level)))}rem`;
     drawPath();
     describe(selected);
     legend.replaceChildren();
     if (isShade()) drawRamp(legend, data.shades[colourIndex()], ends);
-    else drawLegend(legend, coloursOf());
+    else drawLegend(legend, kindColours);
+    events.onDraw?.();
   }
 
   /** Draw the modules around the selected one as buttons. */
@@ -236,7 +255,11 @@ function showIcicle(chart, data, classes, events = {}) {
     const found = next();
     if (found) buttons.get(found).focus();
   });
-  fold.addEventListener("change", () => { top = selected = root(); draw(); });
+  function refold() {
+    const module = (top.members ?? [top])[0].module;
+    top = selected = (module && nodeWhere(node => node.module === module)) ?? root();
+  }
+  fold.addEventListener("change", () => { refold(); draw(); });
   colour.addEventListener("change", draw);
   width.addEventListener("change", draw);
   toRows.addEventListener("click", () => events.rowsOf(selected));
@@ -268,9 +291,16 @@ function showIcicle(chart, data, classes, events = {}) {
     highlight: matches => {
       for (const [node, box] of buttons) box.classList.toggle("found", !!matches && (node.members ?? [node]).some(matches));
     },
-    choose: (sizeKey, colourKey) => { width.value = sizeKey; colour.value = colourKey; draw(); },
-    choices: () => [width.value, colour.value],
-    onChoice: listener => { for (const choice of [width, colour]) choice.addEventListener("change", listener); },
+    /** Choose width, colour and folding; the module at the top stays. */
+    choose: (sizeKey, colourKey, isFolded) => {
+      width.value = sizeKey;
+      colour.value = colourKey;
+      if (canFold && fold.checked !== isFolded) { fold.checked = isFolded; refold(); }
+      draw();
+    },
+    choices: () => [width.value, colour.value, fold.checked],
+    onChoice: listener => { for (const choice of [width, colour, fold]) choice.addEventListener("change", listener); },
+    colourOf,
   };
 }
 
@@ -307,7 +337,7 @@ function drawLegend(legend, classes) {
 
 function drawRamp(legend, shade, ends) {
   const limit = shade.limit ?? null, ramp = element("i", shade.darkLow ? "ramp reversed" : "ramp");
-  const [low, high] = ends.map(shade.write);
+  const [low, high] = ends.map(shade.write), title = shade.isSize ? `${shade.title} of a module without the modules inside it` : shade.title;
   if (limit !== null) ramp.append(Object.assign(element("u"), { style: `left:${100 * partOf(limit, shade, ends)}%` }));
-  legend.replaceChildren(`${shade.title}: ${low} `, ramp, high, ...(limit === null ? [] : [` ▏${shade.limitWords}`]));
+  legend.replaceChildren(`${title}: ${shade.logarithmic && ends[1] > 0 ? "≤ " : ""}${low} `, ramp, high, ...(limit === null ? [] : [` ▏${shade.limitWords}`]));
 }

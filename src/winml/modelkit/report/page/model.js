@@ -121,7 +121,7 @@ const metadataWords = (module, text) => text.split(", ").map(word => /^~\d/.test
 /** Return the weights of a module. */
 function weightsOf(module) {
   module.weights ??= (module.template.w ?? []).map(([name, type, kind, bytes, parameters]) =>
-    ({ kind, bytes, parameters, name: fullName(module, name), type: module.data.texts[type], owner: module }));
+    ({ isWeight: true, kind, bytes, parameters, name: fullName(module, name), type: module.data.texts[type], owner: module }));
   return module.weights;
 }
 
@@ -158,6 +158,12 @@ function totalNumbers(module) {
 function bitsOf(module) {
   const { weightBytes, weightParameters } = totalNumbers(module);
   return weightParameters ? 8 * weightBytes / weightParameters : null;
+}
+
+/** Return the tensors that enter and leave a module. */
+function portsOf(module) {
+  const inputs = (module.template.i ?? []).map((_, index) => originOf(module, [INPUT, index])).filter(origin => origin && !origin.weight);
+  return [inputs, (module.template.o ?? []).map(source => originOf(module, source)).filter(Boolean)];
 }
 
 /** Return the modules that a selector of the commands matches: a glob over path, tag, class or tree name. */

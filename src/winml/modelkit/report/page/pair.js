@@ -1,6 +1,6 @@
 // --- Two models side by side.
 
-/** Let a choice of width or colour in one chart apply to the other, if the other has the same measure. */
+/** Let a choice of width, colour or folding in one chart apply to the other, if the other has the same measure. */
 function linkChoices(sides, measures) {
   const titles = side => {
     const known = measures[side], sizes = known.filter(measure => measure.isSize), shades = known.filter(measure => !measure.isText);
@@ -15,9 +15,8 @@ function linkChoices(sides, measures) {
     return place < 0 ? null : `${kind} ${place}`.trim();
   };
   sides.forEach(({ icicle }, side) => icicle.onChoice(() => {
-    const [size, colour] = icicle.choices().map(choice => translate(choice, side, 1 - side));
-    const other = sides[1 - side].icicle, [oldSize, oldColour] = other.choices();
-    other.choose(size ?? oldSize, colour ?? oldColour);
+    const [width, colour, isFolded] = icicle.choices(), other = sides[1 - side].icicle, [oldWidth, oldColour] = other.choices();
+    other.choose(translate(width, side, 1 - side) ?? oldWidth, translate(colour, side, 1 - side) ?? oldColour, isFolded);
   }));
 }
 
@@ -45,7 +44,7 @@ function comparedTable(modules, measures, other) {
   return [
     ...(missing ? [element("p", "note", `This module is only in ${other.names[other.side]}.`)] : []),
     ...(changes.length ? [element("h4", "", "Changes"), ...changes.map(line => element("p", "change", line))] : []),
-    smallTable(["", `${other.names[0]}#`, `${other.names[1]}#`, "ratio#"], rows),
+    Object.assign(smallTable(["", `${other.names[0]}#`, `${other.names[1]}#`, "ratio#"], rows), { className: "scroll compared" }),
   ];
 }
 

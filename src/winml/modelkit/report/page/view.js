@@ -16,7 +16,7 @@ function structuralMeasures() {
   return [
     sum("parameters", "parameters", countWords), sum("size_bytes", "bytes of weights", bytesWords),
     sum("nodes", "nodes", value => String(value)), sum("macs", "MACs", countWords),
-    { key: "bits", title: "bits of a parameter", write: numberWords, folded: "max", isShown: true, own: bits, total: bits },
+    { key: "bits", title: "bits of a parameter", write: numberWords, folded: "max", own: bits, total: bits },
   ];
 }
 
@@ -27,7 +27,7 @@ function recordedMeasures(model) {
     // A run has no number of a module without kernels of its own: it adds nothing.
     const own = module => module.part.measures?.[measure.key]?.[module.index] ?? (measure.isSize ? 0 : null);
     const total = module => !measure.isSize ? own(module) : module.children.reduce((sum, child) => sum + total(child), own(module));
-    return { isShown: !measure.isSize, folded: "sum", ...measure, write, own, total };
+    return { ...measure, write, own, total };
   });
 }
 
@@ -56,6 +56,12 @@ function changeOf(module) {
   return change === NEUTRAL ? "" : change;
 }
 
+/** Return the node or inner module that reads a weight, in the module of the weight; undefined if none does. */
+function readerOf(weight) {
+  const place = weightsOf(weight.owner).indexOf(weight);
+  return itemsOf(weight.owner).find(item => item.sources.some(([first, second]) => first === WEIGHT && second === place));
+}
+
 const modulesOf = node => (node.members ?? [node]).map(member => member.module);
 
 /** Show one side: its chart of modules and its graph. */
@@ -63,19 +69,25 @@ function showSide(view, side, root, measures, colours, events) {
   const chart = view.querySelectorAll(".boxes")[side], frame = view.querySelectorAll(".graph")[side];
   const sizes = measures.filter(measure => measure.isSize), texts = measures.filter(measure => measure.isText);
   const shades = measures.filter(measure => !measure.isText);
-  const tree = chartNode(root, sizes, shades, texts);
+  const tree = chartNode(root, sizes, shades, texts), nodes = new Map();
+  const collect = node => { nodes.set(node.module, node); node.children.forEach(collect); };
+  collect(tree);
+  let graph = null;
   const icicle = showIcicle(chart, {
-    root: tree, sizes, shades, categories: ["class", ...texts.map(text => text.title)],
+    root: tree, statesValues: true, sizes, shades, categories: ["class", ...texts.map(text => text.title)],
     start: texts.some(text => text.key === "change") ? `kind ${1 + texts.findIndex(text => text.key === "change")}` : "kind 0",
   }, colours(tree), {
     onReach: node => events.onModules(modulesOf(node)),
     onZoom: node => events.onZoom(modulesOf(node)),
+    onDraw: () => graph?.repaint(),
   });
-  const graph = showGraph(frame, root, {
+  graph = showGraph(frame, root, {
     onSelect: item => events.onItem(item),
     onEnter: module => events.onEnter(module),
     onToggle: (module, isOpen) => events.onToggle(module, isOpen),
-    colourOf: module => module.isGroup ? "" : `var(--c${colours(tree).get(module.className) ?? COLOURS})`,
+    onTensors: events.onTensors,
+    onTool: events.onTool,
+    colourOf: module => module.isGroup ? "" : icicle.colourOf(nodes.get(module)),
     markOf: events.markOf,
   });
   return { root, icicle, graph };
@@ -135,19 +147,31 @@ function showView(view) {
       const other = twin(module);
       if (other) sides[sideOf(other)].graph.setOpen(other, isOpen);
     },
+    onTensors: tensors => describe(valueTable(countNoun(tensors.length, "tensor"), tensors)),
+    onTool: name => { if (sides.length > 1) sides[1 - side].graph.use(name); },
     onEnter: module => { showModules([module]); enterBoth(module, false); },
     markOf: item => item.isModule ? changeOf(item) : becameMark(item, data),
   })));
   if (sides.length > 1) linkChoices(sides, measures);
   showSearch(view.querySelector(".search"), roots, found => {
-    const modules = new Set(found.map(item => item.isModule ? item : item.module));
+    const modules = new Set(found.map(item => item.isModule ? item : item.module ?? item.owner));
     for (const { icicle } of sides) icicle.highlight(modules.size ? node => modules.has(node.module) : null);
-  }, item => {
-    const side = sides[sideOf(item)], module = item.isModule ? item.parent ?? item : item.module;
-    side.icicle.zoomTo(node => node.module === module);
+  }, found => {
+    const item = found.isWeight ? readerOf(found) ?? found.owner : found;
+    const outerOf = module => item.isModule ? module.parent ?? module : module;
+    const side = sides[sideOf(item)], module = item.isModule ? item : item.module, other = twin(module);
+    side.icicle.zoomTo(node => node.module === outerOf(module));
     side.graph.reveal(item);
-    showItem(item);
-    view.querySelectorAll(".graph")[sideOf(item)].scrollIntoView({ block: "nearest" });
+    if (other) {
+      const { icicle, graph } = sides[1 - sideOf(item)];
+      icicle.zoomTo(node => node.module === outerOf(other));
+      if (item.isModule) graph.reveal(other);
+      else graph.enter(other);
+    }
+    if (found.isWeight) describe([element("h3", "", found.name), fieldList([["module", found.owner.path || found.owner.label]]), ...weightTable([found])]);
+    else showItem(item);
+    side.graph.focus();
+    view.querySelector(".panes").scrollIntoView({ block: "start" });
   });
   showModules([roots.at(-1)]);
 }
