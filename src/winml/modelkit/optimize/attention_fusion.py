@@ -124,7 +124,7 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
         key, value = _match_cached_keys(product.inputs[1]), _match_cache(join.product.inputs[1])
         if key is None or value is None or key.size != value.size:
             return None
-    if query is None or key is None or value is None or value.scale != 1.0:
+    if query is None or value.scale != 1.0:
         return None
     if not (query.count == key.count == value.count and query.size == key.size):
         return None

@@ -223,7 +223,7 @@ def _part_data(viewed: ViewedGraph, store: TemplateStore, number: int, pairing: 
     return {
         "name": viewed.name,
         "file": str(viewed.file.path) if viewed.file else "",
-        "isQuantized": bool(viewed.file)
+        "isQuantized": viewed.file is not None
         and any(node.proto.op_type in QUANTIZED_OPERATORS for node in viewed.file.contents.nodes),
         "label": root.label,
         "path": root.address.path,
