@@ -223,6 +223,7 @@ class _Halving:
         suffix = self._suffix if dtype == _FLOAT else "_fp32"
         value.name = self._fresh.take(name + suffix)
         cast = cast_node(value, dtype, maker, self._fresh, name)
+        cast.outputs[0].doc_string, value.doc_string = value.doc_string, None
         graph = self._graph_of(value)
         graph.insert_after(maker, cast)
         _replace_uses(value, cast.outputs[0], readers)

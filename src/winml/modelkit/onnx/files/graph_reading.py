@@ -17,6 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from winml.modelkit import metadata_keys
+from winml.modelkit.errors import InputError
 from winml.modelkit.onnx.contexts import proto_nodes
 from winml.modelkit.onnx.files.reading import read_referring, read_structure, reading_graph
 from winml.modelkit.onnx.files.recovery import temporary_folder
@@ -116,7 +117,16 @@ def load_foreign(path: str | os.PathLike[str]) -> ir.Model:
 
 
 def _build_graph(proto: onnx.ModelProto, folder: Path) -> ir.Model:
-    """Convert a model with data files in a folder to a graph; duplicate metadata keys are merged in ``proto``."""
+    """Convert a model with data files in a folder to a graph; duplicate metadata keys are merged in ``proto``.
+
+    Raises:
+        InputError: the model has sparse initializers, which a graph cannot hold.
+    """
+    if names := [sparse.values.name for sparse in proto.graph.sparse_initializer]:
+        raise InputError(
+            f"the graph has {len(names)} sparse initializer(s), such as {names[0]}, which winml cannot change",
+            hint="Store them as dense initializers first.",
+        )
     merge_duplicate_keys(proto)
     model = _check_graph(deserialize_model(proto))
     ir.external_data.set_base_dir(model.graph, folder)
