@@ -39,3 +39,15 @@ def test_another_weight_in_bfloat16_is_seen(tmp_path: Path, weight: float) -> No
     """One step of bfloat16 beside 3 is 0.5 %."""
     with pytest.raises(VerificationError, match="the outputs of the result differ"):
         refuse_different(_save(tmp_path / "a.onnx", 3), _save(tmp_path / "b.onnx", weight), seed=0)
+
+
+def test_values_that_only_the_pinned_file_refuses_are_not_replaced(tmp_path: Path) -> None:
+    """A table that lost its last row accepts zeros, which would hide the loss."""
+    graphs = ("rows", "float[2] t = {1, 2}"), ("8", "float[1] t = {1}")
+    for name, (size, table) in zip("ab", graphs, strict=True):
+        text = f"g (int64[{size}] i) => (float[{size}] y) <{table}> {{ y = Gather (t, i) }}"
+        onnx.save(
+            onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 17]> {text}'), tmp_path / f"{name}.onnx"
+        )
+    with pytest.raises(VerificationError, match="the result does not run"):
+        refuse_different(tmp_path / "a.onnx", tmp_path / "b.onnx", seed=0, has_fixed_sizes=True)

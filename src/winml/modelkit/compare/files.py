@@ -28,6 +28,7 @@ from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.weights import ROUNDING_OPERATORS
 from winml.modelkit.ort.accepted_inputs import AcceptedInputs, accepted_inputs
 from winml.modelkit.ort.decoding.inputs import MASK
+from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs
 from winml.modelkit.ort.graph_sessions import open_session, widened_graph
 from winml.modelkit.ort.plug_ins import missing_kernel_hint
 from winml.modelkit.ort.quantized_states import QuantizedStates
@@ -92,6 +93,8 @@ def refuse_different(
                 f"cannot verify: {error.message.replace(str(candidate), 'the result')}",
                 hint=f"{opt.no_verify} writes the result without comparing it.",
             ) from error
+        if accepted[0].note:
+            _refuse_narrower(reference, candidate, accepted[0].sizes, seed)
         expected = _reference_outputs(reference, draws)
     elif read_samples is not None:
         samples, expected, _ = reference_outputs(reference, read_samples)
@@ -150,6 +153,22 @@ def refuse_different(
         silent=None if has_signal else verification.silent,
         in_float32=widened_graph(reference) is not None,
     )
+
+
+def _refuse_narrower(reference: Path, candidate: Path, sizes: Mapping[str, int], seed: int) -> None:
+    """Refuse a result that does not run on values drawn by default, if the reference does.
+
+    Raises:
+        VerificationError: only the result refuses the values.
+    """
+    session = open_session(candidate, as_written=True)
+    draw = draw_feeds(graph_inputs(session), sizes, seed)
+    del session
+    try:
+        outputs_of_file(reference, [draw])
+    except (StageError, UsageError):
+        return
+    _candidate_outputs(candidate, [draw])
 
 
 def refuse_unopenable(reference: Path, candidate: Path) -> None:
