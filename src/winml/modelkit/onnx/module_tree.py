@@ -37,6 +37,11 @@ class OnnxTree:
     notes: tuple[str, ...] = ()
 
 
+def has_repeated_keys(node: onnx.NodeProto) -> bool:
+    """Return True if a metadata key of a node occurs more than once."""
+    return len({entry.key for entry in node.metadata_props}) < len(node.metadata_props)
+
+
 def read_tree(nodes: Sequence[onnx.NodeProto], metadata: Metadata, root: str) -> OnnxTree:
     """Read the module tree of a file.
 
@@ -45,6 +50,10 @@ def read_tree(nodes: Sequence[onnx.NodeProto], metadata: Metadata, root: str) ->
         metadata: The model's metadata.
         root: Name of the root of a tree read from node names.
     """
+    if any(map(has_repeated_keys, nodes)):
+        from winml.modelkit.onnx.files.graph_reading import merge_node_keys  # needed only by such files
+
+        merge_node_keys(nodes, metadata)
     properties = [{entry.key: entry.value for entry in node.metadata_props} for node in nodes]
     if any(metadata_keys.TAG_KEY in node_metadata for node_metadata in properties):
         return _build_tagged_tree(properties, metadata)

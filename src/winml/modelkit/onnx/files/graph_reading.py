@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.onnx.function_inlining import inline_module_functions
 from winml.modelkit.onnx.map_types import deserialize_model
+from winml.modelkit.onnx.module_tree import has_repeated_keys
 from winml.modelkit.onnx.validity import refuse_cycles
 from winml.modelkit.tags import address
 from winml.modelkit.tags.selector import recorded_modules
@@ -199,15 +200,21 @@ def merge_duplicate_keys(model: onnx.ModelProto) -> MergedKeys:
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     if model_keys:
         _replace_metadata(model, metadata)
-    nodes = 0
-    modules = {module.tag: module.path for module in recorded_modules(metadata) or ()}
-    for node in proto_nodes(model):
-        keys = [entry.key for entry in node.metadata_props]
-        if len(keys) == len(set(keys)):
-            continue
+    return MergedKeys(merge_node_keys(proto_nodes(model), metadata), model_keys)
+
+
+def merge_node_keys(nodes: Iterable[onnx.NodeProto], metadata: Mapping[str, str]) -> int:
+    """Merge the duplicate metadata keys of nodes, in place; return the number of nodes that had any.
+
+    Args:
+        nodes: The nodes.
+        metadata: Metadata of the model.
+    """
+    repeated = [node for node in nodes if has_repeated_keys(node)]
+    modules = {module.tag: module.path for module in recorded_modules(metadata) or ()} if repeated else {}
+    for node in repeated:
         _replace_metadata(node, _merge_metadata(node, modules))
-        nodes += 1
-    return MergedKeys(nodes, model_keys)
+    return len(repeated)
 
 
 def _replace_metadata(holder: onnx.ModelProto | onnx.NodeProto, metadata: Mapping[str, str]) -> None:
