@@ -233,7 +233,9 @@ def test_inspect_onnx_repeated_metadata_keys_are_noted(tmp_path: Path) -> None:
     model = _two_layer_model()
     model.metadata_props.add(key="author", value="bob")
     model.graph.node[0].metadata_props.add(key="winml.hierarchy.tag", value="/M/B")
-    notes = _inspect_model(model, tmp_path).notes
+    inspection = _inspect_model(model, tmp_path)
+    notes = inspection.notes
+    assert 1 == next(module.own.nodes for module in inspection.modules if module.tag == "/M")
     assert notes[0].startswith("the model's metadata has author more than once, which onnx.checker rejects")
     assert notes[1].startswith("1 node(s) have a metadata key more than once")
 

@@ -9,7 +9,7 @@ import pytest
 
 from graphs import parse, tags
 from winml.modelkit.errors import NormalizeError
-from winml.modelkit.onnx.stage import DeclaredPass, TagPolicy, run_passes
+from winml.modelkit.onnx.stage import DeclaredPass, TagPolicy, restore_description, run_passes
 from winml.modelkit.tags.tagging import NodeTag, clear_tag, write_tag
 
 BODY = "m (float[2] x, float[2] k) => (float[2] y, float[2] z) { y = Relu (x)  z = Add (y, k) }"
@@ -121,3 +121,15 @@ def test_pass_that_makes_a_node_invalid_is_named() -> None:
         run_passes(model, (DeclaredPass(_Pass(add_axis), "keeps"),), NormalizeError)
     assert "_Pass" == raised.value.failed_pass
     assert run_passes(model, (DeclaredPass(_Pass(add_axis), "keeps"),), NormalizeError)
+
+
+def test_description_of_graph_and_inputs_is_restored() -> None:
+    """Metadata and texts of the graph, its inputs and outputs are those of the original."""
+    original, rewritten = parse(BODY), parse(BODY)
+    original.graph.doc_string, original.graph.metadata_props["acme.graph"] = "classifies", "1"
+    original.graph.inputs[0].doc_string, original.graph.inputs[0].metadata_props["acme.input"] = "pixels", "2"
+    rewritten.graph.metadata_props["tool"] = "3"
+    restore_description(rewritten, original)
+    value = rewritten.graph.inputs[0]
+    assert (rewritten.graph.doc_string, dict(rewritten.graph.metadata_props)) == ("classifies", {"acme.graph": "1"})
+    assert (value.doc_string, value.metadata_props["acme.input"]) == ("pixels", "2")

@@ -85,3 +85,11 @@ def test_weights_are_cast_on_read() -> None:
 def test_runnable_graphs_are_not_widened(text: str) -> None:
     """Such graphs are compared unchanged."""
     assert not computes_in(parse(text), ir.DataType.BFLOAT16)
+
+
+def test_rounding_by_casts_stays(tmp_path: Path) -> None:
+    """A float32 value that is cast to bfloat16 and back is rounded when the file is opened: 257 becomes 256."""
+    text = "m (float[2] x) => (float[2] y) { h = Cast <to = 16> (x) f = Cast <to = 1> (h) y = Neg (f) }"
+    write_model(parse(text), tmp_path / "model.onnx")
+    answer = open_session(tmp_path / "model.onnx", as_written=True).run({"x": np.array([257, 3], np.float32)})
+    assert answer["y"].tolist() == [-256, -3]

@@ -203,3 +203,30 @@ def test_graph_that_cannot_be_converted_back_is_not_widened(text: str) -> None:
 def test_float16_graph_gets_no_casts(text: str, level: Any) -> None:
     """ONNX Runtime casts around operators without float16 kernels, also in a graph that cannot be widened."""
     assert "Cast" not in operators(optimize(parse(text), OptimizeOptions(level=level)).model)
+
+
+@pytest.mark.parametrize("level", ["basic", "full"])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("""m (int64[2] x) => (float[2] y) <float[2] w, float16[2] h, float[2] f> {
+        w = Cast <to = 1> (x) h = Cast <to = 10> (w) f = Cast <to = 1> (h) y = Neg (f)
+      }""", "int64"),
+     ("""m (int64[2] x) => (float[2] y) <float16[2] h, float[2] f> {
+        h = Cast <to = 10> (x) f = Cast <to = 1> (h) y = Neg (f)
+      }""", "int64"),
+     ("""m (float[2] x) => (float[2] y) <float16[2] h, float[2] f> {
+        h = Cast <to = 10> (x) f = Cast <to = 1> (h) y = Neg (f)
+      }""", "float32"),
+     ("""m (float[2] x) => (float[2] y, float16[2] z) <float16[2] h, float[2] f> {
+        h = Cast <to = 10> (x) f = Cast <to = 1> (h) y = Neg (f) z = Abs (h)
+      }""", "float32"),
+     ("""m (float[2] x) => (float[2] y) <float16[2] h, float[2] f, int32[2] i, float[2] g> {
+        h = Cast <to = 10> (x) f = Cast <to = 1> (h) i = Cast <to = 6> (f) g = Cast <to = 1> (i) y = Neg (g)
+      }""", "float32")],
+    ids=["int64_float32", "int64", "float32", "two_readers", "int32_after"],
+)  # fmt: skip
+def test_rounding_by_casts_stays(text: str, value: str, level: Any) -> None:
+    """A value cast to float16 and back is rounded: 2049 becomes 2048."""
+    result = optimize(parse(text), OptimizeOptions(level=level)).model
+    session = Session(ir.to_proto(result).SerializeToString(), optimize=False)
+    assert session.run({"x": np.array([2049, 7], value)})["y"].tolist() == [-2048, -7]

@@ -12,7 +12,7 @@ from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.options import parse_options
 from winml.modelkit.quantize.file_quantization import graph_modules
 from winml.modelkit.quantize.options import QuantizeOptions
-from winml.modelkit.quantize.planning import QuantizationPlan, plan_quantization
+from winml.modelkit.quantize.planning import QuantizationPlan, plan_quantization, refuse_idle_selectors
 
 IF = f"""m (float[2, 64] x, bool c) => (float[2, 64] y) <{weight("w1", 64, 64)}> {{
     h = MatMul (x, w1)
@@ -123,6 +123,17 @@ def test_unmatched_selector_lists_the_nearest() -> None:
     with pytest.raises(UsageError, match="no node") as refused:
         plan_quantization(model, QuantizeOptions(exclude=("Gemm",)), modules)
     assert "winml retag" in refused.value.hint
+
+
+def test_rule_behind_one_that_covers_its_modules_is_refused() -> None:
+    """The first rule applies; the second, with another precision, would never. A rule that agrees is allowed."""
+    model = parse(PERCEPTRON)
+    modules = graph_modules(model, "root")
+    options = parse_options(QuantizeOptions, {"per_module": {"M": "int8", "Gemm": "fp32"}}, "test")
+    with pytest.raises(UsageError, match="Gemm: earlier"):
+        refuse_idle_selectors(model, options, modules)
+    for rules in ({"Gemm": "fp32", "M": "int8"}, {"M": "int8", "Gemm": "int8"}):
+        refuse_idle_selectors(model, parse_options(QuantizeOptions, {"per_module": rules}, "test"), modules)
 
 
 def test_modules_of_untagged_graph_are_read_from_node_names() -> None:

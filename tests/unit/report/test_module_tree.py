@@ -65,6 +65,14 @@ def test_names_without_a_common_prefix_are_written_out() -> None:
     assert ["Linear.query … Linear × 3, equal"] == _words(model, TreeLimits())
 
 
+def test_deep_tree_is_shown() -> None:
+    """A path of 2000 modules, more than Python's limit of recursion, has 2000 rows."""
+    children = {number: [number + 1] for number in range(1999)}
+    rows = tree_rows([0], lambda number: children.get(number, []), lambda number: number, TreeLimits())
+    assert list(range(2000)) == [shown.item for shown, _ in walk_rows(rows)]
+    assert list(range(2000)) == [level for _, level in walk_rows(rows)]
+
+
 _trees = st.recursive(
     st.builds(_Module, st.just("leaf"), st.tuples(st.sampled_from("AB"), st.integers(0, 1))),
     lambda inner: st.builds(

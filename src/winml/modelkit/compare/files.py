@@ -219,7 +219,23 @@ def refuse_unfaithful(
     outputs = _candidate_outputs(candidate, draws, as_written=False)
     fidelity = measure_fidelity(expected, outputs, minimum.sqnr_db, samples, minimum.agreement)
     refuse_below_minimum_sqnr(fidelity, reference.name, draws[0], hint)
+    _refuse_unopenable_halves(candidate)
     return fidelity
+
+
+def _refuse_unopenable_halves(candidate: Path) -> None:
+    """Refuse a float16 result that ONNX Runtime cannot open: compared was its graph in float32, with rounded values.
+
+    Raises:
+        VerificationError: ONNX Runtime cannot open the file, or crashes.
+    """
+    if widened_graph(candidate) is not None or widened_graph(candidate, rounds_halves=True) is None:
+        return
+    try:
+        Session(candidate)
+    except StageError as error:
+        message = error.message.replace(str(candidate), "the result")
+        raise VerificationError(f"the result does not run: {message}", hint=below_minimum_hint(())) from error
 
 
 def reference_outputs(

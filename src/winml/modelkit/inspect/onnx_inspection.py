@@ -228,6 +228,8 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
     inlined = inline_functions(model, path)
     contents = read_contents(model)
     count_parameters(contents)
+    # Before the tree is read, which merges repeated keys.
+    model_notes = tuple(_model_notes(model, inlined, contents.nodes))
     metadata = {prop.key: prop.value for prop in model.metadata_props}
     tree = read_tree([node.proto for node in contents.nodes], metadata, model.graph.name.strip("/") or "graph")
     shapes, shape_notes = read_shapes(model, contents.nodes)
@@ -263,7 +265,7 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
         module_nodes=_list_nodes(selection, tree, contents, macs) if selector is not None else None,
         assumed=_sidecar_assumptions(path),
         notes=(
-            *_model_notes(model, inlined, contents.nodes),
+            *model_notes,
             *tree.notes,
             *damaged_bounds_notes(metadata),
             *file_notes,

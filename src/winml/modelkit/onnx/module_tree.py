@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import onnx
 
 from winml.modelkit import metadata_keys
+from winml.modelkit.onnx.files.repeated_keys import merge_node_keys
 from winml.modelkit.tags import address
 from winml.modelkit.tags.dialects import Metadata, NamedNode, Scope, TreeSource, read_scopes
 from winml.modelkit.tags.selector import ModuleAddress, recorded_modules
@@ -38,13 +39,14 @@ class OnnxTree:
 
 
 def read_tree(nodes: Sequence[onnx.NodeProto], metadata: Metadata, root: str) -> OnnxTree:
-    """Read the module tree of a file.
+    """Read the module tree of a file; metadata keys that a node has several times are merged, in place.
 
     Args:
         nodes: Every node.
         metadata: The model's metadata.
         root: Name of the root of a tree read from node names.
     """
+    merge_node_keys(nodes, metadata)
     properties = [{entry.key: entry.value for entry in node.metadata_props} for node in nodes]
     if any(metadata_keys.TAG_KEY in node_metadata for node_metadata in properties):
         return _build_tagged_tree(properties, metadata)

@@ -171,5 +171,12 @@ def restore_description(rewritten: ir.Model, original: ir.Model) -> None:
     rewritten.producer_name, rewritten.producer_version = original.producer_name, original.producer_version
     rewritten.doc_string, rewritten.domain = original.doc_string, original.domain
     rewritten.model_version = original.model_version
-    rewritten.graph.name = original.graph.name
+    rewritten.graph.name, rewritten.graph.doc_string = original.graph.name, original.graph.doc_string
+    rewritten.graph.metadata_props.clear()
+    rewritten.graph.metadata_props.update(original.graph.metadata_props)
+    described = {value.name: value for value in (*original.graph.inputs, *original.graph.outputs)}
+    for value in (*rewritten.graph.inputs, *rewritten.graph.outputs):
+        if (source := described.get(value.name)) is not None:
+            value.doc_string = source.doc_string
+            value.metadata_props.update(source.metadata_props)
     RemoveUnusedOpsetsPass()(rewritten)

@@ -223,6 +223,7 @@ class _Halving:
         suffix = self._suffix if dtype == _FLOAT else "_fp32"
         value.name = self._fresh.take(name + suffix)
         cast = cast_node(value, dtype, maker, self._fresh, name)
+        cast.outputs[0].doc_string, value.doc_string = value.doc_string, None
         graph = self._graph_of(value)
         graph.insert_after(maker, cast)
         _replace_uses(value, cast.outputs[0], readers)
@@ -316,7 +317,7 @@ def _half_precision_nodes(
         if node.name not in names or node.op_identifier() in model.functions:
             continue
         is_unconditional = node.name in unconditional
-        if (node in wide and not is_unconditional) or _crashes_in_half(node):
+        if (node in wide and not is_unconditional) or _crashes_in_half(node) or _combines_elements(node):
             continue
         if not is_unconditional and (
             node.op_type in _WIDE_OPERATORS
@@ -339,6 +340,13 @@ def _crashes_in_half(node: ir.Node) -> bool:
     order = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else []
     others = [axis for axis in order if axis != 0]
     return len(order) > 2 and order[0] != 0 and others == sorted(others)
+
+
+def _combines_elements(node: ir.Node) -> bool:
+    """Return True for a scatter that combines elements, which ONNX Runtime's CPU provider refuses in float16."""
+    return (
+        node.op_type in ("ScatterElements", "ScatterND") and node.attributes.get_string("reduction", "none") != "none"
+    )
 
 
 def _positional_nodes(graph: ir.Graph) -> set[ir.Node]:

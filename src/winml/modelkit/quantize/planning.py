@@ -165,6 +165,22 @@ def refuse_idle_selectors(model: ir.Model, options: QuantizeOptions, modules: Gr
             why = f": {'; '.join(sorted(reasons))}" if reasons else ""
             owners = {modules.tag_of.get(name, "") for name in changed if name in weighted}
             modules.refuse_idle(option, text, changed, f"none of its nodes can be quantized{why}", owners)
+            if option == opt.per_module:
+                overruled = _overruled_nodes(text, changed, options, modules)
+                remaining = [name for name in changed if name not in overruled]
+                reason = "earlier selectors set another precision for all of its nodes; put it before them"
+                modules.refuse_idle(option, text, remaining, reason, owners)
+
+
+def _overruled_nodes(
+    selector: str, names: Iterable[str], options: QuantizeOptions, modules: GraphModules
+) -> frozenset[str]:
+    """Return the nodes with another precision than that of a selector of ``per_module``, from an earlier selector."""
+    texts = list(options.per_module)
+    earlier = {text: options.per_module[text] for text in texts[: texts.index(selector)]}
+    precisions = _ModulePrecisions(options.model_copy(update={"per_module": earlier}), modules)
+    own = PRECISIONS[options.per_module[selector]]
+    return frozenset(name for name in names if precisions.by_rule(name) not in (None, own))
 
 
 _LEAST_SHARE = 0.1
@@ -417,12 +433,17 @@ class _ModulePrecisions:
                 return PRECISIONS[FLOAT32], f"excluded by {text}"
         if self._included and not self._modules.works_only_for(name, self._included):
             return PRECISIONS[FLOAT32], "not included"
-        for tags, precision in self._rules:
-            if not precision.modes and self._modules.does_work_of(name, tags):
-                return precision, "set to fp32"
-            if precision.modes and self._modules.works_only_for(name, tags):
-                return precision, ""
+        if (precision := self.by_rule(name)) is not None:
+            return precision, "" if precision.modes else "set to fp32"
         return self._base, "" if self._base.modes else "left at fp32"
+
+    def by_rule(self, name: str) -> Precision | None:
+        """Return the precision of the first rule that applies to a node; `None` without a rule."""
+        for tags, precision in self._rules:
+            applies = self._modules.works_only_for if precision.modes else self._modules.does_work_of
+            if applies(name, tags):
+                return precision
+        return None
 
 
 def values_by_rule(plan: QuantizationPlan, rules: Mapping[str, _T], modules: GraphModules) -> dict[str, _T]:

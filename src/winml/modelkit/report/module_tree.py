@@ -62,23 +62,31 @@ class _TreeFolder(Generic[_Item]):
     numbers: dict[Hashable, int] = field(default_factory=dict)
     """Displayed facts of a module and the numbers of its children → number. Equal numbers mean equal modules."""
 
-    def fold(self, modules: Sequence[_Item], level: int) -> tuple[tuple[TreeRow[_Item], ...], tuple[int, ...]]:
-        """Return the displayed modules of one level, and the number of each module; equal modules have one number.
+    def fold(self, roots: Sequence[_Item]) -> tuple[TreeRow[_Item], ...]:
+        """Return the displayed modules of the first level, with their children."""
+        # Parents first, without recursion: a path may have a thousand segments.
+        modules: list[tuple[_Item, int, list[int]]] = []  # module, level, positions of its children
+        root_positions: list[int] = []
+        waiting = [(root, 1, root_positions) for root in roots]
+        for module, level, siblings in waiting:
+            siblings.append(len(modules))
+            positions: list[int] = []
+            modules.append((module, level, positions))
+            waiting += [(child, level + 1, positions) for child in self.children_of(module)]
+        rows: dict[int, TreeRow[_Item]] = {}
+        numbers: dict[int, int] = {}
 
-        Args:
-            modules: The modules of one parent.
-            level: Their level; the limit of depth hides deeper levels.
-        """
-        rows: list[TreeRow[_Item]] = []
-        numbers: list[int] = []
-        for module in modules:
-            children, child_rows = self.fold(self.children_of(module), level + 1)
-            number = self.numbers.setdefault((self.facts_of(module), child_rows), len(self.numbers))
-            numbers.append(number)
+        def folded(positions: Sequence[int]) -> tuple[TreeRow[_Item], ...]:
+            return tuple(self._fold_runs([rows[place] for place in positions], [numbers[place] for place in positions]))
+
+        for position, (module, level, positions) in reversed(list(enumerate(modules))):
+            children = folded(positions)
+            facts = (self.facts_of(module), tuple(numbers[place] for place in positions))
+            numbers[position] = self.numbers.setdefault(facts, len(self.numbers))
             is_last_level = self.limits.depth is not None and level >= self.limits.depth
             hidden = sum(child.count * (1 + child.hidden) for child in children) if is_last_level else 0
-            rows.append(TreeRow(module, module, 1, () if is_last_level else children, hidden))
-        return tuple(self._fold_runs(rows, numbers)), tuple(numbers)
+            rows[position] = TreeRow(module, module, 1, () if is_last_level else children, hidden)
+        return folded(root_positions)
 
     def _fold_runs(self, modules: Sequence[TreeRow[_Item]], numbers: Sequence[int]) -> Iterator[TreeRow[_Item]]:
         """Yield the modules of one level; consecutive modules with equal numbers become one entry."""
@@ -104,11 +112,13 @@ def tree_rows(
         facts_of: Returns the class and the displayed facts of a module, without its name and path.
         limits: Limits of the tree.
     """
-    return _TreeFolder(children_of, facts_of, limits).fold(roots, 1)[0]
+    return _TreeFolder(children_of, facts_of, limits).fold(roots)
 
 
 def walk_rows(modules: Sequence[TreeRow[_Item]], level: int = 0) -> Iterator[tuple[TreeRow[_Item], int]]:
     """Yield displayed modules in preorder, each with its level from 0."""
-    for module in modules:
-        yield module, level
-        yield from walk_rows(module.children, level + 1)
+    waiting = [(module, level) for module in reversed(modules)]
+    while waiting:
+        module, depth = waiting.pop()
+        yield module, depth
+        waiting += [(child, depth + 1) for child in reversed(module.children)]

@@ -13,8 +13,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from winml.modelkit.errors import InputError
-from winml.modelkit.onnx.files.graph_reading import load_by_reference, load_foreign, merge_duplicate_keys, read_foreign
+from winml.modelkit.onnx.files.graph_reading import load_by_reference, load_foreign, read_foreign
 from winml.modelkit.onnx.files.reading import reading_graph
+from winml.modelkit.onnx.files.repeated_keys import merge_duplicate_keys
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor
 
 
@@ -188,3 +189,14 @@ def test_load_by_reference_of_an_overlong_weight_is_refused_by_name(tmp_path: Pa
 
     with pytest.raises(InputError, match=r"'large' .* 16384"):
         reading_graph(path, lambda: load_by_reference(path))
+
+
+def test_sparse_initializer_is_refused(tmp_path: Path) -> None:
+    """A graph to change cannot hold it; the error names it."""
+    model = model_with()
+    values = helper.make_tensor("ws", TensorProto.FLOAT, [1], [1.0])
+    indices = helper.make_tensor("ws_indices", TensorProto.INT64, [1], [0])
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [2]))
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(InputError, match="ws"):
+        load_by_reference(tmp_path / "model.onnx")

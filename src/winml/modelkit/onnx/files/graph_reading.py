@@ -5,28 +5,25 @@ Errors of ``onnx_ir`` about a file are converted here only. Weights stay where t
 
 from __future__ import annotations
 
-import json
 import os
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from winml.modelkit import metadata_keys
-from winml.modelkit.onnx.contexts import proto_nodes
+from winml.modelkit.errors import InputError
 from winml.modelkit.onnx.files.reading import read_referring, read_structure, reading_graph
 from winml.modelkit.onnx.files.recovery import temporary_folder
+from winml.modelkit.onnx.files.repeated_keys import MergedKeys, merge_duplicate_keys
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.onnx.function_inlining import inline_module_functions
 from winml.modelkit.onnx.map_types import deserialize_model
 from winml.modelkit.onnx.validity import refuse_cycles
-from winml.modelkit.tags import address
-from winml.modelkit.tags.selector import recorded_modules
 from winml.modelkit.tags.tagging import all_nodes, drop_damaged_tags
 
 
@@ -84,25 +81,6 @@ def _check_tensor(tensor: Any) -> None:
         raise ValueError(f"tensor {name!r} lies at byte {tensor.offset} of its data file, with length {tensor.length}")
 
 
-class MergedKeys(NamedTuple):
-    """Merged duplicate keys of a file; false if there were none."""
-
-    nodes: int
-    """Number of nodes that had a key several times."""
-    model_keys: tuple[str, ...]
-    """Keys that the model had several times."""
-
-    def __bool__(self) -> bool:
-        """Return True if anything was merged."""
-        return bool(self.nodes or self.model_keys)
-
-    def notes(self) -> tuple[str, ...]:
-        """Describe the merged keys, one sentence each."""
-        nodes = (f"{self.nodes} node(s) had a metadata key several times: merged.",) if self.nodes else ()
-        keys = ", ".join(self.model_keys)
-        return (*nodes, f"The model had {keys} several times: the last was used.") if keys else nodes
-
-
 def load_foreign(path: str | os.PathLike[str]) -> ir.Model:
     """Load a model written by another tool, weights by reference, with unique metadata keys.
 
@@ -116,7 +94,16 @@ def load_foreign(path: str | os.PathLike[str]) -> ir.Model:
 
 
 def _build_graph(proto: onnx.ModelProto, folder: Path) -> ir.Model:
-    """Convert a model with data files in a folder to a graph; duplicate metadata keys are merged in ``proto``."""
+    """Convert a model with data files in a folder to a graph; duplicate metadata keys are merged in ``proto``.
+
+    Raises:
+        InputError: the model has sparse initializers, which a graph cannot hold.
+    """
+    if names := [sparse.values.name for sparse in proto.graph.sparse_initializer]:
+        raise InputError(
+            f"the graph has {len(names)} sparse initializer(s), such as {names[0]}, which winml cannot change",
+            hint="Store them as dense initializers first.",
+        )
     merge_duplicate_keys(proto)
     model = _check_graph(deserialize_model(proto))
     ir.external_data.set_base_dir(model.graph, folder)
@@ -173,67 +160,6 @@ def read_foreign(path: Path) -> tuple[ir.Model, MergedKeys]:
     refuse_cycles(structure, path)
     merged = merge_duplicate_keys(structure)
     return graph_of(structure, path), merged
-
-
-def merge_duplicate_keys(model: onnx.ModelProto) -> MergedKeys:
-    """Merge the duplicate metadata keys of the model and of every node, in place.
-
-    Some builds of ONNX Runtime copy the metadata of all fused nodes into the new node, so that a key occurs several
-    times; readers then use one of the values.
-
-    Different tags become the tag of the common module, with source ``merged``, the list of modules, and the module path
-    if the file records it. For other keys the last value is used; torch's keys are dropped if their values differ.
-    """
-    model_counts = Counter(entry.key for entry in model.metadata_props)
-    model_keys = tuple(key for key, count in model_counts.items() if count > 1)
-    metadata = {entry.key: entry.value for entry in model.metadata_props}
-    if model_keys:
-        _replace_metadata(model, metadata)
-    nodes = 0
-    modules = {module.tag: module.path for module in recorded_modules(metadata) or ()}
-    for node in proto_nodes(model):
-        keys = [entry.key for entry in node.metadata_props]
-        if len(keys) == len(set(keys)):
-            continue
-        _replace_metadata(node, _merge_metadata(node, modules))
-        nodes += 1
-    return MergedKeys(nodes, model_keys)
-
-
-def _replace_metadata(holder: onnx.ModelProto | onnx.NodeProto, metadata: Mapping[str, str]) -> None:
-    """Replace all metadata of a model or a node, in place."""
-    del holder.metadata_props[:]
-    for key, value in metadata.items():
-        holder.metadata_props.add(key=key, value=value)
-
-
-def _merge_metadata(node: onnx.NodeProto, modules: Mapping[str, str]) -> dict[str, str]:
-    """Return the metadata of a node with each key once; different tags become the tag of the common module."""
-    values: dict[str, list[str]] = defaultdict(list)
-    for entry in node.metadata_props:
-        values[entry.key].append(entry.value)
-    merged = {
-        key: key_values[-1]
-        for key, key_values in values.items()
-        if len(set(key_values)) == 1 or not key.startswith(metadata_keys.TORCH_PREFIX)
-    }
-    if len(set(values[metadata_keys.TAG_KEY])) < 2:
-        return merged
-    try:
-        tag = merged[metadata_keys.TAG_KEY] = address.common_ancestor(values[metadata_keys.TAG_KEY])
-    except ValueError:
-        # Not a valid tag; carrying the tags later finds the node untagged.
-        del merged[metadata_keys.TAG_KEY]
-        return merged
-    merged[metadata_keys.SOURCE_KEY] = "merged"
-    merged[metadata_keys.MODULES_KEY] = json.dumps(sorted(set(values[metadata_keys.MODULE_KEY])), ensure_ascii=False)
-    for key in (metadata_keys.DEPTH_KEY, metadata_keys.MODULE_KEY, metadata_keys.NAMESPACE_KEY):
-        merged.pop(key, None)
-    if tag in modules:
-        # If the file does not record it, the transfer of tags writes it from the original model.
-        merged[metadata_keys.MODULE_KEY] = modules[tag]
-        merged[metadata_keys.DEPTH_KEY] = str(address.depth(tag))
-    return merged
 
 
 @contextmanager
