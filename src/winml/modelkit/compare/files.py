@@ -133,6 +133,7 @@ def refuse_different(
             rounding=rounding,
         )
     if not all(entry.is_equal for entry in verification.comparisons):
+        _refuse_random(reference, draws[verification.worst.draw - 1])
         raise VerificationError(
             f"the outputs of the result differ from those of {reference.name}: {difference_words(verification)}",
             hint=_bug_hint(),
@@ -150,6 +151,37 @@ def refuse_different(
         silent=None if has_signal else verification.silent,
         in_float32=widened_graph(reference) is not None,
     )
+
+
+def _refuse_random(reference: Path, draw: Arrays) -> None:
+    """Refuse a reference that computes other outputs in a second run, which no file made from it can equal.
+
+    Raises:
+        VerificationError: an output differs between two runs on the same inputs.
+    """
+    first, second = outputs_of_file(reference, [draw]), outputs_of_file(reference, [draw])
+    refuse_random(first[0], second[0], reference.name, f"or skip the comparison with {opt.no_verify}")
+
+
+def refuse_random(first: Arrays, second: Arrays, name: str, remedy: str = "") -> None:
+    """Refuse a graph whose outputs differ between two runs on the same inputs.
+
+    Args:
+        first: Outputs of a run.
+        second: Outputs of another run on the same inputs.
+        name: Name of the graph, for the message.
+        remedy: A further remedy besides a graph without random numbers.
+
+    Raises:
+        VerificationError: an output differs.
+    """
+    repeated = compare_outputs([first], [second])
+    if not all(entry.is_equal for entry in repeated.comparisons):
+        remedies = ", ".join(filter(None, ("Export the model in evaluation mode", remedy)))
+        raise VerificationError(
+            f"cannot verify: output {repeated.worst.name!r} of {name} differs between two runs on the same inputs",
+            hint=f"No file was written. {remedies}.",
+        )
 
 
 def refuse_unopenable(reference: Path, candidate: Path) -> None:
@@ -199,6 +231,8 @@ def refuse_unfaithful(
     draws, expected, samples = reference_outputs(reference, read_samples)
     outputs = _candidate_outputs(candidate, draws, as_written=False)
     fidelity = measure_fidelity(expected, outputs, minimum.sqnr_db, samples, minimum.agreement)
+    if fidelity.has_signal and not fidelity.is_near:
+        _refuse_random(reference, draws[0])
     refuse_below_minimum_sqnr(fidelity, reference.name, draws[0], hint)
     return fidelity
 
