@@ -111,9 +111,14 @@ def _front_matter(facts: CardFacts, source: Path | None) -> dict[str, Any]:
     matter = {key: value for key, value in values.items() if value is not None}
     if facts.task and "pipeline_tag" not in matter:
         matter["pipeline_tag"] = facts.task
+    base_model = None if source is None else _source_value(source, "base_model")
     if not Path(facts.model).exists() and facts.model.count("/") == 1:  # an id of the Hub
-        matter["base_model"] = facts.model
-    return {**matter, "tags": list(facts.tags)}
+        base_model = facts.model
+    if base_model is not None:
+        matter["base_model"] = base_model
+    own_tags = None if source is None else _source_value(source, "tags")
+    kept = [tag for tag in own_tags if isinstance(tag, str)] if isinstance(own_tags, list) else []
+    return {**matter, "tags": list(dict.fromkeys((*facts.tags, *kept)))}
 
 
 def _source_value(source: Path, key: str) -> Any:

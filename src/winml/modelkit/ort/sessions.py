@@ -193,6 +193,8 @@ class Session:
         self.inputs: dict[str, str] = {value.name: value.type for value in inputs}
         """Input name → type as ONNX Runtime writes it (``tensor(float)``), in order."""
         self.input_shapes: dict[str, Shape] = {value.name: tuple(value.shape) for value in inputs}
+        self.unranked_inputs = _find_unranked(source, self.input_shapes)
+        """Inputs without a declared rank, which ONNX Runtime reports like scalars; they take any shape."""
         self._bounds = stated_bounds(self.metadata)
         self.outputs: tuple[str, ...] = tuple(value.name for value in outputs)
         self._returns_objects = any(not value.type.startswith(("tensor", "optional(tensor")) for value in outputs)
@@ -647,6 +649,25 @@ def _refuse_unknown_providers(providers: Sequence[str]) -> None:
             f"execution provider {unknown[0]} is not part of the installed ONNX Runtime",
             hint=f"Available: {', '.join(available)}.",
         )
+
+
+def _find_unranked(source: Path | None, shapes: Mapping[str, Shape]) -> frozenset[str]:
+    """Return the inputs whose rank a file does not declare.
+
+    Args:
+        source: The file; None: the rank of no input is known to be missing.
+        shapes: Input → shape as ONNX Runtime reports it.
+    """
+    if source is None or source.suffix.lower() != ".onnx" or all(shapes.values()):
+        return frozenset()
+    from winml.modelkit.onnx.files.reading import read_structure  # imports onnx
+
+    graph = read_structure(source, as_written=True).graph
+    return frozenset(
+        value.name
+        for value in graph.input
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
+    )
 
 
 def _refuse_inactive(provider: str, session: ort.InferenceSession) -> None:
