@@ -41,7 +41,7 @@ def test_inputs_are_read_off_the_graph() -> None:
     """An input has numpy's dtype, the names of its dimensions (None without a name), and the range in the file."""
     found = graph_inputs(
         session(
-            "g (float16[N, 2] a, double[] b, int64[?] c, string[1] d) => (float16[N, 2] y)\n{ y = Identity(a) }",
+            "g (float16[N, 2] a, double b, int64[?] c, string[1] d) => (float16[N, 2] y)\n{ y = Identity(a) }",
             {"winml.io.inputs": json.dumps([{"name": "c", "value_range": [3, 9], "first_values": [[7, 2]]}])},
         )
     )

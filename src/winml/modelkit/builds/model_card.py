@@ -55,6 +55,8 @@ class CardFacts:
     language: str = "python"
     """Language of these lines."""
     tags: tuple[str, ...] = field(default=("onnx",))
+    later_modules: tuple[str, ...] = ()
+    """Modules of sentence-transformers that the files do not contain; they follow the graph."""
 
 
 def model_card(facts: CardFacts, sources: Mapping[str, Path]) -> str:
@@ -85,6 +87,7 @@ def model_card(facts: CardFacts, sources: Mapping[str, Path]) -> str:
         f"* Source: {name if is_local else facts.model}",
         f"* Licence of the source: {stated}",
         f"* Made with winml {__version__} for {facts.readers}",
+        *([_later_modules_line(facts.later_modules)] if facts.later_modules else []),
         "",
         _table_line(facts.columns),
         _table_line(["---"] * len(facts.columns)),
@@ -98,6 +101,14 @@ def model_card(facts: CardFacts, sources: Mapping[str, Path]) -> str:
     if body := _body(source):
         lines += ["## Card of the source", "", body, ""]
     return "\n".join(lines)
+
+
+def _later_modules_line(modules: Sequence[str]) -> str:
+    """Return the line on modules that follow the graph, and change the size of an embedding."""
+    return (
+        f"* Not in the graph: {', '.join(modules)} of sentence-transformers. The outputs are those of the transformer; "
+        "the size of an embedding that the source states holds after these modules."
+    )
 
 
 def _table_line(cells: Sequence[str]) -> str:

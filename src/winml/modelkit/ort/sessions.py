@@ -193,7 +193,7 @@ class Session:
         self.inputs: dict[str, str] = {value.name: value.type for value in inputs}
         """Input name → type as ONNX Runtime writes it (``tensor(float)``), in order."""
         self.input_shapes: dict[str, Shape] = {value.name: tuple(value.shape) for value in inputs}
-        self.unranked_inputs = _find_unranked(source, self.input_shapes)
+        self.unranked_inputs = _find_unranked(model, self.input_shapes)
         """Inputs without a declared rank, which ONNX Runtime reports like scalars; they take any shape."""
         self._bounds = stated_bounds(self.metadata)
         self.outputs: tuple[str, ...] = tuple(value.name for value in outputs)
@@ -651,21 +651,24 @@ def _refuse_unknown_providers(providers: Sequence[str]) -> None:
         )
 
 
-def _find_unranked(source: Path | None, shapes: Mapping[str, Shape]) -> frozenset[str]:
-    """Return the inputs whose rank a file does not declare.
+def _find_unranked(model: str | os.PathLike[str] | bytes, shapes: Mapping[str, Shape]) -> frozenset[str]:
+    """Return the inputs whose rank a model does not declare.
 
     Args:
-        source: The file; None: the rank of no input is known to be missing.
-        shapes: Input → shape as ONNX Runtime reports it.
+        model: Path of a file, or the bytes of a model.
+        shapes: Input → shape as ONNX Runtime reports it; the model is read only if one is empty.
     """
-    if source is None or source.suffix.lower() != ".onnx" or all(shapes.values()):
+    is_onnx = isinstance(model, bytes) or Path(model).suffix.lower() == ".onnx"
+    if all(shapes.values()) or not is_onnx:
         return frozenset()
-    from winml.modelkit.onnx.files.reading import read_structure  # imports onnx
+    import onnx  # late: few graphs have inputs without sizes
 
-    graph = read_structure(source, as_written=True).graph
+    from winml.modelkit.onnx.files.reading import read_structure
+
+    read = onnx.ModelProto.FromString(model) if isinstance(model, bytes) else read_structure(Path(model))
     return frozenset(
         value.name
-        for value in graph.input
+        for value in read.graph.input
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
     )
 
