@@ -132,6 +132,7 @@ SEAMS: dict[str, dict[str, str]] = {
         (
             "._modules",
             "._ty",
+            "torch._export.serde.serialize.sympy",
             "torch.export.pt2_archive._package",
             "torch.jit._script.RecursiveScriptModule",
             "torch.jit._trace.TopLevelTracedModule",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onnx
 import onnx_ir as ir
@@ -13,12 +14,13 @@ import onnxruntime as ort
 import pytest
 import torch
 from torch import nn
+from torch._export.serde.serialize import sympy
 from torch.export.pt2_archive import _package
 
 from winml.modelkit import HTPExporter, WinMLExportConfig
-from winml.modelkit.errors import ModelPathError
+from winml.modelkit.errors import InputError, ModelPathError
 from winml.modelkit.export.records import ExportedPart
-from winml.modelkit.models.programs import _without_pickles
+from winml.modelkit.models.programs import _is_size, _without_code, load_program
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.module_tree import read_tree
 from winml.modelkit.onnx.specs import InputTensorSpec
@@ -102,12 +104,47 @@ def test_control_flow_of_a_script_is_run_in_python(tmp_path: Path) -> None:
     request = WinMLExportConfig(dynamic_axes={"values": {0: "rows"}})
     result = HTPExporter(request).export(program, tmp_path / "model.onnx", INPUTS).only_part
     assert result.verification is not None
-    assert result.verification.is_verified
+    # As in a module of Python, the branch of a traced size is an assumption.
+    assert ["size"] == [assumption.kind for assumption in result.verification.assumed]
     session = ort.InferenceSession(tmp_path / "model.onnx")
     values = torch.randn(5, 4)
     for expected, actual in zip(program(values), session.run(None, {"values": values.numpy()}), strict=True):
         torch.testing.assert_close(expected.detach(), torch.from_numpy(actual))
     assert {"layers.0", "layers.1"} <= {module.path for module in read_onnx_modules(tmp_path / "model.onnx")}
+
+
+def test_script_of_a_layer_with_a_fused_kernel_is_exported(tmp_path: Path) -> None:
+    """In evaluation mode the layer would call a kernel that has no ONNX form."""
+    program = torch.jit.script(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval())
+    result = (
+        HTPExporter(WinMLExportConfig()).export(program, tmp_path / "model.onnx", (torch.randn(1, 3, 8),)).only_part
+    )
+    assert result.verification is not None
+    assert result.verification.is_verified
+
+
+class SizeArithmetic(nn.Module):
+    """Computes sizes and grows a list in place."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return three parts, each of half the rows and columns of the input."""
+        half = (values.size(0) + 1) // 2
+        parts = [values[:half].reshape(half, values.shape[1])]
+        parts += [values.new_zeros([half, values.shape[1]]) + half, torch.tensor([2.0]) * parts[0]]
+        parts.reverse()
+        return torch.cat(parts, 1)
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_sizes_of_a_script_stay_dynamic(exporter: Literal["torchscript", "dynamo"], tmp_path: Path) -> None:
+    """Numbers computed from sizes are no constants of the trace."""
+    program = torch.jit.script(SizeArithmetic().eval())
+    request = WinMLExportConfig(dynamic_axes={"values": {0: "rows"}}, exporter=exporter)
+    HTPExporter(request).export(program, tmp_path / "model.onnx", (torch.randn(6, 4),))
+    session = ort.InferenceSession(tmp_path / "model.onnx")
+    for rows in (4, 9):
+        values = torch.randn(rows, 4)
+        torch.testing.assert_close(program(values), torch.from_numpy(session.run(None, {"values": values.numpy()})[0]))
 
 
 def read_onnx_modules(path: Path) -> Sequence[ModuleAddress]:
@@ -140,8 +177,32 @@ def export_checkpoint_file(path: Path, output: Path, **fields: Any) -> ExportedP
 
 def test_pickled_objects_in_an_archive_are_refused(tmp_path: Path) -> None:
     """No Python code of a file runs: a constant that is a pickled object is refused."""
-    with _without_pickles(), pytest.raises(ValueError, match="pickled"):
+    with _without_code(), pytest.raises(ValueError, match="pickled"):
         _package.pickle.loads(pickle.dumps(object))
+
+
+def test_size_in_an_archive_is_not_evaluated_as_python(tmp_path: Path) -> None:
+    """Sizes of a dynamic program are read, and one that calls Python is refused before it runs."""
+    rows = torch.export.Dim("rows", min=2, max=64)
+    program = torch.export.export(nn.Flatten(0), (torch.randn(4, 3),), dynamic_shapes=({0: rows},))
+    torch.export.save(program, tmp_path / "net.pt2")
+    assert isinstance(load_program(tmp_path / "net.pt2", "net.pt2"), torch.export.ExportedProgram)
+    call = f"open('{(tmp_path / 'ran').as_posix()}', 'w')"
+    with zipfile.ZipFile(tmp_path / "net.pt2") as source, zipfile.ZipFile(tmp_path / "bad.pt2", "w") as target:
+        for name in source.namelist():
+            text = source.read(name).replace(b'"expr_str": "Symbol(', f'"expr_str": "{call} + Symbol('.encode())
+            target.writestr(name, text)
+    with pytest.raises(InputError, match="no size"):
+        load_program(tmp_path / "bad.pt2", "bad.pt2")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["sympify('__import__')", "().__class__", "Symbol('a.b')", "[open for x in y]", "Symbol", "(lambda: 0)()"]
+)
+def test_only_calls_of_expressions_are_sizes(text: str) -> None:
+    """Functions, attributes and texts that are no names are refused; a name alone is harmless."""
+    assert (text == "Symbol") == _is_size(text, vars(sympy), sympy.Basic)
 
 
 def test_module_left_in_training_mode_is_noted(tmp_path: Path) -> None:

@@ -132,10 +132,10 @@ class StageError(WinMLError):
     """A stage failed on this model.
 
     Attributes:
-        invalid_pass: Name of the pass that made the graph invalid; empty for every other failure.
+        failed_pass: Name of the graph pass that failed; empty for every other failure.
     """
 
-    invalid_pass = ""
+    failed_pass = ""
 
 
 class ExportError(StageError):

@@ -19,7 +19,7 @@ MAPS = helper.make_sequence_type_proto(
 
 @pytest.fixture
 def classifier(tmp_path: Path) -> Path:
-    """Save a classifier as skl2onnx writes it: labels, and a map of probabilities per row."""
+    """Save a classifier like those of skl2onnx: labels, scores, and a map of the scores per row."""
     weight = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32)
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["scores"]),
@@ -28,11 +28,12 @@ def classifier(tmp_path: Path) -> Path:
     ]
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 64])]
     label = helper.make_tensor_value_info("label", TensorProto.INT64, [None])
+    scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None, 3])
     graph = helper.make_graph(
         nodes,
         "g",
         inputs,
-        [label, helper.make_value_info("by_class", MAPS)],
+        [label, scores, helper.make_value_info("by_class", MAPS)],
         [onnx.numpy_helper.from_array(weight, "w")],
     )
     opsets = [helper.make_opsetid("", 12), helper.make_opsetid("ai.onnx.ml", 1)]
@@ -45,10 +46,11 @@ def test_maps_keep_their_type_and_values(classifier: Path, tmp_path: Path) -> No
     optimize_onnx(classifier, tmp_path / "fast.onnx", level="full", opset=17)
     quantize_onnx(classifier, tmp_path / "int8.onnx")
     feeds = {"x": np.random.default_rng(1).standard_normal((2, 64)).astype(np.float32)}
-    expected = ort.InferenceSession(classifier).run(None, feeds)[1]
+    expected = ort.InferenceSession(classifier).run(["by_class"], feeds)[0]
     for name, tolerance in (("fast", 1e-5), ("int8", 0.5)):  # chosen: int8 rounds products of 64 numbers
         written = onnx.load(tmp_path / f"{name}.onnx")
         types = {output.name: output.type for output in written.graph.output}
+        assert ["label", "scores", "by_class"] == list(types)
         assert TensorProto.INT64 == types["by_class"].sequence_type.elem_type.map_type.key_type
         actual = ort.InferenceSession(tmp_path / f"{name}.onnx").run(["by_class"], feeds)[0]
         for row, other in zip(expected, actual, strict=True):
@@ -61,7 +63,7 @@ def test_maps_are_compared_and_nodes_count_as_modules(classifier: Path, tmp_path
     model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((64, 3), np.float32), "w"))
     onnx.save(model, tmp_path / "other.onnx")
     result = compare_models(classifier, tmp_path / "other.onnx", by_module=True)
-    assert {"by_class", "by_class.keys", "label"} == {output.fidelity.name for output in result.outputs}
+    assert {"by_class", "by_class.keys", "label", "scores"} == {output.fidelity.name for output in result.outputs}
     assert result.first_divergence is not None
     assert "scores" == result.first_divergence.identity.module
 

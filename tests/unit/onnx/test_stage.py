@@ -119,5 +119,5 @@ def test_pass_that_makes_a_node_invalid_is_named() -> None:
     model = parse(BODY)
     with pytest.raises(NormalizeError, match=r"_Pass, made Relu .* attribute axis") as raised:
         run_passes(model, (DeclaredPass(_Pass(add_axis), "keeps"),), NormalizeError)
-    assert "_Pass" == raised.value.invalid_pass
+    assert "_Pass" == raised.value.failed_pass
     assert run_passes(model, (DeclaredPass(_Pass(add_axis), "keeps"),), NormalizeError)

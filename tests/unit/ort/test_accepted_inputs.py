@@ -20,6 +20,7 @@ RATES = """g (float[1, n] x, int64 rate) => (float[1, n] y) <int64 high = {16000
                       else_branch = otherwise () => (float[1, n] b) { b = Identity (x) }>
 }"""
 """For: silero-vad."""
+WRONG_SHAPE = "two = {2}, int64[1] wrong = {7777}"
 TABLE = """g (int64[1, n] ids) => (float[1, n, 2] y) <float[1, 2] table = {1, 2}> { y = Gather (table, ids) }"""
 MASKED = """g (bool[1, n] pad) => (float[1, n] y) <float low = {-inf}, float zero = {0}> {
     scores = Where (pad, low, zero)
@@ -46,14 +47,48 @@ def test_integer_takes_the_values_that_the_graph_compares_it_with(tmp_path: Path
     """The branch of the rate is compared, and the note names the value."""
     found = accepted(RATES, tmp_path)
     assert {"rate": (16000,)} == compared_values(tmp_path / "m.onnx")
-    assert {16000} == {int(entry.feeds["rate"]) for entry in found}
+    assert [16000, 0] == [int(entry.feeds["rate"]) for entry in found[:2]]
     assert "16000" in found[0].note
+
+
+def test_other_branch_is_left_out_if_the_graph_refuses_its_values(tmp_path: Path) -> None:
+    """A value that the graph refuses is replaced by the constant, so that sizes still vary."""
+    refusing = RATES.replace("b = Identity (x)", "b = Reshape (x, wrong)").replace("two = {2}", WRONG_SHAPE)
+    found = accepted(refusing, tmp_path)
+    assert [16000, 16000] == [int(entry.feeds["rate"]) for entry in found[:2]]
+    assert found[0].sizes != found[1].sizes
+
+
+def test_constant_that_is_no_integer_is_no_value(tmp_path: Path) -> None:
+    """Infinity and fractions are left out."""
+    compared = "g (int64 n) => (bool[3] y) <float[3] c = {inf, 0.5, 3}> { f = Cast <to = 1> (n)\n y = Equal (f, c) }"
+    accepted(compared, tmp_path)
+    assert {"n": (3,)} == compared_values(tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize("body", [TABLE, PADDED, TRACED], ids=["indices", "multiples", "traced size"])
 def test_refused_values_and_sizes_are_replaced(body: str, tmp_path: Path) -> None:
     """The index is 0, the edges are multiples of 32, and the size of the refusal is used."""
     assert accepted(body, tmp_path)
+
+
+def test_size_of_a_refusal_is_varied(tmp_path: Path) -> None:
+    """Multiples of 28 are accepted: a result that froze 28 would be found."""
+    first, second = accepted(TRACED, tmp_path)[:2]
+    assert all(2 * first.sizes[name] == size for name, size in second.sizes.items())
+
+
+def test_large_size_is_varied(tmp_path: Path) -> None:
+    """Edges of images have two sizes, since a result may have frozen one."""
+    image = "g (float[1, 3, height, width] x) => (float[1, 3, height, width] y) { y = Relu (x) }"
+    assert [224, 256] == [entry.sizes["height"] for entry in accepted(image, tmp_path)[:2]]
+
+
+def test_guessed_sizes_fit_into_memory(tmp_path: Path) -> None:
+    """Six dimensions of 64 would take 512 GiB."""
+    never = "g (float[a, b, c, d, e, f] x) => (float[m] y) <int64[1] shape = {77777}> { y = Reshape (x, shape) }"
+    with pytest.raises(NoInputsError):
+        accepted(never, tmp_path)
 
 
 def test_mask_that_hides_everything_is_replaced(tmp_path: Path) -> None:

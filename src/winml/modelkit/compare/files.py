@@ -22,12 +22,13 @@ from winml.modelkit.compare.outputs import ROUNDING_FACTOR, TEXT_KINDS, Rounding
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.verification.single_rows import reads_consecutive_tokens, with_consecutive_tokens
 from winml.modelkit.compare.words import difference_words, fidelity_words, samples_words
-from winml.modelkit.errors import NoInputsError, StageError, UsageError, VerificationError, opt
+from winml.modelkit.errors import InputError, NoInputsError, StageError, UsageError, VerificationError, opt
 from winml.modelkit.onnx.contexts import proto_nodes
 from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.weights import ROUNDING_OPERATORS
 from winml.modelkit.ort.accepted_inputs import AcceptedInputs, accepted_inputs
 from winml.modelkit.ort.decoding.inputs import MASK
+from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs
 from winml.modelkit.ort.graph_sessions import open_session, widened_graph
 from winml.modelkit.ort.plug_ins import missing_kernel_hint
 from winml.modelkit.ort.quantized_states import QuantizedStates
@@ -92,6 +93,8 @@ def refuse_different(
                 f"cannot verify: {error.message.replace(str(candidate), 'the result')}",
                 hint=f"{opt.no_verify} writes the result without comparing it.",
             ) from error
+        if accepted[0].note:
+            _refuse_narrower(reference, candidate, accepted[0].sizes, seed)
         expected = _reference_outputs(reference, draws)
     elif read_samples is not None:
         samples, expected, _ = reference_outputs(reference, read_samples)
@@ -104,7 +107,12 @@ def refuse_different(
             if MASK in draws[0] and reads_consecutive_tokens(_read_graph(candidate)):
                 draws = list(map(with_consecutive_tokens, draws))
                 expected = outputs_of_file(reference, draws)
-        outputs = _candidate_outputs(candidate, draws)
+        try:
+            outputs = _candidate_outputs(candidate, draws)
+        except VerificationError:
+            for draw in draws:
+                _refuse_stale_shapes(reference, draw)
+            raise
     if set(outputs[0]) != set(expected[0]):
         raise VerificationError(
             f"the result has outputs {', '.join(outputs[0])}; {reference.name} has {', '.join(expected[0])}",
@@ -134,6 +142,7 @@ def refuse_different(
         )
     if not all(entry.is_equal for entry in verification.comparisons):
         _refuse_random(reference, draws[verification.worst.draw - 1])
+        _refuse_stale_shapes(reference, draws[verification.worst.draw - 1])
         raise VerificationError(
             f"the outputs of the result differ from those of {reference.name}: {difference_words(verification)}",
             hint=_bug_hint(),
@@ -151,6 +160,40 @@ def refuse_different(
         silent=None if has_signal else verification.silent,
         in_float32=widened_graph(reference) is not None,
     )
+
+
+def _refuse_stale_shapes(reference: Path, draw: Arrays) -> None:
+    """Refuse a reference that declares another shape of a value than it computes; ONNX Runtime runs such a file.
+
+    Raises:
+        InputError: names the value, the declared sizes and the computed ones.
+    """
+    import onnx
+
+    from winml.modelkit.onnx.contents import declared_shape
+
+    model = onnx.load(reference, load_external_data=False)
+    outputs = {value.name for value in model.graph.output}
+    declared = {
+        value.name: shape
+        for value in model.graph.value_info
+        if value.name not in outputs
+        and (shape := declared_shape(value.type))
+        and all(isinstance(n, int) for n in shape)
+    }
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in declared)
+    try:
+        session = Session(model.SerializeToString(), data_folder=reference.parent, name=reference.name, optimize=False)
+        computed = session.run(draw, [*declared])
+    except (StageError, UsageError, InputError, ValueError):
+        return  # the cause of the failure is another one
+    for name, shape in declared.items():
+        if name in computed and computed[name].shape != shape:
+            raise InputError(
+                f"{reference.name}: the file declares {[*shape]} for value {name}, which has "
+                f"{[*computed[name].shape]} in a run",
+                hint="Remove the entries of value_info from the file, or export the model again.",
+            )
 
 
 def _refuse_random(reference: Path, draw: Arrays) -> None:
@@ -182,6 +225,22 @@ def refuse_random(first: Arrays, second: Arrays, name: str, remedy: str = "") ->
             f"cannot verify: output {repeated.worst.name!r} of {name} differs between two runs on the same inputs",
             hint=f"No file was written. {remedies}.",
         )
+
+
+def _refuse_narrower(reference: Path, candidate: Path, sizes: Mapping[str, int], seed: int) -> None:
+    """Refuse a result that does not run on values drawn by default, if the reference does.
+
+    Raises:
+        VerificationError: only the result refuses the values.
+    """
+    session = open_session(candidate, as_written=True)
+    draw = draw_feeds(graph_inputs(session), sizes, seed)
+    del session
+    try:
+        outputs_of_file(reference, [draw])
+    except (StageError, UsageError):
+        return
+    _candidate_outputs(candidate, [draw])
 
 
 def refuse_unopenable(reference: Path, candidate: Path) -> None:

@@ -6,12 +6,13 @@ module of the same structure. Both are then traced like any module, with tags fr
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import itertools
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from torch.jit._trace import TopLevelTracedModule
 from winml.modelkit.errors import InputError
 from winml.modelkit.models.script_modules import as_python_module, module_with_forward
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
-from winml.modelkit.ort.shared_settings import attribute_replaced
+from winml.modelkit.ort.shared_settings import attributes_replaced
 
 
 def open_program(model: object, inputs: Any, requested_by: str) -> tuple[nn.Module, Any]:
@@ -164,15 +165,23 @@ def load_program(path: Path, source_name: str) -> object:
     hint = "Save it again with this version of torch, or pass file.py:factory."
     with foreign_parser(f"{source_name}: torch {torch.__version__} cannot read it", hint=hint):
         if _is_exported_program(path):
-            with _without_pickles():
+            with _without_code():
                 return torch.export.load(path)
         return torch.jit.load(path, map_location="cpu")
 
 
 @contextmanager
-def _without_pickles() -> Iterator[None]:
-    """Refuse pickled Python objects in a file, which may run code."""
+def _without_code() -> Iterator[None]:
+    """Refuse what may run code in a file: pickled Python objects, and text that sympy would evaluate as Python."""
+    from torch._export.serde.serialize import sympy
     from torch.export.pt2_archive import _package
+
+    sympify = sympy.sympify
+
+    def parse_size(size: Any, locals: Mapping[str, Any] | None = None, **keywords: Any) -> Any:  # sympy's names
+        if isinstance(size, str) and not _is_size(size, {**vars(sympy), **(locals or {})}, sympy.Basic):
+            raise ValueError(f"{size[:_LONGEST_SIZE]!r} is no size")
+        return sympify(size, locals=locals, **keywords)
 
     class _Refusing:
         """In place of ``pickle`` while a file is read."""
@@ -186,8 +195,37 @@ def _without_pickles() -> Iterator[None]:
     def load_weights(*args: Any, **keywords: Any) -> Any:
         return load(*args, **{**keywords, "weights_only": True})
 
-    with attribute_replaced(_package, "pickle", _Refusing), attribute_replaced(torch, "load", load_weights):
+    replacements = ((_package, "pickle", _Refusing), (torch, "load", load_weights), (sympy, "sympify", parse_size))
+    with attributes_replaced(*replacements):
         yield
+
+
+_LONGEST_SIZE = 80
+"""Chosen: characters of a refused size in the message, one line."""
+_SIZE_NODES = (ast.Expression, ast.Name, ast.Load, ast.keyword, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare)
+"""Syntax of sizes; calls and operators besides."""
+
+
+def _is_size(text: str, functions: Mapping[str, Any], expression_type: type) -> bool:
+    """Return True for a size as torch writes it: ``Mul(Integer(4), Symbol('s77', integer=True))``.
+
+    Args:
+        text: Text of a file.
+        functions: Name → function or class that the text may name.
+        expression_type: Base of the classes that the text may call.
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(text, mode="eval")))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    called = [functions.get(function.id) if isinstance(function, ast.Name) else None for function in calls]
+    texts = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return (
+        all(isinstance(function, type) and issubclass(function, expression_type) for function in called)
+        and all(text.isidentifier() for text in texts)
+        and all(isinstance(node, (*_SIZE_NODES, ast.Call, ast.operator, ast.unaryop, ast.cmpop)) for node in nodes)
+    )
 
 
 def _is_exported_program(path: Path) -> bool:

@@ -201,17 +201,18 @@ def _call_operator(node: Any, inputs: Sequence[Any]) -> Sequence[Any]:
     """Call the operator of a node: with Python on numbers and lists, with torch on tensors."""
     kind = node.kind()
     name = kind.partition("::")[2]
-    has_tensors = any(isinstance(value, torch.Tensor) for value in inputs)
+    schema = None if node.schema() == "(no schema)" else torch._C.parse_schema(node.schema())
+    # The declaration decides: while torch traces, a size is a tensor, which an operator of numbers would make constant.
+    has_tensors = schema is not None and any(argument.type.kind() == "TensorType" for argument in schema.arguments)
     function = _OF_TENSORS.get(kind) or (None if has_tensors and kind not in _OF_ANYTHING else _OF_NUMBERS.get(name))
     if function is not None:
         result = function(*inputs)
         return [result] if node.outputsSize() else []
-    if "::" not in kind or node.schema() == "(no schema)":
+    if schema is None:
         raise ExportError(
             f"TorchScript operator {kind}: it has no counterpart in Python",
             hint="Pass the nn.Module before torch.jit.script; load the weights with load_state_dict().",
         )
-    schema = torch._C.parse_schema(node.schema())
     positional = [value for value, argument in zip(inputs, schema.arguments, strict=True) if not argument.kwarg_only]
     keywords = {
         argument.name: value
@@ -220,16 +221,33 @@ def _call_operator(node: Any, inputs: Sequence[Any]) -> Sequence[Any]:
     }
     namespace, _, operator_name = schema.name.partition("::")
     overloads = getattr(getattr(torch.ops, namespace), operator_name)
-    result = getattr(overloads, schema.overload_name or "default")(*positional, **keywords)
+    call = getattr(overloads, schema.overload_name or "default")
+    if any(map(_has_traced_number, schema.arguments, inputs)):
+        # The overload would make it constant, or refuse it; functions of torch keep it.
+        call = next((getattr(owner, operator_name) for owner in _OWNERS if hasattr(owner, operator_name)), overloads)
+        if isinstance(keywords.get("dtype"), int):
+            keywords["dtype"] = _DTYPES[keywords["dtype"]]
+        keywords.pop("layout", None)
+    result = call(*positional, **keywords)
     count = node.outputsSize()
     return [] if not count else [result] if count == 1 else list(result)
 
+
+def _has_traced_number(argument: Any, value: object) -> bool:
+    """Return True for a tensor, or a list with one, that is an argument of numbers: a size while torch traces."""
+    values = value if isinstance(value, list) else [value]
+    return "Tensor" not in str(argument.type) and any(isinstance(entry, torch.Tensor) for entry in values)
+
+
+_OWNERS = (torch.Tensor, torch, torch._C._nn)
+"""Classes and modules with the functions of operators."""
 
 _DTYPE_CODES = {
     torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
     torch.float64: 7, torch.bool: 11, torch.bfloat16: 15,
 }  # fmt: skip
 """Specified by torch: dtype → its number in TorchScript."""
+_DTYPES = {code: dtype for dtype, code in _DTYPE_CODES.items()}
 
 
 def _raise_exception(message: str, *_: object) -> None:
@@ -248,7 +266,17 @@ _CONSTRUCTORS: Mapping[str, Callable[..., Any]] = {
     "prim::Print": lambda *_: None,
 }
 
+
+def _slice(values: Any, *bounds: Any) -> Any:
+    """Return a slice of a tensor along an axis, or of a list."""
+    if isinstance(values, torch.Tensor):
+        axis, *bounds = bounds
+        return values[(slice(None),) * (axis % values.dim()) + (slice(*bounds),)]
+    return values[slice(*bounds)]
+
+
 _OF_TENSORS: Mapping[str, Callable[..., Any]] = {
+    "aten::slice": _slice,
     # While torch traces, the methods of a tensor return sizes that stay dynamic.
     "aten::size": lambda tensor, axis=None: list(tensor.size()) if axis is None else tensor.size(axis),
     "aten::dim": lambda tensor: tensor.dim(),
@@ -259,6 +287,9 @@ _OF_TENSORS: Mapping[str, Callable[..., Any]] = {
     "aten::FloatImplicit": float,
     "aten::ScalarImplicit": lambda tensor: tensor.item(),
     "aten::item": lambda tensor: tensor.item(),
+    # Layers of torch.nn with gradients do not call fused kernels, which have no ONNX form.
+    "aten::is_grad_enabled": lambda: True,
+    "prim::requires_grad": lambda _: True,
     "prim::device": lambda tensor: tensor.device,
     "prim::dtype": lambda tensor: _DTYPE_CODES[tensor.dtype],
     "prim::layout": lambda _: 0,
@@ -279,6 +310,10 @@ def _set_item(values: Any, key: Any, value: Any) -> Any:
     return values
 
 
+def _make_tensor(data: Any, dtype: int | None, device: Any, *_: object) -> torch.Tensor:
+    return torch.tensor(data, dtype=None if dtype is None else _DTYPES[dtype], device=device)
+
+
 _OF_NUMBERS: Mapping[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
     "floordiv": operator.floordiv, "remainder": operator.mod, "mod": operator.mod, "neg": operator.neg,
@@ -290,8 +325,10 @@ _OF_NUMBERS: Mapping[str, Callable[..., Any]] = {
     "extend": lambda values, others: values.extend(others), "insert": lambda values, i, value: values.insert(i, value),
     "pop": lambda values, index=-1: values.pop(index), "keys": lambda values: list(values.keys()),
     "values": lambda values: list(values.values()), "items": lambda values: list(values.items()), "list": list,
-    "slice": lambda values, start, stop, step: values[slice(start, stop, step)], "str": str,
+    "str": str,
     "format": lambda text, *values: text.format(*values), "ceil": math.ceil, "floor": math.floor, "sqrt": math.sqrt,
     "log": math.log, "exp": math.exp, "abs": abs, "round": round, "min": min, "max": max, "sum": sum,
-    "sorted": sorted, "copy": list, "warn": lambda *_: None,
+    "sorted": sorted, "copy": list, "warn": lambda *_: None, "add_": operator.iadd, "tensor": _make_tensor,
+    "reverse": lambda values: values.reverse(), "clear": lambda values: values.clear(),
+    "sort": lambda values, descending=False: values.sort(reverse=descending),
 }  # fmt: skip

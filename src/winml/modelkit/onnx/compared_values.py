@@ -31,7 +31,7 @@ def compared_values(path: Path) -> dict[str, tuple[int | str, ...]]:
         read = [origins[name] for name in node.input if name in origins]
         if not read:
             continue
-        if node.op_type in _UNCHANGED:
+        if node.op_type in _UNCHANGED and (node.op_type == "Concat" or node.input[0] in origins):
             origins[node.output[0]] = read[0]
         elif node.op_type == "Equal":
             tensors = [constants[name] for name in node.input if name in constants]
@@ -45,7 +45,8 @@ def _integers(tensors: list[onnx.TensorProto]) -> Iterator[int]:
     """Yield the integers of constants; floats that are none are left out."""
     for tensor in tensors:
         if tensor.data_type != onnx.TensorProto.STRING and not tensor.external_data:
-            yield from (int(value) for value in np.ravel(onnx.numpy_helper.to_array(tensor)) if value == int(value))
+            values = np.ravel(onnx.numpy_helper.to_array(tensor))[:_MOST_VALUES]
+            yield from (int(value) for value in values if np.isfinite(value) and value == int(value))
 
 
 def _texts(node: onnx.NodeProto) -> Iterator[bytes]:

@@ -6,7 +6,7 @@ Runtime infers it. The type stays with the value, and is written again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import onnx
 import onnx_ir as ir
@@ -42,36 +42,33 @@ def serialize_model(model: ir.Model) -> onnx.ModelProto:
     return proto
 
 
-def detach_maps(model: ir.Model) -> list[ir.Node]:
+def detach_maps(model: ir.Model) -> dict[int, ir.Node]:
     """Remove the nodes whose outputs are maps and outputs of the graph, in place; their inputs become outputs instead.
 
     Returns:
-        The nodes, for :func:`attach_maps`.
+        Position among the outputs of the graph → node, for :func:`attach_maps`.
     """
-    outputs, makers = model.graph.outputs, []
+    outputs, makers = model.graph.outputs, dict[int, ir.Node]()
     for position, value in enumerate(outputs):
         maker = value.producer()
         source = None if maker is None or not maker.inputs else maker.inputs[0]
         if _KEY in value.meta and maker is not None and source is not None and len(maker.outputs) == 1:
             outputs[position] = source
             model.graph.remove(maker)
-            makers.append(maker)
+            makers[position] = maker
     return makers
 
 
-def attach_maps(model: ir.Model, makers: Iterable[ir.Node], imports: Mapping[str, int]) -> None:
+def attach_maps(model: ir.Model, makers: Mapping[int, ir.Node], imports: Mapping[str, int]) -> None:
     """Insert the removed nodes of maps, in place; the graph may have been replaced since.
 
     Args:
         model: The model.
-        makers: The nodes.
+        makers: Position among the outputs of the graph → node.
         imports: Opsets of the model before; those of the nodes may have been removed as unused.
     """
-    for maker in makers:
+    for position, maker in makers.items():
         model.opset_imports.setdefault(maker.domain, imports[maker.domain])
-        source = maker.inputs[0]
-        assert source is not None  # else it was not removed
-        position = next(number for number, value in enumerate(model.graph.outputs) if value.name == source.name)
         maker.replace_input_with(0, model.graph.outputs[position])
         model.graph.append(maker)
         model.graph.outputs[position] = maker.outputs[0]

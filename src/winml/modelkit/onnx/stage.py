@@ -83,28 +83,30 @@ def run_passes(model: ir.Model, passes: Sequence[DeclaredPass], failure: type[St
     changed = False
     before = _Promise.of(model)
     invalid = nodes_against_schema(model)
+
+    def failure_of(position: int, problem: str) -> StageError:
+        error = failure(_failure_words(passes, position, problem))
+        error.failed_pass = passes[position].name
+        return error
+
     for position, declared in enumerate(passes):
         try:
             result = declared.effect(model)
         except Exception as error:
             # A library pass may raise anything; the cause is chained.
-            raise failure(_failure_words(passes, position, f"failed: {type(error).__name__}: {error}")) from error
+            raise failure_of(position, f"failed: {type(error).__name__}: {error}") from error
         if result.model is not model:
-            raise failure(_failure_words(passes, position, "returned a different model; passes must work in place"))
+            raise failure_of(position, "returned a different model; passes must work in place")
         if not result.modified and declared.tags == "keeps":
             continue
         # Folding by onnxscript may write an If again and report no change.
         after = _Promise.of(model)
         if broken := before.broken_by(after, declared.tags):
-            raise failure(_failure_words(passes, position, broken))
+            raise failure_of(position, broken)
         before = after
         changed |= result.modified
         if result.modified and (new_violations := nodes_against_schema(model).items() - invalid.items()):
-            invalid_graph = failure(
-                _failure_words(passes, position, f"made {min(reason for _, reason in new_violations)}")
-            )
-            invalid_graph.invalid_pass = declared.name
-            raise invalid_graph
+            raise failure_of(position, f"made {min(reason for _, reason in new_violations)}")
     return changed
 
 

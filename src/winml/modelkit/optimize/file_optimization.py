@@ -413,7 +413,6 @@ def check_optimization(
     Raises:
         UsageError: an unknown flag, or contradictory flags, or a selector names no module.
         InputError: the file is no ONNX model, its data is missing, or it is compiled already.
-        NormalizeError: the graph could not be normalized.
         OptimizeError: an engine could not read the graph, or failed.
 
     Example:
@@ -453,7 +452,6 @@ def count_fusible_nodes(path: Path) -> tuple[int, int]:
 
     Raises:
         InputError: the file is no ONNX model, its data is missing, or it is compiled already.
-        NormalizeError: the graph could not be normalized.
         OptimizeError: an engine could not read the graph, or failed.
     """
     options = OptimizeOptions(level="full")

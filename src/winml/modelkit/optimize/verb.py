@@ -135,7 +135,6 @@ def optimize_model(
     Raises:
         UsageError: an unknown flag, contradictory flags, or an output that exists.
         InputError: the file is no ONNX model, or its data is missing.
-        NormalizeError: the graph could not be normalized.
         OptimizeError: an engine could not read the graph, or failed.
         StageError: ``model`` itself does not run, so that the result cannot be compared.
         VerificationError: the outputs of the result differ from those of ``model``; no file was written.

@@ -8,6 +8,7 @@ refuses all sizes, or returns NaN, other values are tried, and the first accepte
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ from winml.modelkit.ort.sessions import Session
 _LARGE_DIMENSIONS = frozenset({"height", "width", "audio_length", "num_frames", "num_channels", "num_mel_bins"})
 _EQUAL_SIZES = (4, 1, 8, 16, 32, 64)
 """Sizes tried for all dimensions at once, for graphs that need equal sizes, or multiples of up to 64."""
+_LARGE_STEP = 32
+"""Chosen: added to a large size for a second one; image encoders need multiples of up to 32."""
+_MOST_ELEMENTS = 2**24
+"""Chosen: elements of all inputs at guessed sizes, four dimensions of 64; 128 MiB while they are drawn."""
 _SIZES_OF_VALUES = 4
 """Chosen: sizes at which other values are tried after all sizes failed; a value is rarely refused by size."""
 _MOST_REPORTED = 6
@@ -77,9 +82,13 @@ class _Search:
     """Search for sizes and values that a graph accepts."""
 
     def __init__(self, session: Session, seed: int, requested: Mapping[str, int]) -> None:
-        self._session, self._seed, self._requested = session, seed, requested
+        self._session, self._seed = session, seed
         self._inputs = graph_inputs(session)
-        self._variants = [*_value_variants(self._inputs, session.source_path)]
+        self._requested = sizes_by_key(self._inputs, requested)
+        free = [spec for spec in self._inputs if spec.value_range is None and not spec.values and spec.cache is None]
+        self._cases = _compared_cases(free, session.source_path)
+        """Values used in turn on top of others: those that the graph compares inputs with."""
+        self._variants = [*([_NO_CHANGE] if self._cases else []), *_value_variants(free)]
         """Other values, the likeliest first; those of all inputs are stated in the file if empty."""
         self._note = ""
         self._count = 0
@@ -87,33 +96,33 @@ class _Search:
 
     def accepted(self) -> Iterator[AcceptedInputs]:
         """Yield accepted inputs: with values as drawn by default at all sizes, else at sizes or values tried later."""
-        if self._variants and self._variants[0].comes_first:
-            self._use(self._variants.pop(0))
-        has_sizes = False
+        found: AcceptedInputs | None = None
         for found in self._accepted_of(self._sizes()):
-            has_sizes = True
             yield found
-        if has_sizes or self._cannot_draw:
+        if found is None and not self._cannot_draw:
+            found = next(self._accepted_of(self._reported_sizes()), None)
+            if found is not None:
+                yield found
+        if found is not None:
+            if self._count == 1:
+                # Of a single size, two samples cannot differ in size: its double, or the size once more.
+                yield from self._accepted_of([self._doubled(found.sizes), found.sizes])
             return
-        for found in itertools.islice(self._accepted_of(self._reported_sizes()), 1):
-            has_sizes = True
-            yield found
-            # The size is a constant of the graph.
-            yield from self._accepted_of([found.sizes])
-        originals = self._inputs
-        for variant in () if has_sizes else self._variants:
+        originals, self._cases = self._inputs, []
+        for variant in () if self._cannot_draw else self._variants:
             self._use(variant)
             for found in self._accepted_of(itertools.islice(self._sizes(), _SIZES_OF_VALUES)):
-                has_sizes = True
                 yield found
-            if has_sizes:
+            if found is not None:
                 return
             self._inputs, self._note = originals, ""
 
     def _accepted_of(self, sizes: Iterable[Mapping[str, int]]) -> Iterator[AcceptedInputs]:
         """Yield the inputs of sizes that the graph accepts, until no values can be drawn for an input."""
+        bounds = bounds_by_name(self._inputs)
         for tried in sizes:
-            if (found := self._try(tried)) is not None:
+            inside = {name: bounds[name].clamp(size) if name in bounds else size for name, size in tried.items()}
+            if (found := self._try(inside)) is not None:
                 yield found
             elif self._cannot_draw:
                 return
@@ -145,39 +154,52 @@ class _Search:
         return found
 
     def _run(self, sizes: Mapping[str, int]) -> AcceptedInputs | None:
-        try:
-            feeds = draw_feeds(self._inputs, sizes, self._seed + self._count)
-            outputs = self._session.run(feeds)
-        except (StageError, UsageError) as error:
-            self.refusals.append(error)
-            return None
-        return AcceptedInputs(self._inputs, sizes, feeds, outputs, self._note)
+        """Run the graph with the case whose turn it is; with the first case if the graph refuses that one."""
+        turn = self._count % max(1, len(self._cases))
+        for case in (self._cases[turn], self._cases[0]) if turn else self._cases[:1] or [_NO_CHANGE]:
+            inputs = case.apply(self._inputs)
+            try:
+                feeds = draw_feeds(inputs, sizes, self._seed + self._count)
+                outputs = self._session.run(feeds)
+            except (StageError, UsageError) as error:
+                self.refusals.append(error)
+            else:
+                note = " ".join(filter(None, (case.note, self._note)))
+                return AcceptedInputs(inputs, sizes, feeds, outputs, note)
+        return None
 
     def _sizes(self) -> Iterator[Mapping[str, int]]:
         """Yield sizes of the dynamic dimensions, the likeliest first; the same twice without dynamic dimensions."""
-        bounds = bounds_by_name(self._inputs)
-        for sizes in _usual_sizes(self._inputs, self._requested):
-            yield {name: bounds[name].clamp(size) if name in bounds else size for name, size in sizes.items()}
+        return _usual_sizes(self._inputs, self._requested)
+
+    def _doubled(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
+        return {name: size if name in self._requested else 2 * size for name, size in sizes.items()}
 
     def _reported_sizes(self) -> Iterator[Mapping[str, int]]:
         """Yield sizes named in the reasons of refusals, such as the traced length of a reshaped tensor.
 
         For: ``nn.TransformerEncoder`` exported by TorchScript, whose length is a constant of the graph.
         """
-        requested = sizes_by_key(self._inputs, self._requested)
-        names = [name for name in _dynamic_names(self._inputs) if name not in requested]
+        names = [name for name in _dynamic_names(self._inputs) if name not in self._requested]
         texts = (error.message for error in self.refusals)
         reported = (int(number) for text in texts for number in _NUMBER.findall(text))
         numbers = [*dict.fromkeys(number for number in reported if 1 < number <= _LARGEST_REPORTED)][:_MOST_REPORTED]
         for number in numbers if names else ():
             for small in (1, 2):
                 for name in names:
-                    yield {**dict.fromkeys(names, small), name: number, **requested}
-            yield {**dict.fromkeys(names, number), **requested}
+                    yield {**dict.fromkeys(names, small), name: number, **self._requested}
+            equal = {**dict.fromkeys(names, number), **self._requested}
+            if _count_elements(self._inputs, equal) <= _MOST_ELEMENTS:
+                yield equal
 
 
 def _dynamic_names(inputs: Sequence[InputTensorSpec]) -> list[str]:
     return list(dict.fromkeys(key for spec in inputs for key in spec.shape if isinstance(key, str)))
+
+
+def _count_elements(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> int:
+    """Return the number of elements of all inputs at sizes of the dynamic dimensions."""
+    return sum(math.prod(sizes[key] if isinstance(key, str) else key for key in spec.shape) for spec in inputs)
 
 
 def _holds_nan(outputs: Arrays) -> bool:
@@ -186,17 +208,27 @@ def _holds_nan(outputs: Arrays) -> bool:
 
 
 def _usual_sizes(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
-    """Yield sizes to try, before bounds are applied."""
+    """Yield sizes to try, before bounds are applied.
+
+    Args:
+        inputs: The inputs of the graph.
+        requested: Dimension → size that is the same in all.
+    """
     names = _dynamic_names(inputs)
-    requested = sizes_by_key(inputs, requested)
-    fixed = {**{name: size for name in names if (size := large_size(name)) is not None}, **requested}
+    large = {name: size for name in names if (size := large_size(name)) is not None}
+    fixed = {**large, **requested}
     for sizes in _cache_sizes(inputs):
         yield insert_sums(inputs, {**dict.fromkeys(names, 2), **sizes, **fixed})
     yield {**{name: position for position, name in enumerate(names, start=2)}, **fixed}
+    if large:
+        larger = {name: size + _LARGE_STEP for name, size in large.items()}
+        yield {**{name: position for position, name in enumerate(names, start=5)}, **larger, **requested}
     yield {**{name: position for position, name in enumerate(names, start=5)}, **fixed}
     # Sizes that a graph requires to be equal without stating it.
     for size in _EQUAL_SIZES:
-        yield {**dict.fromkeys(names, size), **fixed}
+        sizes = {**dict.fromkeys(names, size), **fixed}
+        if _count_elements(inputs, sizes) <= _MOST_ELEMENTS:
+            yield sizes
     yield {**{name: default_size(name) or 1 for name in names}, **requested}
 
 
@@ -225,32 +257,51 @@ class _Variant:
 
     changes: _Changes
     note: str
-    comes_first: bool = False
-    """True if these values are tried before those drawn by default."""
 
     def apply(self, inputs: Sequence[InputTensorSpec]) -> tuple[InputTensorSpec, ...]:
         """Return the inputs with these values."""
         return tuple(spec.model_copy(update=dict(self.changes.get(spec.name, {}))) for spec in inputs)
 
 
-def _value_variants(inputs: Sequence[InputTensorSpec], path: Path | None) -> Iterator[_Variant]:
-    """Yield other values of the inputs without stated values, the likeliest first.
+_NO_CHANGE = _Variant({}, "")
+
+
+def _compared_cases(free: Iterable[InputTensorSpec], path: Path | None) -> list[_Variant]:
+    """Return cases of the values that a graph compares its inputs with; `[]` without such inputs.
+
+    Each case has one value of an integer. If a graph compares an integer with a single constant, a second case has a
+    different integer: both branches of the graph run. Each case has all values of a text.
 
     Args:
-        inputs: The inputs of a graph.
-        path: Its file, which may compare inputs with constants; `None`: a graph in memory.
+        free: The inputs without stated values.
+        path: The file of the graph; `None`: a graph in memory, whose constants are unknown.
     """
-    free = [spec for spec in inputs if spec.value_range is None and not spec.values and spec.cache is None]
-    if path is not None and any(_may_be_compared(spec) for spec in free):
-        from winml.modelkit.onnx.compared_values import compared_values
+    candidates = {spec.name for spec in free if _may_be_compared(spec)}
+    if path is None or not candidates:
+        return []
+    from winml.modelkit.onnx.compared_values import compared_values
 
-        names = {spec.name for spec in free if _may_be_compared(spec)}
-        compared = {name: values for name, values in compared_values(path).items() if name in names}
-        if compared:
-            words = "; ".join(f"{name}: {', '.join(map(str, values[:4]))}" for name, values in compared.items())
-            stated = {name: {"values": values} for name, values in compared.items()}
-            yield _Variant(stated, f"Inputs take values that the graph compares them with: {words}.", comes_first=True)
-            yield _Variant({name: {"values": ()} for name in compared}, "")
+    compared = {name: values for name, values in compared_values(path).items() if name in candidates}
+    words = "; ".join(f"{name}: {', '.join(map(str, values[:4]))}" for name, values in compared.items())
+    note = f"Inputs take values that the graph compares them with: {words}."
+    cases = {
+        name: [values] if isinstance(values[0], str) else [(value,) for value in _with_another(values)]
+        for name, values in compared.items()
+    }
+    count = max(map(len, cases.values()), default=0)
+    return [
+        _Variant({name: {"values": of_input[turn % len(of_input)]} for name, of_input in cases.items()}, note)
+        for turn in range(count)
+    ]
+
+
+def _with_another(values: Sequence[int | str]) -> Sequence[int | str]:
+    """Return the integers, and another one if there is one integer only."""
+    return values if len(values) > 1 else (*values, 1 if values[0] == 0 else 0)
+
+
+def _value_variants(free: Sequence[InputTensorSpec]) -> Iterator[_Variant]:
+    """Yield other values of the inputs without stated values, the likeliest first."""
     masks = [spec for spec in free if is_mask(spec) or spec.dtype == "bool"]
     integers = [spec for spec in free if "int" in spec.dtype and spec not in masks]
     floats = [spec for spec in free if "float" in spec.dtype]

@@ -171,7 +171,6 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
 
         Raises:
             InputError: the source is no valid ONNX model, or its data is missing.
-            NormalizeError: the graph could not be normalized.
             UsageError: a selector names no module.
         """
         return resolve_mode(self.options, lambda: graph_file.read_plain(self.source)[0], self.source.stem)

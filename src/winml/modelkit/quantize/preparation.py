@@ -140,7 +140,7 @@ def read_prepared(source: Path, options: QuantizeOptions) -> PreparedGraph:
 
     Raises:
         InputError: the file is no valid ONNX model, or its data is missing.
-        NormalizeError, OptimizeError: the graph or its opset could not be converted.
+        OptimizeError: the opset could not be converted.
         UsageError: a selector has no effect, and the model is not one of several parts.
     """
     model, notes = read_plain(source)

@@ -321,7 +321,6 @@ def transform_file(
     Raises:
         UsageError: the output exists, is a directory, or is data that the source names.
         InputError: the file is no ONNX model or not a valid one, its data is missing, or it is compiled already.
-        NormalizeError: the graph could not be normalized.
         StageError: the work failed; or the source itself does not run, so the result cannot be compared with it.
         VerificationError: the outputs of the result differ from those of the source; no file was written.
         WriteError: the output cannot be written.
@@ -436,7 +435,6 @@ def read_plain(source: Path, *, folds_constants: bool = True) -> tuple[ir.Model,
 
     Raises:
         InputError: the file is no ONNX model or not a valid one, its data is missing, or it is compiled already.
-        NormalizeError: the graph could not be normalized.
     """
     external_files(source)  # raises our errors, where a library would raise its own
     _, repairs = _read_valid_structure(source)

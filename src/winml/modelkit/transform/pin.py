@@ -88,7 +88,6 @@ def pin_model(
     Raises:
         UsageError: a name is not in the file, or the output exists or would replace data of the source.
         InputError: the file is no ONNX model.
-        NormalizeError: the graph could not be normalized.
         VerificationError: the outputs of the result differ from those of ``source``; no file was written.
     """
     task = GraphFileTask(Path(source), Path(output), overwrite=overwrite, verify=verify, seed=seed)

@@ -120,7 +120,8 @@ def lost_metadata_notes(original_model: ir.Model, carried_model: ir.Model) -> tu
     notes = []
     for key, values in before.items():
         if lost := [value for value in values if value not in after.get(key, ())]:
-            shown = ", ".join(map(repr, lost[:_LISTED_VALUES])) + (", …" if len(lost) > _LISTED_VALUES else "")
+            shown = ", ".join(repr(value[:_LISTED_CHARACTERS]) for value in lost[:_LISTED_VALUES])
+            shown += ", …" if len(lost) > _LISTED_VALUES else ""
             notes.append(
                 f"Metadata {key} of nodes: {count_noun(len(lost), 'value', 'are')} on no node of the result, as their "
                 f"nodes were folded or removed: {shown}."
@@ -130,6 +131,8 @@ def lost_metadata_notes(original_model: ir.Model, carried_model: ir.Model) -> tu
 
 _LISTED_VALUES = 3
 """Chosen: number of lost values listed in a note."""
+_LISTED_CHARACTERS = 40
+"""Chosen: characters of a lost value in a note, so that three fit into two lines."""
 
 
 def _foreign_values(model: ir.Model) -> dict[str, dict[str, None]]:
