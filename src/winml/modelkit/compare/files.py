@@ -24,7 +24,7 @@ from winml.modelkit.compare.verification.single_rows import reads_consecutive_to
 from winml.modelkit.compare.words import difference_words, fidelity_words, samples_words
 from winml.modelkit.errors import InputError, NoInputsError, StageError, UsageError, VerificationError, opt
 from winml.modelkit.onnx.contexts import proto_nodes
-from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.onnx.files.reading import read_referring, read_structure
 from winml.modelkit.onnx.weights import ROUNDING_OPERATORS
 from winml.modelkit.ort.accepted_inputs import AcceptedInputs, accepted_inputs
 from winml.modelkit.ort.decoding.inputs import MASK
@@ -172,7 +172,7 @@ def _refuse_stale_shapes(reference: Path, draw: Arrays) -> None:
 
     from winml.modelkit.onnx.contents import declared_shape
 
-    model = onnx.load(reference, load_external_data=False)
+    model = read_referring(reference)
     outputs = {value.name for value in model.graph.output}
     declared = {
         value.name: shape
