@@ -162,7 +162,7 @@ def refuse_different(
     )
 
 
-def _refuse_stale_shapes(reference: Path, draw: Arrays) -> None:
+def _refuse_stale_shapes(reference: Path, feeds: Arrays) -> None:
     """Refuse a reference that declares another shape of a value than it computes; ONNX Runtime runs such a file.
 
     Raises:
@@ -184,7 +184,7 @@ def _refuse_stale_shapes(reference: Path, draw: Arrays) -> None:
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in declared)
     try:
         session = Session(model.SerializeToString(), data_folder=reference.parent, name=reference.name, optimize=False)
-        computed = session.run(draw, [*declared])
+        computed = session.run(feeds, [*declared])
     except (StageError, UsageError, InputError, ValueError):
         return  # the cause of the failure is another one
     for name, shape in declared.items():
@@ -196,13 +196,13 @@ def _refuse_stale_shapes(reference: Path, draw: Arrays) -> None:
             )
 
 
-def _refuse_random(reference: Path, draw: Arrays) -> None:
+def _refuse_random(reference: Path, feeds: Arrays) -> None:
     """Refuse a reference that computes other outputs in a second run, which no file made from it can equal.
 
     Raises:
         VerificationError: an output differs between two runs on the same inputs.
     """
-    first, second = outputs_of_file(reference, [draw]), outputs_of_file(reference, [draw])
+    first, second = outputs_of_file(reference, [feeds]), outputs_of_file(reference, [feeds])
     refuse_random(first[0], second[0], reference.name, f"or skip the comparison with {opt.no_verify}")
 
 
