@@ -47,6 +47,7 @@ from vision_language import save_image, save_vision_language
 from winml.modelkit.builds.found_models import onnx_file
 from winml.modelkit.builds.layouts.foundry import foundry_record
 from winml.modelkit.builds.manifest_records import read_manifest
+from winml.modelkit.builds.model_card import CardFacts, model_card
 from winml.modelkit.words import size_words
 
 NEW_TOKENS = 12
@@ -524,6 +525,22 @@ def test_model_card_states_source_files_and_use(bert: Path, encoder: Path) -> No
     assert "```js\nimport" in text
     assert str(bert) not in text
     assert text.rstrip().endswith("# Tiny")
+
+
+def test_card_of_sentence_transformers_states_the_modules_after_the_graph(tmp_path: Path) -> None:
+    """Tags and base model of the source are kept; the size of an embedding holds after modules that no file has."""
+    card = tmp_path / "README.md"
+    card.write_text("---\ntags: [x, onnx]\nbase_model: foo/bar\n---\n# It", encoding="utf-8")
+    facts = CardFacts(
+        str(tmp_path), "feature-extraction", "readers", [], later_modules=("Pooling", "Dense"), tags=("onnx", "y")
+    )
+    matter, text = model_card(facts, {"README.md": card}).split("---\n", 2)[1:]
+    assert {
+        "base_model": "foo/bar",
+        "pipeline_tag": "feature-extraction",
+        "tags": ["onnx", "y", "x"],
+    } == yaml.safe_load(matter)
+    assert "* Not in the graph: Pooling, Dense of sentence-transformers." in text
 
 
 def test_card_that_the_user_changed_is_not_replaced(bert: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from transformers import AutoModel
 from checkpoints import save_checkpoint
 from e2e.in_process import run_here
 from winml.modelkit import build_package
+from winml.modelkit.builds.found_models import onnx_file
 from winml.modelkit.builds.layouts import package
 from winml.modelkit.builds.package_writing import PackageContent, write_package
-from winml.modelkit.errors import OutputExistsError, UsageError
+from winml.modelkit.errors import ModelPathError, OutputExistsError, UsageError
 from winml.modelkit.onnx.files import output_files
 from winml.modelkit.onnx.files.moving import move_file
 
@@ -91,6 +93,37 @@ def test_variants_share_weights_with_equal_bytes(built: tuple[Path, dict[str, An
     assert "equal outputs" == standard["quality"]
     assert webgpu["quality"].startswith("SQNR ")
     assert (folder / "config.json").is_file()
+
+
+def test_package_is_a_model_of_every_command(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """A package has its variant for the CPU, the folder of a variant this one; each with the shared weights."""
+    folder, _ = built
+    cpu, standard = onnx_file(str(folder)), onnx_file(str(folder / "model" / "standard"))
+    assert cpu is not None
+    assert standard is not None
+    assert cpu != standard
+    _, session = open_session(folder)
+    inputs = {"input_ids": TOKENS, "attention_mask": np.ones_like(TOKENS), "token_type_ids": np.zeros_like(TOKENS)}
+    feeds = {value.name: inputs[value.name] for value in session.get_inputs()}
+    (expected,) = session.run(["last_hidden_state"], feeds)
+    for path in (cpu, standard):
+        (states,) = onnxruntime.InferenceSession(path).run(["last_hidden_state"], feeds)
+        np.testing.assert_allclose(states, expected, atol=1e-5)  # float32, other order of sums
+    assert cpu == onnx_file(str(folder))
+    done = run_here("quantize", folder, "-o", tmp_path / "int8", "-p", "int8", "-q")
+    assert 0 == done.code, done.err
+    assert (tmp_path / "int8" / "tokenizer_config.json").is_file() == (folder / "tokenizer_config.json").is_file()
+
+
+def test_package_without_the_cpu_names_its_variants(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder = shutil.copytree(built[0], tmp_path / "bert")
+    path = folder / "model" / package.COMPONENT_NAME
+    record = json.loads(path.read_text(encoding="utf-8"))
+    del record["variants"]["cpu"]
+    path.write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(ModelPathError) as raised:
+        onnx_file(str(folder))
+    assert str(folder / "model" / "webgpu") in raised.value.hint
 
 
 def test_card_of_a_package_compares_its_variants(built: tuple[Path, dict[str, Any]]) -> None:

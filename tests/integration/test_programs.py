@@ -216,3 +216,54 @@ def test_module_left_in_training_mode_is_noted(tmp_path: Path) -> None:
         note for note in notes if "training" in note
     ]
     assert model[1].training
+
+
+class WithKeywords(nn.Module):
+    """Takes a dictionary by position, and a list and a number by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, a: dict[str, torch.Tensor], b: list[torch.Tensor], d: int) -> torch.Tensor:
+        """Combine them."""
+        result: torch.Tensor = self.first(a["q"]) * d + b[0] - b[1]
+        return result
+
+
+def test_keyword_arguments_of_an_exported_program_are_inputs(tmp_path: Path) -> None:
+    """As many tensors as arguments, so that the names of the tensors are not those of the arguments."""
+    model = WithKeywords().eval()
+    q, first, second = torch.randn(2, 4), torch.randn(2, 4), torch.randn(4)
+    program = torch.export.export(model, ({"q": q},), {"b": [first, second], "d": 3})
+    torch.export.save(program, tmp_path / "net.pt2")
+    exported = export_checkpoint_file(tmp_path / "net.pt2", tmp_path / "a.onnx")
+    assert [(2, 4), (2, 4), (4,)] == [spec.shape for spec in exported.inputs]
+    feeds = {spec.name: value.numpy() for spec, value in zip(exported.inputs, (q, first, second), strict=True)}
+    (actual,) = ort.InferenceSession(tmp_path / "a.onnx").run(None, feeds)
+    torch.testing.assert_close(model({"q": q}, [first, second], 3).detach(), torch.from_numpy(actual))
+
+
+ROWS = (InputTensorSpec(name="input", shape=(2, 4), dtype="float32"),)
+
+
+def test_frozen_script_is_exported(tmp_path: Path) -> None:
+    """A frozen module has no mode, no parameters and no submodules; saved and in memory."""
+    program = torch.jit.freeze(torch.jit.script(net()))
+    torch.jit.save(program, tmp_path / "net.pt")
+    exported = export_checkpoint_file(tmp_path / "net.pt", tmp_path / "a.onnx", input_specs=ROWS)
+    (actual,) = ort.InferenceSession(tmp_path / "a.onnx").run(None, {"input": INPUTS[0][:2].numpy()})
+    torch.testing.assert_close(program(INPUTS[0]).detach(), torch.from_numpy(actual))
+    assert not any("training" in note for note in exported.notes)
+    live = HTPExporter(WinMLExportConfig()).export(program, tmp_path / "b.onnx", INPUTS).only_part
+    assert live.verification is not None
+    assert live.verification.is_verified
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_file_saved_in_training_mode_is_noted(is_training: bool, tmp_path: Path) -> None:
+    """The export evaluates the module."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout()).train(is_training)
+    torch.jit.save(torch.jit.script(model), tmp_path / "net.pt")
+    exported = export_checkpoint_file(tmp_path / "net.pt", tmp_path / "a.onnx", input_specs=ROWS)
+    assert is_training == any("was saved in training mode" in note for note in exported.notes)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from winml.modelkit.compare.files import refuse_different
-from winml.modelkit.errors import VerificationError
+from winml.modelkit.errors import InputError, VerificationError
 
 BFLOAT16 = "bfloat16[rows, 4]"
 
@@ -41,6 +41,28 @@ def test_another_weight_in_bfloat16_is_seen(tmp_path: Path, weight: float) -> No
         refuse_different(_save(tmp_path / "a.onnx", 3), _save(tmp_path / "b.onnx", weight), seed=0)
 
 
+def _save_dropout(path: Path, scale: float) -> Path:
+    """Save a graph that draws random numbers in every run."""
+    onnx.save(
+        onnx.parser.parse_model(
+            f"""<ir_version: 9, opset_import: ["" : 17]> g (float[64, 8] x) => (float[64, 8] y)
+            <float ratio = {{0.5}}, bool training = {{1}}, float scale = {{{scale}}}> {{
+                a = Dropout (x, ratio, training)
+                y = Mul (a, scale)
+            }}"""
+        ),
+        path,
+    )
+    return path
+
+
+def test_graph_with_random_numbers_is_no_bug(tmp_path: Path) -> None:
+    """No file can equal a reference that differs from itself."""
+    with pytest.raises(VerificationError, match=r"of a\.onnx differs between two runs on the same inputs") as raised:
+        refuse_different(_save_dropout(tmp_path / "a.onnx", 1), _save_dropout(tmp_path / "b.onnx", 1), seed=0)
+    assert "report" not in raised.value.hint
+
+
 def test_values_that_only_the_pinned_file_refuses_are_not_replaced(tmp_path: Path) -> None:
     """A table that lost its last row accepts zeros, which would hide the loss."""
     graphs = ("rows", "float[2] t = {1, 2}"), ("8", "float[1] t = {1}")
@@ -51,3 +73,15 @@ def test_values_that_only_the_pinned_file_refuses_are_not_replaced(tmp_path: Pat
         )
     with pytest.raises(VerificationError, match="the result does not run"):
         refuse_different(tmp_path / "a.onnx", tmp_path / "b.onnx", seed=0, has_fixed_sizes=True)
+
+
+def test_stale_shape_in_the_source_is_named(tmp_path: Path) -> None:
+    """ONNX Runtime runs a file whose value_info is wrong; a transformation that believes it fails."""
+    text = '<ir_version: 10, opset_import: ["" : 17]> g (float[N, 4] x) => (float[N, 4] y) <{}> {{ {} y = Abs (r) }}'
+    for name, constant, body in (
+        ("a", "float[2, 4] r", "r = Relu (x)"),
+        ("b", "float[2, 4] r, int64[2] s = {2, 4}", "f = Relu (x) r = Reshape (f, s)"),
+    ):
+        onnx.save(onnx.parser.parse_model(text.format(constant, body)), tmp_path / f"{name}.onnx")
+    with pytest.raises(InputError, match=r"declares \[2, 4\] for value r"):
+        refuse_different(tmp_path / "a.onnx", tmp_path / "b.onnx", seed=0, sizes={"N": 3})

@@ -41,7 +41,7 @@ def test_inputs_are_read_off_the_graph() -> None:
     """An input has numpy's dtype, the names of its dimensions (None without a name), and the range in the file."""
     found = graph_inputs(
         session(
-            "g (float16[N, 2] a, double[] b, int64[?] c, string[1] d) => (float16[N, 2] y)\n{ y = Identity(a) }",
+            "g (float16[N, 2] a, double b, int64[?] c, string[1] d) => (float16[N, 2] y)\n{ y = Identity(a) }",
             {"winml.io.inputs": json.dumps([{"name": "c", "value_range": [3, 9], "first_values": [[7, 2]]}])},
         )
     )
@@ -260,3 +260,19 @@ def test_cache_of_a_later_version_is_read() -> None:
     (item,) = [graph_input("past", "float32", (1, 2), {"cache": {"layer": 0, "kind": "key", "later": 1}})]
     assert item.cache is not None
     assert ("key", 0) == (item.cache.kind, item.cache.layer)
+
+
+def test_input_without_a_rank_takes_any_shape(tmp_path: Path) -> None:
+    """ONNX Runtime reports such an input like a scalar, which takes no other shape."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 17]>\ng (float[1] x, float s) => (float[1] y)\n{ y = Add(x, s) }'
+    )
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.ClearField("shape")
+    onnx.save(model, tmp_path / "a.onnx")
+    inputs = graph_inputs(Session(tmp_path / "a.onnx"))
+    values, scalar = np.ones((2, 3), np.float32), np.float32(1)
+    feeds = load_feeds(saved(tmp_path, x=values, s=scalar), inputs)
+    assert (2, 3) == feeds["x"].shape
+    with pytest.raises(UsageError, match="input 's'"):
+        load_feeds(saved(tmp_path, x=values, s=values), inputs)

@@ -190,3 +190,17 @@ def test_weight_that_a_run_may_replace_is_left(options: dict[str, Any]) -> None:
     left = {node.operator: node.reason for node in made.nodes if node.has_weight}
     assert left["MatMul"].startswith("its weight is a graph input")
     assert not left["Gemm"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("m (float[2, 4] x) => (float[2, 4] y) { y = Relu (x) }", "fp16"),
+        (PERCEPTRON.replace("float[", "double["), "float32"),
+    ],
+)
+def test_graph_without_weights_has_a_remedy(body: str, words: str) -> None:
+    """No selection of modules and no mode helps: there is no weight, or the weights are float64."""
+    with pytest.raises(UsageError, match="no node to quantize") as raised:
+        plan(body)
+    assert words in raised.value.hint

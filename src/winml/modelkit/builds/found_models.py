@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml.modelkit import file_names
+from winml.modelkit.builds.opened_packages import package_files
 from winml.modelkit.errors import CheckpointError, InputError, ModelPathError, UsageError, opt
 from winml.modelkit.models.checkpoints.companion_files import companion_files
 from winml.modelkit.models.checkpoints.hub import hub_file
@@ -128,7 +129,7 @@ def read_model_folder(path: Path, submodel: Sequence[str] = ()) -> ModelFolder:
         UsageError: a selected part does not exist.
         InputError: a file in the folder is damaged.
     """
-    path = _winner_folder(path)
+    path = _model_folder(path)
     parts = part_files(str(path))
     if not parts:
         model = onnx_file(str(path))
@@ -192,7 +193,7 @@ def onnx_file(name: str) -> Path | None:
     """
     path = named_path(name.strip())
     if path.is_dir():
-        return _find_built_model(_winner_folder(path))
+        return _find_built_model(_model_folder(path))
     if path.suffix.lower() != file_names.MODEL_SUFFIX:
         return None
     local_path = readable_file(name.strip())
@@ -229,8 +230,7 @@ def _resolve_links(path: Path) -> Path:
     """
     if not path.is_symlink():
         return path
-    from winml.modelkit.onnx.files.output_files import write_error
-    from winml.modelkit.onnx.files.placing import copy_data, external_files
+    from winml.modelkit.onnx.files.placing import external_files
 
     data = external_files(path)
     if not any(file.is_symlink() for file in data):
@@ -238,7 +238,24 @@ def _resolve_links(path: Path) -> Path:
     root = file_names.files_folder(path)
     files = {file.relative_to(root).as_posix(): file.resolve() for file in (path, *data)}
     files |= {name: file.resolve() for name, file in companion_files(root).items()}
-    key = hashlib.sha256("\n".join(f"{name}:{file}" for name, file in sorted(files.items())).encode()).hexdigest()
+    return _copy_files(files, [str(file) for file in files.values()]) / path.relative_to(root)
+
+
+def _copy_files(files: Mapping[str, Path], identities: Iterable[str]) -> Path:
+    """Return a folder in the cache of winml with copies of files, made once.
+
+    Args:
+        files: Name in the folder → file.
+        identities: Identity of the content of each file.
+
+    Raises:
+        WriteError: the cache cannot be written.
+    """
+    from winml.modelkit.onnx.files.output_files import write_error
+    from winml.modelkit.onnx.files.placing import copy_data
+
+    entries = sorted(f"{name}:{identity}" for name, identity in zip(files, identities, strict=True))
+    key = hashlib.sha256("\n".join(entries).encode()).hexdigest()
     folder = cache_root() / COPIES_FOLDER / key[:32]
     if not folder.is_dir():
         unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
@@ -252,7 +269,7 @@ def _resolve_links(path: Path) -> Path:
             raise write_error(folder, error) from error
         finally:
             remove_folder(unfinished)
-    return folder / path.relative_to(root)
+    return folder
 
 
 def onnx_file_in(name: str) -> Path | None:
@@ -271,14 +288,32 @@ def _named_folder(name: str) -> Path | None:
         folder = named_path(name.strip())
     except ModelPathError:
         return None
-    return _winner_folder(folder) if folder.is_dir() else None
+    return _model_folder(folder) if folder.is_dir() else None
 
 
-def _winner_folder(folder: Path) -> Path:
-    """Return the build of the winner for the folder of a tuning; any other folder is returned unchanged."""
+def _model_folder(folder: Path) -> Path:
+    """Return the folder with the models of a named folder, which is another one for a tuning and for a package.
+
+    Of a tuning it is the build of the winner; of a package a copy of one variant in the cache of winml.
+
+    Raises:
+        ModelPathError: a package has no variant for the CPU.
+        InputError: a package is damaged.
+    """
     winner = folder / file_names.TUNED_NAME
-    is_tuning = (folder / file_names.TUNE_RESULT_NAME).is_file() and winner.is_dir()
-    return winner if is_tuning else folder
+    if (folder / file_names.TUNE_RESULT_NAME).is_file() and winner.is_dir():
+        return winner
+    files = package_files(folder)
+    if not files:
+        return folder
+    status = [file.stat() for file in files.values()]
+    return _copy_files(
+        files,
+        [
+            f"{file.resolve()}:{entry.st_size}:{entry.st_mtime_ns}"
+            for file, entry in zip(files.values(), status, strict=True)
+        ],
+    )
 
 
 def part_files(name: str, *, beside_weights: bool = True) -> Mapping[str, Path]:

@@ -55,6 +55,8 @@ class CardFacts:
     language: str = "python"
     """Language of these lines."""
     tags: tuple[str, ...] = field(default=("onnx",))
+    later_modules: tuple[str, ...] = ()
+    """Modules of sentence-transformers that the files do not contain; they follow the graph."""
 
 
 def model_card(facts: CardFacts, sources: Mapping[str, Path]) -> str:
@@ -85,6 +87,7 @@ def model_card(facts: CardFacts, sources: Mapping[str, Path]) -> str:
         f"* Source: {name if is_local else facts.model}",
         f"* Licence of the source: {stated}",
         f"* Made with winml {__version__} for {facts.readers}",
+        *([_later_modules_line(facts.later_modules)] if facts.later_modules else []),
         "",
         _table_line(facts.columns),
         _table_line(["---"] * len(facts.columns)),
@@ -100,6 +103,14 @@ def model_card(facts: CardFacts, sources: Mapping[str, Path]) -> str:
     return "\n".join(lines)
 
 
+def _later_modules_line(modules: Sequence[str]) -> str:
+    """Return the line on modules that follow the graph, and change the size of an embedding."""
+    return (
+        f"* Not in the graph: {', '.join(modules)} of sentence-transformers. The outputs are those of the transformer; "
+        "the size of an embedding that the source states holds after these modules."
+    )
+
+
 def _table_line(cells: Sequence[str]) -> str:
     """Return a line of a table in Markdown."""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
@@ -111,9 +122,14 @@ def _front_matter(facts: CardFacts, source: Path | None) -> dict[str, Any]:
     matter = {key: value for key, value in values.items() if value is not None}
     if facts.task and "pipeline_tag" not in matter:
         matter["pipeline_tag"] = facts.task
+    base_model = None if source is None else _source_value(source, "base_model")
     if not Path(facts.model).exists() and facts.model.count("/") == 1:  # an id of the Hub
-        matter["base_model"] = facts.model
-    return {**matter, "tags": list(facts.tags)}
+        base_model = facts.model
+    if base_model is not None:
+        matter["base_model"] = base_model
+    own_tags = None if source is None else _source_value(source, "tags")
+    kept = [tag for tag in own_tags if isinstance(tag, str)] if isinstance(own_tags, list) else []
+    return {**matter, "tags": list(dict.fromkeys((*facts.tags, *kept)))}
 
 
 def _source_value(source: Path, key: str) -> Any:

@@ -27,6 +27,7 @@ from winml.modelkit.builds.plan import BuildPlan, is_onnx_path
 from winml.modelkit.builds.verb import BuildRequest, make_plan, python_request
 from winml.modelkit.errors import MissingOutputError, OutputExistsError, UsageError, WinMLError, opt, spell
 from winml.modelkit.file_names import MODEL_CARD_NAME, ONLY_PART
+from winml.modelkit.models.checkpoints.companion_files import module_names
 from winml.modelkit.onnx.bundle import described_model
 from winml.modelkit.onnx.files.foreign_names import lies_within
 from winml.modelkit.onnx.files.output_files import is_waiting, recover, refuse_existing
@@ -48,6 +49,8 @@ _OPTIONS_OF_FOLDERS = ("use_cache", "proof", "refittable", "deploy_only")
 
 _SQNR = re.compile(r"SQNR -?\d+(\.\d+)? dB")
 """Format of the ratio in the summary of a stage."""
+_AGREEMENT = re.compile(r"top-1 agreement \d+(\.\d+)? %")
+"""Format of the agreement of predictions in the summary of a stage."""
 _ITERATIONS, _WARMUP = 20, 3
 """Chosen: a median within some percent, in less time than the export takes."""
 _LEVEL = LEVELS[-1]
@@ -318,8 +321,8 @@ def _variant_facts(result: BuildResult, variant: package.Variant, *, is_verified
     manifest = result.manifest
     stages = [stage for part in manifest.parts for stage in part.stages]
     last = [next((stage for stage in reversed(part.stages) if stage.nodes), None) for part in manifest.parts]
-    found = [_SQNR.search(stage.summary) for stage in stages if stage.status != "skipped"]
-    ratios = sorted((match[0] for match in found if match), key=lambda words: float(words.split()[1]))
+    found = [_quality_words(stage.summary) for stage in stages if stage.status != "skipped"]
+    ratios = sorted(filter(None, found), key=lambda words: float(words.split()[1]))
     # A verified build of the original precision fails unless its outputs are equal.
     without_ratio = "equal outputs" if is_verified and variant.precision is None else "not compared"
     return {
@@ -328,6 +331,12 @@ def _variant_facts(result: BuildResult, variant: package.Variant, *, is_verified
         "quality": ratios[0] if ratios else without_ratio,
         "latency_ms": _measure_latency(result) if "CPUExecutionProvider" in variant.providers else None,
     }
+
+
+def _quality_words(summary: str) -> str:
+    """Return the ratio in the summary of a stage, with the agreement of a classifier; "" without a ratio."""
+    ratio, agreement = _SQNR.search(summary), _AGREEMENT.search(summary)
+    return "" if ratio is None else ratio[0] if agreement is None else f"{ratio[0]}, {agreement[0]}"
 
 
 def _measure_latency(result: BuildResult) -> float | None:
@@ -388,6 +397,7 @@ def _make_card(
         columns,
         usage=package.package_usage(opened),
         tags=("onnx", "onnxruntime"),
+        later_modules=module_names({record.name: first.folder / record.name for record in first.manifest.companions}),
     )
     return model_card(card_facts, sources)
 

@@ -22,9 +22,9 @@ from winml.modelkit.compare.outputs import ROUNDING_FACTOR, TEXT_KINDS, Rounding
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.verification.single_rows import reads_consecutive_tokens, with_consecutive_tokens
 from winml.modelkit.compare.words import difference_words, fidelity_words, samples_words
-from winml.modelkit.errors import NoInputsError, StageError, UsageError, VerificationError, opt
+from winml.modelkit.errors import InputError, NoInputsError, StageError, UsageError, VerificationError, opt
 from winml.modelkit.onnx.contexts import proto_nodes
-from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.onnx.files.reading import read_referring, read_structure
 from winml.modelkit.onnx.weights import ROUNDING_OPERATORS
 from winml.modelkit.ort.accepted_inputs import AcceptedInputs, accepted_inputs
 from winml.modelkit.ort.decoding.inputs import MASK
@@ -107,7 +107,12 @@ def refuse_different(
             if MASK in draws[0] and reads_consecutive_tokens(_read_graph(candidate)):
                 draws = list(map(with_consecutive_tokens, draws))
                 expected = outputs_of_file(reference, draws)
-        outputs = _candidate_outputs(candidate, draws)
+        try:
+            outputs = _candidate_outputs(candidate, draws)
+        except VerificationError:
+            for draw in draws:
+                _refuse_stale_shapes(reference, draw)
+            raise
     if set(outputs[0]) != set(expected[0]):
         raise VerificationError(
             f"the result has outputs {', '.join(outputs[0])}; {reference.name} has {', '.join(expected[0])}",
@@ -136,6 +141,8 @@ def refuse_different(
             rounding=rounding,
         )
     if not all(entry.is_equal for entry in verification.comparisons):
+        _refuse_random(reference, draws[verification.worst.draw - 1])
+        _refuse_stale_shapes(reference, draws[verification.worst.draw - 1])
         raise VerificationError(
             f"the outputs of the result differ from those of {reference.name}: {difference_words(verification)}",
             hint=_bug_hint(),
@@ -153,6 +160,71 @@ def refuse_different(
         silent=None if has_signal else verification.silent,
         in_float32=widened_graph(reference) is not None,
     )
+
+
+def _refuse_stale_shapes(reference: Path, feeds: Arrays) -> None:
+    """Refuse a reference that declares another shape of a value than it computes; ONNX Runtime runs such a file.
+
+    Raises:
+        InputError: names the value, the declared sizes and the computed ones.
+    """
+    import onnx
+
+    from winml.modelkit.onnx.contents import declared_shape
+
+    model = read_referring(reference)
+    outputs = {value.name for value in model.graph.output}
+    declared = {
+        value.name: shape
+        for value in model.graph.value_info
+        if value.name not in outputs
+        and (shape := declared_shape(value.type))
+        and all(isinstance(n, int) for n in shape)
+    }
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in declared)
+    try:
+        session = Session(model.SerializeToString(), data_folder=reference.parent, name=reference.name, optimize=False)
+        computed = session.run(feeds, [*declared])
+    except (StageError, UsageError, InputError, ValueError):
+        return  # the cause of the failure is another one
+    for name, shape in declared.items():
+        if name in computed and computed[name].shape != shape:
+            raise InputError(
+                f"{reference.name}: the file declares {[*shape]} for value {name}, which has "
+                f"{[*computed[name].shape]} in a run",
+                hint="Remove the entries of value_info from the file, or export the model again.",
+            )
+
+
+def _refuse_random(reference: Path, feeds: Arrays) -> None:
+    """Refuse a reference that computes other outputs in a second run, which no file made from it can equal.
+
+    Raises:
+        VerificationError: an output differs between two runs on the same inputs.
+    """
+    first, second = outputs_of_file(reference, [feeds]), outputs_of_file(reference, [feeds])
+    refuse_random(first[0], second[0], reference.name, f"or skip the comparison with {opt.no_verify}")
+
+
+def refuse_random(first: Arrays, second: Arrays, name: str, remedy: str = "") -> None:
+    """Refuse a graph whose outputs differ between two runs on the same inputs.
+
+    Args:
+        first: Outputs of a run.
+        second: Outputs of another run on the same inputs.
+        name: Name of the graph, for the message.
+        remedy: A further remedy besides a graph without random numbers.
+
+    Raises:
+        VerificationError: an output differs.
+    """
+    repeated = compare_outputs([first], [second])
+    if not all(entry.is_equal for entry in repeated.comparisons):
+        remedies = ", ".join(filter(None, ("Export the model in evaluation mode", remedy)))
+        raise VerificationError(
+            f"cannot verify: output {repeated.worst.name!r} of {name} differs between two runs on the same inputs",
+            hint=f"No file was written. {remedies}.",
+        )
 
 
 def _refuse_narrower(reference: Path, candidate: Path, sizes: Mapping[str, int], seed: int) -> None:
@@ -218,6 +290,8 @@ def refuse_unfaithful(
     draws, expected, samples = reference_outputs(reference, read_samples)
     outputs = _candidate_outputs(candidate, draws, as_written=False)
     fidelity = measure_fidelity(expected, outputs, minimum.sqnr_db, samples, minimum.agreement)
+    if fidelity.has_signal and not fidelity.is_near:
+        _refuse_random(reference, draws[0])
     refuse_below_minimum_sqnr(fidelity, reference.name, draws[0], hint)
     _refuse_unopenable_halves(candidate)
     return fidelity

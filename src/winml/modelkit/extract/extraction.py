@@ -20,6 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.compare.files import refuse_random
 from winml.modelkit.compare.outputs import CUT_MODULE_THRESHOLD, OutputComparison, compare_outputs
 from winml.modelkit.errors import InputError, StageError, VerificationError, opt
 from winml.modelkit.extract.records import ExtractedModule, ExtractResult, RefusedModule
@@ -206,6 +207,9 @@ class _CutWriter:
                 remove_file(file)
             return RefusedModule(call.identity, error.message.replace(str(staged), f"{stem}.onnx"))
         if not worst.relative_diff <= CUT_MODULE_THRESHOLD:
+            inputs = self.recording.of(call.cut.inputs)
+            runs = [open_session(staged, as_written=True).run(inputs) for _ in range(2)]
+            refuse_random(*runs, call.identity.words)
             raise VerificationError(
                 f"{call.identity.words}: output {worst.name} of the extracted module differs from the whole "
                 f"model by {worst.relative_diff:.1e} of its largest value; tolerance {CUT_MODULE_THRESHOLD:.0e}",

@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
+import itertools
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,18 +88,45 @@ def _unflatten(program: ExportedProgram, requested_by: str) -> nn.Module:
             inner.__class__ = type(name, (type(inner),), {"__module__": package})
     package, _, name = str(module._ty or "ExportedProgram").rpartition(".")
     parameters = dict.fromkeys(_parameter_names(program), inspect.Parameter.empty)
-    module.__class__ = module_with_forward(type(module), name, package, parameters)
+    base = _with_positional_keywords(type(module), _keyword_names(program))
+    module.__class__ = module_with_forward(base, name, package, parameters)
     result: nn.Module = module
     return result
 
 
+def _with_positional_keywords(base: type[nn.Module], keywords: Sequence[str]) -> type[nn.Module]:
+    """Return a subclass of the class of a program, whose forward takes the keyword arguments last, by position.
+
+    torch refuses an argument by position that the program was exported with by keyword.
+    """
+    if not keywords:
+        return base
+
+    def forward(self: nn.Module, *values: Any) -> Any:
+        first = len(values) - len(keywords)
+        return base.forward(self, *values[:first], **dict(zip(keywords, values[first:], strict=True)))
+
+    return type(base.__name__, (base,), {"forward": forward})
+
+
+def _keyword_names(program: ExportedProgram) -> list[str]:
+    """Return the names of the arguments that the program was exported with by keyword."""
+    in_spec = program.call_spec.in_spec
+    return [] if in_spec is None else list(in_spec.child(1).context)
+
+
 def _parameter_names(program: ExportedProgram) -> list[str]:
-    """Return the names of the arguments of a program: those of its inputs, if each argument is one tensor."""
-    args, keywords = program.example_inputs or ((), {})
-    tensors = [name for name in program.graph_signature.user_inputs if isinstance(name, str)]
-    if len(tensors) == len(args) + len(keywords):
-        return tensors
-    return [*(f"args_{number}" for number in range(len(args))), *keywords]
+    """Return the names of the arguments of a program: the keyword, or the name of the input if it is one tensor."""
+    in_spec = program.call_spec.in_spec
+    if in_spec is None:
+        return [name for name in program.graph_signature.user_inputs if isinstance(name, str)]
+    inputs = iter(program.graph_signature.user_inputs)
+    names = []
+    for number, argument in enumerate(in_spec.child(0).children()):
+        leaves = list(itertools.islice(inputs, argument.num_leaves))
+        is_tensor = argument.is_leaf() and isinstance(leaves[0], str)
+        names.append(str(leaves[0]) if is_tensor else f"args_{number}")
+    return [*names, *_keyword_names(program)]
 
 
 def _example_of(program: ExportedProgram) -> Any:

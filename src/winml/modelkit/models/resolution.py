@@ -479,6 +479,12 @@ _EXAMPLE_INPUTS = "example_inputs"
 _MAX_LISTED_FUNCTIONS = 8
 """Functions of a script named in a message. Chosen: they fit on one line."""
 
+_SAVED_IN_TRAINING_MODE = (
+    "was saved in training mode: exported in evaluation mode, except for operators that torch.jit.trace recorded in "
+    "training mode."
+)
+"""Of a TorchScript file. An exported program has no mode."""
+
 _ResultT = TypeVar("_ResultT")
 
 
@@ -530,6 +536,8 @@ def _load_script(source: ModelSource, seed: int, *, is_example_needed: bool) -> 
         model = unwrap_compiled(model)
         live_module.refuse_uninitialized(model, source.name)
         notes = live_module.training_notes(model)
+        if source.factory is None and isinstance(result, torch.nn.Module) and model.training:
+            notes = (f"{source.name} {_SAVED_IN_TRAINING_MODE}", *notes)
         origin = f"the inputs that {source.name} returns"
         try:
             if inputs is None and module is not None:

@@ -81,7 +81,7 @@ class _InterpretedModule(nn.Module):
             self.register_buffer(name, buffer)
         for name, child in scripted.named_children():
             self.add_module(name, as_python_module(child))
-        self.training = scripted.training
+        self.training = getattr(scripted, "training", False)  # a frozen module has no mode
         # In a tuple, so that it is no submodule of this one.
         self._scripted = (scripted,)
 

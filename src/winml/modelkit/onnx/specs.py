@@ -145,6 +145,7 @@ class InputTensorSpec(_TensorSpec):
     _bounds: Mapping[str, DynamicDimension] = pydantic.PrivateAttr(default_factory=dict)
     _is_typed: bool = pydantic.PrivateAttr(default=True)
     """False for a patch that leaves the element type to the model."""
+    _has_rank: bool = pydantic.PrivateAttr(default=True)
 
     @classmethod
     def read_patch(cls, entry: Any, label: str) -> InputTensorSpec:
@@ -172,14 +173,23 @@ class InputTensorSpec(_TensorSpec):
         return completed
 
     @property
+    def has_rank(self) -> bool:
+        """False for an input of a file that declares no rank; its shape here is ``()``, and it takes any sizes."""
+        return self._has_rank
+
+    @property
     def bounds(self) -> Mapping[str, DynamicDimension]:
         """Name in the shape → the sizes for which the graph was made, if its file states them."""
         return self._bounds
 
     def takes_sizes(self, sizes: Sequence[int]) -> bool:
         """Return True if the declared shape allows these sizes."""
-        return len(sizes) == len(self.shape) and all(
-            not isinstance(declared, int) or declared == size for declared, size in zip(self.shape, sizes, strict=True)
+        return not self.has_rank or (
+            len(sizes) == len(self.shape)
+            and all(
+                not isinstance(declared, int) or declared == size
+                for declared, size in zip(self.shape, sizes, strict=True)
+            )
         )
 
     @pydantic.field_validator("value_range")
@@ -234,7 +244,7 @@ def _field_reader(name: str) -> pydantic.TypeAdapter[Any]:
 def graph_input(
     name: str,
     dtype: str,
-    shape: Iterable[int | str | None],
+    shape: Iterable[int | str | None] | None,
     record: Mapping[str, Any] = {},
     bounds: Mapping[str, DynamicDimension] = {},
 ) -> InputTensorSpec:
@@ -243,7 +253,7 @@ def graph_input(
     Args:
         name: Its name.
         dtype: Element type in numpy's words (``float32``), ``string``, or ONNX Runtime's words for what is no tensor.
-        shape: Its sizes; None for a dynamic dimension without a name.
+        shape: Its sizes; None for a dynamic dimension without a name. `None`: the graph declares no rank.
         record: Its entry in the metadata of the file; a damaged field is ignored.
         bounds: Bounds of the dynamic dimensions of the graph, by name.
     """
@@ -254,8 +264,9 @@ def graph_input(
                 if field == "cache" and isinstance(value, dict):  # a later version may write more keys
                     value = {key: value[key] for key in CacheSlot.model_fields if key in value}
                 fields[field] = _field_reader(field).validate_python(value)
-    sizes = tuple(size if _is_stated(size) else _axis_key(name, axis) for axis, size in enumerate(shape))
+    sizes = tuple(size if _is_stated(size) else _axis_key(name, axis) for axis, size in enumerate(shape or ()))
     spec = InputTensorSpec.model_construct(name=name, dtype=dtype, shape=sizes, **fields)
+    spec._has_rank = shape is not None
     spec._bounds = {size: bounds[size] for size in sizes if isinstance(size, str) and size in bounds}
     return spec
 

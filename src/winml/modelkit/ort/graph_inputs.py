@@ -106,17 +106,18 @@ def _dtype_of(array: Array) -> str:
 
 def graph_inputs(session: Session) -> tuple[InputTensorSpec, ...]:
     """Return the inputs of an open graph, in order."""
-    return described_inputs(session.inputs, session.input_shapes, session.metadata)
+    shapes = {**session.input_shapes, **dict.fromkeys(session.unranked_inputs)}
+    return described_inputs(session.inputs, shapes, session.metadata)
 
 
 def described_inputs(
-    types: Mapping[str, str], shapes: Mapping[str, Sequence[Size]], metadata: Mapping[str, str]
+    types: Mapping[str, str], shapes: Mapping[str, Sequence[Size] | None], metadata: Mapping[str, str]
 ) -> tuple[InputTensorSpec, ...]:
     """Return the inputs of a graph.
 
     Args:
         types: Input → type as ONNX Runtime writes it, in order.
-        shapes: Input → sizes.
+        shapes: Input → sizes; `None`: the graph declares no rank.
         metadata: That of the file.
     """
     records, bounds = input_records(metadata), stated_bounds(metadata)
@@ -395,7 +396,7 @@ def _check_shared_names(inputs: Sequence[InputTensorSpec], feeds: Arrays, source
 def _named_sizes(inputs: Iterable[InputTensorSpec], feeds: Arrays) -> Iterator[tuple[str, str, int]]:
     """Yield input, dimension and size for each named dimension."""
     for spec in inputs:
-        for key, size in zip(spec.shape, feeds[spec.name].shape, strict=True):
+        for key, size in zip(spec.shape, feeds[spec.name].shape, strict=spec.has_rank):
             if isinstance(key, str):
                 yield spec.name, key, size
 

@@ -193,6 +193,8 @@ class Session:
         self.inputs: dict[str, str] = {value.name: value.type for value in inputs}
         """Input name → type as ONNX Runtime writes it (``tensor(float)``), in order."""
         self.input_shapes: dict[str, Shape] = {value.name: tuple(value.shape) for value in inputs}
+        self.unranked_inputs = _find_unranked(model, self.input_shapes)
+        """Inputs without a declared rank, which ONNX Runtime reports like scalars; they take any shape."""
         self._bounds = stated_bounds(self.metadata)
         self.outputs: tuple[str, ...] = tuple(value.name for value in outputs)
         self._returns_objects = any(not value.type.startswith(("tensor", "optional(tensor")) for value in outputs)
@@ -647,6 +649,28 @@ def _refuse_unknown_providers(providers: Sequence[str]) -> None:
             f"execution provider {unknown[0]} is not part of the installed ONNX Runtime",
             hint=f"Available: {', '.join(available)}.",
         )
+
+
+def _find_unranked(model: str | os.PathLike[str] | bytes, shapes: Mapping[str, Shape]) -> frozenset[str]:
+    """Return the inputs whose rank a model does not declare.
+
+    Args:
+        model: Path of a file, or the bytes of a model.
+        shapes: Input → shape as ONNX Runtime reports it; the model is read only if one is empty.
+    """
+    is_onnx = isinstance(model, bytes) or Path(model).suffix.lower() == ".onnx"
+    if all(shapes.values()) or not is_onnx:
+        return frozenset()
+    import onnx  # late: few graphs have inputs without sizes
+
+    from winml.modelkit.onnx.files.reading import read_structure
+
+    read = onnx.ModelProto.FromString(model) if isinstance(model, bytes) else read_structure(Path(model))
+    return frozenset(
+        value.name
+        for value in read.graph.input
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
+    )
 
 
 def _refuse_inactive(provider: str, session: ort.InferenceSession) -> None:

@@ -119,6 +119,8 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
         tuple(planned), {key: frozenset(names) for key, names in unweighted.items()}, frozenset(stays_float)
     )
     if not plan.groups():
+        if not any(node.reason for node in planned):
+            raise _no_weights_error(model)
         raise UsageError(
             f"no node to quantize: {_join_reasons(planned)}",
             hint=f"Exclude fewer modules, include more, or use a different {opt.mode}.",
@@ -484,6 +486,19 @@ def _join_reasons(planned: Sequence[PlannedNode]) -> str:
     """Join the distinct reasons for staying float; a general reason if no node states one."""
     reasons = dict.fromkeys(node.reason for node in planned if node.reason)
     return "; ".join(reasons) or "no node reads a floating-point weight of two or more dimensions"
+
+
+def _no_weights_error(model: ir.Model) -> UsageError:
+    """Create the error of a graph in which no node reads a weight that a mode can quantize."""
+    if any(value.dtype == ir.DataType.DOUBLE for value in model.graph.initializers.values()):
+        return UsageError(
+            "no node to quantize: the weights are float64, expected float32, float16 or bfloat16",
+            hint="Export the model in float32.",
+        )
+    return UsageError(
+        "no node to quantize: no node reads a float32, float16 or bfloat16 weight of two or more dimensions",
+        hint=f"Quantization reduces such weights; {opt.precision} {FLOAT16} converts other values as well.",
+    )
 
 
 class WeightKey(NamedTuple):

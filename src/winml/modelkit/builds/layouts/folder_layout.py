@@ -16,6 +16,7 @@ from winml.modelkit.builds.stages import BuiltPart, adapter_names, built_names
 from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, DECODER, MODEL_CARD_NAME, is_data_of, numbered_data_path
 from winml.modelkit.models.checkpoints.adapters import read_adapters
+from winml.modelkit.models.checkpoints.companion_files import module_names
 from winml.modelkit.models.checkpoints.task import canonical_task
 from winml.modelkit.models.request import resolve_source
 from winml.modelkit.onnx.bundle import model_record
@@ -112,6 +113,7 @@ class FolderLayout:
             usage=self._layout.usage(folder),
             language=self._layout.language,
             tags=("onnx", self._layout.name),
+            later_modules=module_names(self._sources),
         )
         return model_card(facts, self._card)
 

@@ -24,7 +24,7 @@ _SHARED_FOLDER = "shared_assets"
 """Specified: folder of the shared folders."""
 SHARED_DATA_NAME: Final = "weights.data"
 """Weights of several variants."""
-_WEIGHTS_OPTION = "session.model_external_initializers_file_folder_path"
+WEIGHTS_OPTION = "session.model_external_initializers_file_folder_path"
 """Specified: session option with the folder of a model's data files."""
 _SCHEMA: Final = "1.0"
 _PRODUCER: Final = "winml"
@@ -152,7 +152,7 @@ def component_record(
     """
     entries = {}
     for name, variant in variants.items():
-        options = {"session_options": {_WEIGHTS_OPTION: uris[name]}} if name in uris else {}
+        options = {"session_options": {WEIGHTS_OPTION: uris[name]}} if name in uris else {}
         for provider in variant.providers:
             short = provider.removesuffix("ExecutionProvider").lower()
             key = name if len(variant.providers) == 1 else f"{name}-{short}"

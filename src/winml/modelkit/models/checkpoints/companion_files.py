@@ -7,7 +7,7 @@ copied. Only ``modules.json`` is opened, in which sentence-transformers names fo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,16 @@ def companion_files(folder: Path) -> dict[str, Path]:
             files |= _module_files(folder, subfolder, type_name)
     visible = (name for name in sorted(files) if not files[name].name.startswith("."))
     return {name: files[name] for name in visible}
+
+
+def module_names(companions: Mapping[str, Path]) -> tuple[str, ...]:
+    """Return the classes of the modules of sentence-transformers that follow the transformer, in order.
+
+    Args:
+        companions: Name → companion file of a model.
+    """
+    path = companions.get(foreign_files.MODULES_NAME)
+    return () if path is None else tuple(type_name or folder for folder, type_name in _read_modules(path))
 
 
 def card_files(folder: Path) -> dict[str, Path]:

@@ -93,7 +93,7 @@ def inputs_of_file(path: Path) -> tuple[InputTensorSpec, ...]:
 
     proto = read_structure(path)
     inputs = required_inputs(proto.graph)
-    shapes = {value.name: declared_shape(value.type) or () for value in inputs}
+    shapes = {value.name: declared_shape(value.type) for value in inputs}
     names = {value.name: onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower() for value in inputs}
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     return described_inputs({name: f"tensor({type_name})" for name, type_name in names.items()}, shapes, metadata)

@@ -158,12 +158,14 @@ def _describe_inputs(model: ir.Model) -> tuple[InputTensorSpec, ...]:
     """Return the inputs of a graph as an open session would describe them."""
     values = [value for value in model.graph.inputs if not value.is_initializer()]
     types = {}
-    shapes: dict[str, list[int | str | None]] = {}
+    shapes: dict[str, list[int | str | None] | None] = {}
     for value in values:
         element = "float" if value.dtype is None else value.dtype.name.lower()
         types[value.name or ""] = f"tensor({element})"
-        sizes = () if value.shape is None else value.shape
-        shapes[value.name or ""] = [size if isinstance(size, int) else size.value for size in sizes]
+        sizes = value.shape
+        shapes[value.name or ""] = (
+            None if sizes is None else [size if isinstance(size, int) else size.value for size in sizes]
+        )
     return described_inputs(types, shapes, model.metadata_props)
 
 
