@@ -1,7 +1,8 @@
 """Selection of the modules that stay float32 in the smallest file of 16-bit floats, for a quality.
 
 Modules are selected on other samples than the file is judged on; the selected list is measured on the samples of the
-file, and the search is repeated with a stricter target if it misses the quality there.
+file, and the search is repeated with a stricter target if it misses the quality there. At the end, modules are quantized
+again while the file still has the quality.
 """
 
 from __future__ import annotations
