@@ -497,6 +497,7 @@ def test_quantized_file_is_refused(chain: Path, tmp_path: Path) -> None:
         ({"module": "d.*"}, "no module"),
         ({"module": "c"}, "^module c: no node"),
         ({"depth": 4}, "3 level"),
+        ({"depth": 1, "module": "a.0.b"}, "up to depth 1"),
         ({"target": "sqnr=30"}, "'sqnr'"),
         ({"target": "sqnr_db"}, "METRIC=NUMBER"),
         ({"target": "cosine=2"}, "from -1 to 1"),

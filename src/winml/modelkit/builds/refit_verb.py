@@ -178,7 +178,7 @@ def _check_checkpoint(folder: Path, graphs: Mapping[str, Path]) -> Dtype | None:
         expected = source["config"].get("model_type")
         if kind is not None and not source["config"]:
             raise CheckpointError(
-                f"{folder}: is a {kind} model, and the build is of {source['class']}, a class of Python code",
+                f"{folder}: its model type is {kind}, and the build is of {source['class']}, a class of Python code",
                 hint="Only weights may differ. winml build builds another architecture.",
             )
         if None not in (kind, expected) and kind != expected:

@@ -163,9 +163,7 @@ def _judge_quality(result: ProofReplay, baseline: Baseline) -> Verdict:
             continue
         losses.append(f"{output.name} from {sqnr_words(before)} to {result.quality_words(output.name)}")
     reason = ", ".join(losses) or f"{count_noun(len(baseline.outputs), 'output')} compared"
-    return Verdict.of(
-        f"no output has lost more than {LOSS_DB:g} dB and is below {ROUNDING_DB:g} dB", not losses, reason
-    )
+    return Verdict.of(f"no output has lost {LOSS_DB:g} dB and fallen below {ROUNDING_DB:g} dB", not losses, reason)
 
 
 def _judge_placement(

@@ -21,6 +21,7 @@ from winml.modelkit.models.checkpoints.adapters import Adapter, LoraPair
 from winml.modelkit.models.checkpoints.deferred_tensors import DeferredTensor, deferred_entries
 from winml.modelkit.onnx.coded_weights import CodedTensor
 from winml.modelkit.onnx.lora_branches import LoraBranch, lora_names
+from winml.modelkit.options import nearest
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
