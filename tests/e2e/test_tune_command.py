@@ -113,6 +113,7 @@ def test_candidate_above_the_peak_cannot_win(tuned: Tuned, tmp_path: Path, monke
 
     assert 1 == refused.code
     assert min(peaks, key=lambda name: peaks[name]) in refused.err
+    assert "best is the winner of an earlier tuning" in refused.err
     assert 0 == done.code, done.err
     record = json.loads(done.out)
     assert peaks[record["winner"]["name"].partition("+")[0]] <= peaks[least]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import math
 import os
 import re
 import shlex
@@ -116,7 +117,7 @@ def proven(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _planted(source: Path, target: Path, place: str) -> Path:
+def _planted(source: Path, target: Path, place: str, factor: float = 1.3) -> Path:
     """Write a copy of a model with one wrong weight of a module."""
     model = onnx.load(source)
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -126,7 +127,7 @@ def _planted(source: Path, target: Path, place: str) -> Path:
         if {entry.key: entry.value for entry in node.metadata_props}.get(MODULE_KEY) == place
     ]
     weight = next(weights[name] for node in nodes for name in node.input if name in weights)
-    values = numpy_helper.to_array(weight) * np.float32(1.3)
+    values = numpy_helper.to_array(weight) * np.float32(factor)
     weight.CopyFrom(numpy_helper.from_array(values, weight.name))
     onnx.save(model, target)
     return target
@@ -323,6 +324,22 @@ def test_upgrade_names_versions_and_modules_that_fuse_otherwise(
     assert {"FusedMatMulTanh": [1, 0], "MatMul": [0, 1], "Tanh": [0, 1]} == module["kernels"]
 
 
+def test_upgrade_names_a_module_that_returns_nan(proven: Path, tmp_path: Path, before: dict[str, Any]) -> None:
+    wrong = _planted(proven / "net.onnx", tmp_path / "net.onnx", "layers.2.gate", math.nan)
+    junit = tmp_path / "verify.xml"
+    code, record, _ = _check_upgrade(proven, tmp_path, before, "--against", wrong, "--junit", junit)
+    assert 3 == code
+    changed = [module["module"] for module in record["upgrade"]["modules"] if module["own_error"]]
+    assert "layers.2.gate" == changed[0]
+    (errors,) = [case for case in ET.parse(junit).iter("testcase") if "errors" == case.get("name")]
+    failure = errors.find("failure")
+    assert failure is not None
+    assert "layers.2.gate" in failure.get("message", "")
+    words = record["upgrade"]["quality"]["reason"] + " ".join(record["notes"])
+    assert "NaN" in words
+    assert "-200" not in words
+
+
 def test_upgrade_with_more_error_ends_with_3_and_names_the_module(
     proven: Path, tmp_path: Path, before: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,7 +402,7 @@ def test_baseline_of_another_build_provider_or_format_is_refused(
 def test_damaged_baseline_is_an_input_error(proven: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "before.json").write_text(text, encoding="utf-8")
     assert 1 == run_here("verify", proven, "--baseline", tmp_path / "before.json").code
-    assert 1 == run_here("verify", proven, "--baseline", tmp_path / "missing.json").code
+    assert 2 == run_here("verify", proven, "--baseline", tmp_path / "missing.json").code
 
 
 @pytest.mark.parametrize(

@@ -220,9 +220,12 @@ def test_other_architecture_is_refused(
         refit_model(bert / "built", other, tmp_path / "out")
 
 
-def test_checkpoint_of_half_precision_is_converted_to_the_type_of_the_build(bert: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_checkpoint_of_another_type_is_converted_to_the_type_of_the_build(
+    dtype: torch.dtype, bert: Path, tmp_path: Path
+) -> None:
     """Fine-tuned weights are often saved in 16 bits; a requested type is not changed."""
-    AutoModel.from_pretrained(bert / "tuned", dtype=torch.float16).save_pretrained(tmp_path / "half")
+    AutoModel.from_pretrained(bert / "tuned", dtype=dtype).save_pretrained(tmp_path / "half")
     result = refit_model(bert / "built", tmp_path / "half", tmp_path / "out", verify=False)
     assert any("fp32" in note for note in result.notes)
     weights = {tensor.data_type for tensor in onnx.load(result.model_path).graph.initializer}
@@ -393,6 +396,19 @@ def test_factory_brings_other_weights(factories: Path, tmp_path: Path) -> None:
         f"{factories}/net.py:second", tmp_path / "new", input_specs=_SPECS, exporter="dynamo", verify=False
     )
     assert result.model_path.read_bytes() == new.model_path.read_bytes()
+
+
+def test_model_of_another_class_is_refused_by_the_class(bert: Path, factories: Path, tmp_path: Path) -> None:
+    """Not by an option of the build that the other model does not support."""
+    script = tmp_path / "other.py"
+    script.write_text(
+        "import torch\ndef load(): return torch.nn.Linear(4, 4)\n"
+        "def example_inputs(): return {'input': torch.randn(2, 4)}\n"
+    )
+    with pytest.raises(CheckpointError, match="Bert"):
+        refit_model(bert / "built", f"{script}:load", tmp_path / "out", verify=False)
+    with pytest.raises(CheckpointError, match="Net, a class of Python code"):
+        refit_model(factories / "built", bert / "tuned", tmp_path / "out", verify=False)
 
 
 @pytest.mark.parametrize(("name", "named"), [("strided", "stride"), ("scaled", "factor"), ("shifted", "offset")])

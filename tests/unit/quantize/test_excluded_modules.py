@@ -167,6 +167,21 @@ def test_model_within_the_quality_excludes_nothing(tmp_path: Path) -> None:
         assert (precision == "fp16") is (ROUNDING_NOTE in written.notes)
 
 
+def test_overflow_of_the_only_included_module_is_named(one_layer: dict[str, Path], tmp_path: Path) -> None:
+    """No limit helps against NaN or infinity, so none is suggested."""
+    with pytest.raises(VerificationError, match="NaN or infinity") as refusal:
+        quantize_onnx(
+            one_layer["torchscript"],
+            tmp_path / "h.onnx",
+            precision="fp16",
+            budget="smallest",
+            min_sqnr_db=-150,
+            include=("layers.1.mlp",),
+        )
+    assert "layers.1.mlp" in refusal.value.message
+    assert "min-sqnr" not in refusal.value.hint
+
+
 def test_unreachable_quality_is_refused(one_layer: dict[str, Path], tmp_path: Path) -> None:
     """No list of modules reaches 300 dB while anything has 16 bits."""
     with pytest.raises(VerificationError, match="300"):

@@ -12,11 +12,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
+from torch import nn
 
 from graphs import parse
 from module_chains import SIZE, save_chain, save_groups
 from unit.quantize.qdq_graphs import tagged_graph
-from winml.modelkit import quantization_sensitivity, quantize_onnx
+from winml.modelkit import HTPExporter, WinMLExportConfig, quantization_sensitivity, quantize_onnx
 from winml.modelkit.compare.fidelity import OutputFidelity, measure_fidelity
 from winml.modelkit.errors import ConfigError, InputError, StageError, UsageError
 from winml.modelkit.onnx.cutting import GraphModules
@@ -220,6 +222,38 @@ def test_target_is_reached_by_the_reported_rules(chain: Path, tmp_path: Path) ->
     put_back = [trial for trial in listed.trials if trial.excluded == len(listed.excluded) - 1]
     assert len(listed.excluded) <= len(put_back)
     assert not any(trial.is_met for trial in put_back)
+
+
+def test_list_is_shortened_on_the_samples_of_the_result(tmp_path: Path) -> None:
+    """Samples of the search may need a module in float that those of the result do not need."""
+    torch.manual_seed(3)
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks, self.out = nn.ModuleList(nn.Linear(32, 32) for _ in range(8)), nn.Linear(32, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for position, block in enumerate(self.blocks):
+                x = x + torch.tanh(block(x)) / (1 + 0.5 * position)
+            return self.out(x)
+
+    path = tmp_path / "net.onnx"
+    HTPExporter(WinMLExportConfig()).export(Residual().eval(), path, {"x": torch.randn(2, 32)})
+    options: dict[str, Any] = {"precision": "fp16", "samples": 2, "iterations": 2}
+    whole = quantization_sensitivity(path, **options).whole
+    assert whole.worst is not None
+    target = whole.worst.lower_db - 0.5
+    listed = quantization_sensitivity(path, target=f"sqnr_db={target}", **options).exclude_list
+    assert listed is not None
+    first = listed.trials[0]
+    assert not first.is_met, "the samples of the search are harder"
+    assert listed.is_met
+    assert () == listed.excluded
+    assert whole == listed.form
+    # Each verdict is that of the requested target.
+    values = {trial.form.worst.lower_db: trial.is_met for trial in listed.trials if trial.form.worst}
+    assert all(is_met == (value >= target) for value, is_met in values.items())
 
 
 def test_unreachable_target_returns_the_best_list(chain: Path) -> None:
@@ -463,6 +497,7 @@ def test_quantized_file_is_refused(chain: Path, tmp_path: Path) -> None:
         ({"module": "d.*"}, "no module"),
         ({"module": "c"}, "^module c: no node"),
         ({"depth": 4}, "3 level"),
+        ({"depth": 1, "module": "a.0.b"}, "up to depth 1"),
         ({"target": "sqnr=30"}, "'sqnr'"),
         ({"target": "sqnr_db"}, "METRIC=NUMBER"),
         ({"target": "cosine=2"}, "from -1 to 1"),

@@ -275,8 +275,8 @@ def _replay_file(
 def _change_notes(result: ProofReplay) -> Iterator[str]:
     """Note a changed file, or outputs that are worse than recorded with the module in which the error has grown."""
     words = ", ".join(
-        f"{output} from {sqnr_words(before)} to {sqnr_words(after)}"
-        for output, (before, after) in result.losses.items()
+        f"{output} from {sqnr_words(before)} to {result.quality_words(output)}"
+        for output, (before, _) in result.losses.items()
     )
     if words and (origin := result.origin_of_loss) is not None:
         words += f". The error begins in {origin.identity.words} ({origin.identity.tag})"

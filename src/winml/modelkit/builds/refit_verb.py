@@ -174,7 +174,13 @@ def _check_checkpoint(folder: Path, graphs: Mapping[str, Path]) -> Dtype | None:
     for path in graphs.values():
         graph = read_structure(path)
         record = json.loads(next(entry.value for entry in graph.metadata_props if entry.key == REFIT_KEY))
-        expected = record["source"]["config"].get("model_type")
+        source = record["source"]
+        expected = source["config"].get("model_type")
+        if kind is not None and not source["config"]:
+            raise CheckpointError(
+                f"{folder}: its model type is {kind}, and the build is of {source['class']}, a class of Python code",
+                hint="Only weights may differ. winml build builds another architecture.",
+            )
         if None not in (kind, expected) and kind != expected:
             raise CheckpointError(
                 f"{folder}: is a {kind} model, and the build is of a {expected} model",
@@ -186,7 +192,7 @@ def _check_checkpoint(folder: Path, graphs: Mapping[str, Path]) -> Dtype | None:
     if weights is None or weights.format != "safetensors" or folder_format(folder) is not None:
         return None
     stored = {entry.dtype for entry in weight_files.stored_entries(weights.files).values()}
-    of_build, of_checkpoint = (found & DTYPE_NAMES.keys() for found in (types, stored))
+    of_build, of_checkpoint = types & DTYPE_NAMES.keys(), stored & {*DTYPE_NAMES, "float64"}
     is_other = len(of_build) == 1 and bool(of_checkpoint) and of_build != of_checkpoint
     return DTYPE_NAMES[of_build.pop()] if is_other else None
 
@@ -257,7 +263,7 @@ def run_planned_refit(plan: PlannedBuild, request: RefitRequest, listener: Build
     from winml.modelkit.builds.build import run_build
 
     plan.recover()
-    with spell_options({"random_weights": ""}):
+    with spell_options({"random_weights": "", "rebuild": "--overwrite"}):
         result = run_build(plan.build, plan.folder, rebuild=request.overwrite, listener=listener)
     return replace(result, notes=(*result.notes, *plan.notes))
 

@@ -25,7 +25,7 @@ from winml.modelkit.report.result import Result
 from winml.modelkit.tags import address
 from winml.modelkit.tags.address import ModuleIdentity
 from winml.modelkit.verdicts import Verdict
-from winml.modelkit.words import percent_words
+from winml.modelkit.words import percent_words, sqnr_words
 
 if TYPE_CHECKING:
     from winml.modelkit.compare.proof.execution import ExecutedModule, RunTimes
@@ -295,6 +295,12 @@ class ProofReplay(ModelComparison, document="compare.table:comparison_document")
             if (name := output.fidelity.name) in before and is_loss(before[name], output.fidelity.sqnr_db, limit)
         }
 
+    def quality_words(self, name: str) -> str:
+        """Return the SQNR of an output, or the reason why it cannot be compared, such as NaN."""
+        found = (output.fidelity for output in self.outputs if output.fidelity.name == name)
+        fidelity = next(found, None)
+        return "a missing output" if fidelity is None else fidelity.problem or sqnr_words(fidelity.sqnr_db)
+
     @property
     def origin_of_loss(self) -> ComparedModule | None:
         """Module in which the error has grown since the proof was made; ``None`` if unknown."""
@@ -456,8 +462,8 @@ class ModuleChange(Record):
     tag: str
     class_name: str = field(metadata=entry("class"))
     own_error: tuple[float, float] | None = None
-    """Part of its relative error that its inputs do not explain, before and after; ``None`` if it has not doubled or
-    halved."""
+    """Part of its relative error that its inputs do not explain, before and after, infinite for NaN; ``None`` if it has
+    not doubled or halved."""
     nodes: Mapping[str, BeforeAfter] = field(default_factory=dict)
     """Operator → nodes of the file, before and after."""
     kernels: Mapping[str, BeforeAfter] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from winml.modelkit.errors import UsageError, WinMLError, opt
+from winml.modelkit.errors import CheckpointError, UsageError, WinMLError, opt
 from winml.modelkit.export.config import (
     ExporterUse,
     WinMLExportConfig,
@@ -35,7 +35,7 @@ from winml.modelkit.models.caches.inputs import PAST_KEY
 from winml.modelkit.models.live_module import ExampleInputs, loaded_from_module
 from winml.modelkit.models.parts import LoadedModel, ModelPart
 from winml.modelkit.models.programs import open_program
-from winml.modelkit.models.request import CHECKPOINT_KINDS, ModelRequest, processor_folder
+from winml.modelkit.models.request import CHECKPOINT_KINDS, ModelRequest, processor_folder, resolve_source
 from winml.modelkit.models.state_restoration import restored_module_state, restored_process_state
 from winml.modelkit.onnx.files.named_paths import restored_working_directory
 from winml.modelkit.onnx.files.output_files import OutputFiles, recover, refuse_existing
@@ -196,7 +196,17 @@ class HTPExporter:
         def load() -> tuple[LoadedModel, ExporterUse]:
             nonlocal parts
             lowered = self.handover is not None and self.handover.lowers_precision
-            loaded, use = load_for_export(request, self.config, is_handed_over=lowered, check=self.check)
+            try:
+                loaded, use = load_for_export(request, self.config, is_handed_over=lowered, check=self.check)
+            except UsageError as error:
+                if graphs is None or resolve_source(request).kind != "script":
+                    raise
+                # The options are those of the build, so that only another model may contradict them.
+                classes = ", ".join(dict.fromkeys(str(graph.source["class"]) for graph in graphs.values()))
+                raise CheckpointError(
+                    f"{request.model} does not fit a build of {classes}: {error.message}",
+                    hint="Only weights may differ. winml build builds another architecture.",
+                ) from error
             parts = loaded.parts
             return replace(loaded, model_notes=(*notes, *loaded.model_notes)), use
 

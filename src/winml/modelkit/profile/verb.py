@@ -162,8 +162,11 @@ def _refuse_combinations(request: PerfRequest) -> None:
         option = spell("module" if request.module is not None else "generation")
         refuse_stated(request, ("report",), f"{{}} has no effect with {option}", "Omit it; -o writes the numbers.")
     if request.by_module:
-        if request.memory:
-            refuse_stated(request, ("baseline",), f"{{}} has no effect with {opt.memory}", "Use one of them.")
+        if request.memory and request.baseline is not None:
+            raise UsageError(
+                f"{opt.by_module} {opt.memory} measures one model, and {request.baseline} is a second one",
+                hint="Measure each model alone.",
+            )
         for name in ("group", "top"):
             if request.depth is not None and (value := getattr(request, name)) is not None:
                 raise UsageError(

@@ -1,7 +1,8 @@
 """Selection of the modules that stay float32 in the smallest file of 16-bit floats, for a quality.
 
 Modules are selected on other samples than the file is judged on; the selected list is measured on the samples of the
-file, and the search is repeated with a stricter target if it misses the quality there.
+file, and the search is repeated with a stricter target if it misses the quality there. At the end, modules are
+quantized again while the file still has the quality.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from winml.modelkit.quantize.quantized_variants import (
 )
 from winml.modelkit.quantize.records import BudgetChoice, BudgetSearch, BudgetTrial
 from winml.modelkit.quantize.sensitivity_records import ExcludeList, FidelityTarget, MeasuredVariant, MetricTarget
+from winml.modelkit.tags import address
 from winml.modelkit.words import count_noun, size_words, sqnr_words
 
 
@@ -93,6 +95,15 @@ def choose_excluded(
     if not listed.is_met or listed.form.file_bytes >= float_bytes:
         runs, worst = listed.form.runs, listed.form.worst
         best = "" if worst is None or not runs else f"; the best reaches {sqnr_words(worst.lower_db)}"
+        if not runs:
+            # No limit of a finite quality helps.
+            failing = [row for row in study.rows() if row.form is not None and row.problem]
+            inner = max(failing, key=lambda row: address.depth(row.tag), default=None)
+            name = "" if inner is None else inner.path or inner.tag
+            raise VerificationError(
+                f"{listed.form.problem}{f', also with {name} alone in {options.base.name}' if name else ''}",
+                hint=f"Keep {name or 'the model'} in float32.",
+            )
         if listed.is_met:
             best = f"; the smallest has {size_words(listed.form.file_bytes)}, the source {size_words(float_bytes)}"
         quality = target.words if budget.max_drop is not None else f"{opt.min_sqnr} {target.value:g}"

@@ -72,6 +72,15 @@ def list_parts(
             inner = dict.fromkeys(owners[node.name] for node in nodes if owners[node.name] != tag)
             parts.append(ModulePart(module, "own nodes", own_nodes, is_unit=True, inner=tuple(inner)))
     if not any(part.nodes for part in parts):
+        if depth is not None and selector is not None:
+            deeper = _select_modules(modules, None, selector)
+            inner = [tag for tag in deeper if any(address.is_within(node.tag, tag) for node in planned)]
+            if inner:
+                least = min(map(address.depth, inner))
+                raise UsageError(
+                    f"{opt.module} {selector}: has no module with a node to quantize up to {opt.depth} {depth}",
+                    hint=f"Set {opt.depth} {least} or more, or omit it.",
+                )
         raise UsageError(
             (f"{opt.module} {selector}" if selector else "the modules of the file") + ": no node can be quantized",
             hint="Select modules with weights; winml inspect shows the tree.",

@@ -79,9 +79,14 @@ class _ExcludeSearch:
     units: Sequence[_Unit]
     """In descending order of sensitivity; at least one that saves bytes is quantized."""
     target: FidelityTarget | MetricTarget
+    """Target of the search, which may be stricter than :attr:`requested`."""
+    requested: FidelityTarget | MetricTarget
+    """Target that the trials are recorded with."""
     measure: Callable[[Sequence[ModulePart]], MeasuredVariant]
     """Measures the model with some parts in float."""
     trials: list[Trial] = field(default_factory=list)
+    where: str = ""
+    """Samples of the measurements in the description of a trial, if not those of the search."""
     _lists: list[_ExcludeTrial] = field(default_factory=list)
 
     def find(self) -> _ExcludeTrial:
@@ -95,6 +100,16 @@ class _ExcludeSearch:
         if not most or not self._try_units(most, f"all but {least.name} in float").is_met:
             return max(self._lists, key=lambda exclusion: self.target.quality(exclusion.variant))
         self._remove_needless(self._bisect_size())
+        return self._select_smallest()
+
+    def shorten(self, excluded: tuple[_Unit, ...], variant: MeasuredVariant) -> _ExcludeTrial:
+        """Quantize modules of a list that meets the target again, while it is met."""
+        self._lists[:] = [_ExcludeTrial(excluded, variant, is_met=True)]
+        self._remove_needless(self._lists[0])
+        return self._select_smallest()
+
+    def _select_smallest(self) -> _ExcludeTrial:
+        """Select the smallest file that meets the target; of nearly equal files, the shortest list."""
         reaching = [exclusion for exclusion in self._lists if exclusion.is_met]
         smallest = min(exclusion.variant.file_bytes for exclusion in reaching)
         near = (tried for tried in reaching if tried.variant.file_bytes <= smallest * (1 + 1 / _NEAREST))
@@ -107,7 +122,7 @@ class _ExcludeSearch:
 
     def _bisect_size(self) -> _ExcludeTrial:
         """Find the additional size within which some modules in float meet the target, by bisection."""
-        best = self._lists[-1]
+        best = self._lists[1]  # all but one module in float
         low, high = 0, sum(unit.cost_bytes for unit in best.excluded)
         nearest = max(best.variant.file_bytes // _NEAREST, 1)
         while high - low > nearest:
@@ -129,29 +144,32 @@ class _ExcludeSearch:
         waiting = [[unit for _, unit in ranked]]
         while waiting:
             group = waiting.pop()
-            if len(group) < len(best.excluded):  # the empty list was measured first
-                fewer = tuple(unit for unit in best.excluded if unit not in group)
-                names = group[0].name if len(group) == 1 else f"{len(group)} modules"
-                if (tried := self._try_units(fewer, f"{names} quantized again")).is_met:
-                    best = tried
-                    continue
+            fewer = tuple(unit for unit in best.excluded if unit not in group)
+            names = group[0].name if len(group) == 1 else f"{len(group)} modules"
+            if (tried := self._try_units(fewer, f"{names} quantized again{self.where}")).is_met:
+                best = tried
+                continue
             if len(group) > 1:
                 middle = len(group) // 2
                 waiting += [group[middle:], group[:middle]]
 
     def _try_units(self, excluded: tuple[_Unit, ...], description: str) -> _ExcludeTrial:
-        """Measure the model with some units in float, and record the trial."""
+        """Measure the model with some units in float, and record the trial, or return an earlier one."""
+        if (earlier := next((tried for tried in self._lists if tried.excluded == excluded), None)) is not None:
+            return earlier
         variant = self.measure([unit.part for unit in excluded])
         # The float model meets every target, and is no answer.
         is_float = bool(excluded) and all(unit in excluded for unit in self._saving)
         exclusion = _ExcludeTrial(excluded, variant, not is_float and self.target.is_met(variant))
         self._lists.append(exclusion)
-        self.trials.append(Trial(len(excluded), description, variant, exclusion.is_met))
+        is_met = not is_float and self.requested.is_met(variant)
+        self.trials.append(Trial(len(excluded), description, variant, is_met))
         return exclusion
 
 
 _OTHER_SAMPLES = 500_009
 """Added to the seed: the search uses these samples, and the result is judged on the samples of the other commands."""
+_JUDGED = ", on the samples of the result"
 _SEARCHES = 5
 """Maximum number of searches, each with a stricter target, until the list meets the target on the samples that it is
 judged on. Chosen: earlier measurements are reused, and most lists meet the target at the first or second search."""
@@ -289,6 +307,7 @@ class ModuleStudy:
                 for unit in units
             ],
             target=target,
+            requested=target,
             measure=lambda some: self._measure_excluding(some, units, self.selecting),
         )
         exclusion = search.find()
@@ -304,6 +323,17 @@ class ModuleStudy:
             exclusion = search.find()
             excluded = self._add_weightless([unit.part for unit in exclusion.excluded], units)
             judged = self._measure_excluding(excluded, units, self.variants)
+        if self.variants is not self.selecting and target.is_met(judged):
+            # The search was stricter than requested, or its samples harder.
+            final = replace(
+                search,
+                target=target,
+                measure=lambda some: self._measure_excluding(self._add_weightless(some, units), units, self.variants),
+                where=_JUDGED,
+            )
+            exclusion = final.shorten(exclusion.excluded, judged)
+            excluded = self._add_weightless([unit.part for unit in exclusion.excluded], units)
+            judged = exclusion.variant
         return ExcludeList(
             target=target,
             is_met=target.is_met(judged),

@@ -75,7 +75,7 @@ def parse_target(text: str) -> FidelityTarget:
     name, equals, number = (part.strip() for part in text.partition("="))
     metric = next((metric for metric in metrics if metric == name), None)
     if metric is None or not equals:
-        guess = nearest(name, metrics)
+        guess = nearest(name, metrics) if equals else None
         raise UsageError(
             f"{opt.target} {text!r}: {f'no metric is named {name!r}' if equals else 'expected METRIC=NUMBER'}",
             hint=f"{f'Did you mean {guess}? ' if guess else ''}Metrics: {', '.join(metrics)}, for example sqnr_db=30. "

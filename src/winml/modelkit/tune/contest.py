@@ -182,10 +182,12 @@ class Contest:
             candidate.name: facts.peak_bytes for candidate in self.plan if (facts := self.state.facts(candidate.name))
         }
         least = min(peaks, key=lambda name: peaks[name])
+        winner = self.folder / TUNED_NAME
+        earlier = f" {winner} is the winner of an earlier tuning, with other limits." if winner.exists() else ""
         raise MeasureError(
             f"{opt.max_peak} {self.options.max_peak}: no candidate within the quality limit stays within it; the least "
             f"of all, {least}, takes {size_words(peaks[least])}",
-            hint=f"Raise {opt.max_peak}, or lower the quality limit: measured candidates are kept.",
+            hint=f"Raise {opt.max_peak}, or lower the quality limit: measured candidates are kept.{earlier}",
         )
 
     def _find_candidate(self, name: str) -> Candidate:

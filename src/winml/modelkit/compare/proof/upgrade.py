@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pydantic
 
-from winml.modelkit.compare.fidelity import LOSS_DB, ROUNDING, is_loss
+from winml.modelkit.compare.fidelity import LOSS_DB, ROUNDING, ROUNDING_DB, is_loss
 from winml.modelkit.compare.proof.execution import ExecutedModule, RunTimes
 from winml.modelkit.compare.proof.records import ProofBase
 from winml.modelkit.compare.records import ModuleChange, UpgradeCheck, changed_counts
@@ -73,8 +73,14 @@ def read_baseline(path: Path) -> Baseline:
     """Read the JSON of an earlier verification.
 
     Raises:
-        InputError: the file is missing or damaged, or is another JSON.
+        UsageError: there is no such file.
+        InputError: the file is damaged, or is another JSON.
     """
+    if not path.exists():
+        raise UsageError(
+            f"{opt.baseline} {path}: no such file",
+            hint=f"Write it in the other environment: winml verify FOLDER -f json > {path.name}",
+        )
     try:
         return parse_options(Baseline, read_json_file(path), str(path))
     except (WinMLError, OSError, ValueError) as error:
@@ -155,10 +161,9 @@ def _judge_quality(result: ProofReplay, baseline: Baseline) -> Verdict:
         before, after = output.sqnr_db, _sqnr_db(result, output.name)
         if output.problem or before is None or (after is not None and not is_loss(before, after)):
             continue
-        words = "no comparable value" if after is None else sqnr_words(after)
-        losses.append(f"{output.name} from {sqnr_words(before)} to {words}")
+        losses.append(f"{output.name} from {sqnr_words(before)} to {result.quality_words(output.name)}")
     reason = ", ".join(losses) or f"{count_noun(len(baseline.outputs), 'output')} compared"
-    return Verdict.of("no error of an output has doubled", not losses, reason)
+    return Verdict.of(f"no output has lost {LOSS_DB:g} dB and fallen below {ROUNDING_DB:g} dB", not losses, reason)
 
 
 def _judge_placement(
@@ -259,12 +264,15 @@ def _changed_ms(before: RunTimes | None, after: RunTimes | None, least_ms: float
 
 
 def _changed_errors(result: ProofReplay, baseline: Baseline) -> dict[str, tuple[float, float]]:
-    """Tag → own error before and after, of modules whose error has doubled or halved, beyond rounding."""
+    """Tag → own error before and after, of modules whose error has doubled or halved, beyond rounding.
+
+    The error of a module that now has NaN or infinity is infinite.
+    """
     before = {(module.tag, module.call): module.own_error for module in baseline.modules or ()}
     changed: dict[str, tuple[float, float]] = {}
     for module in result.modules or ():
         earlier, now = before.get((module.identity.tag, module.identity.call)), module.own_error
-        if earlier is None or now is None or not math.isfinite(now):
+        if earlier is None or now is None:
             continue
         if max(earlier, now) > ROUNDING and max(earlier, now) > _GROWTH * min(earlier, now):
             changed.setdefault(module.identity.tag, (earlier, now))

@@ -21,6 +21,7 @@ from winml.modelkit.models.checkpoints.adapters import Adapter, LoraPair
 from winml.modelkit.models.checkpoints.deferred_tensors import DeferredTensor, deferred_entries
 from winml.modelkit.onnx.coded_weights import CodedTensor
 from winml.modelkit.onnx.lora_branches import LoraBranch, lora_names
+from winml.modelkit.options import nearest
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -234,10 +235,12 @@ def _check_pair(adapter: Adapter, model: nn.Module, path: str, pair: LoraPair) -
     """
     target = _module_path(model, path)
     if target is None:
-        base = f": {adapter.base_name}" if adapter.base_name else ""
+        base = f", which names {adapter.base_name} as its base model," * bool(adapter.base_name)
+        guess = nearest(path, [name for name, _ in model.named_modules()])
         raise adapter.error(
-            f"{type(model).__name__} has no module {path!r}",
-            f"The adapter was trained on another model{base}. Pass that one, or an adapter of this one.",
+            f"{type(model).__name__} has no module {path!r}{f'; the nearest is {guess!r}' if guess else ''}",
+            f"The adapter{base} was trained on a model with this module: pass the model as it was then, or an adapter "
+            "of this one.",
         )
     module, attribute = _find_weight(model, path)
     kinds = (nn.Linear, nn.Embedding, nn.MultiheadAttention, *_CONVOLUTIONS)
