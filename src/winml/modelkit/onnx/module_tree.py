@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx
 
 from winml.modelkit import metadata_keys
-from winml.modelkit.onnx.files.repeated_keys import merge_node_keys
+from winml.modelkit.onnx.files.reading import merge_node_keys
 from winml.modelkit.tags import address
 from winml.modelkit.tags.dialects import Metadata, NamedNode, Scope, TreeSource, read_scopes
 from winml.modelkit.tags.selector import ModuleAddress, recorded_modules

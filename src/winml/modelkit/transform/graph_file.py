@@ -28,12 +28,11 @@ from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, FLOAT_SOURCE_K
 from winml.modelkit.onnx.contexts import refuse_compiled
 from winml.modelkit.onnx.files.content_digest import content_digest
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
-from winml.modelkit.onnx.files.graph_reading import graph_of, load_by_reference
+from winml.modelkit.onnx.files.graph_reading import graph_of, load_by_reference, merge_duplicate_keys
 from winml.modelkit.onnx.files.output_files import ExportPaths, OutputFiles, recover, refuse_inputs
 from winml.modelkit.onnx.files.placing import external_files, place_copy
 from winml.modelkit.onnx.files.reading import inline_functions, read_structure, reading_graph
 from winml.modelkit.onnx.files.recovery import State, file_state, temporary_folder
-from winml.modelkit.onnx.files.repeated_keys import merge_duplicate_keys
 from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.onnx.fingerprint import is_normalized, stamp
 from winml.modelkit.onnx.stage import StageResult

@@ -15,11 +15,10 @@ import onnx_ir as ir
 
 from winml.modelkit.errors import InputError, MissingOutputError, opt
 from winml.modelkit.onnx.files import output_files
-from winml.modelkit.onnx.files.graph_reading import read_foreign
+from winml.modelkit.onnx.files.graph_reading import MergedKeys, read_foreign
 from winml.modelkit.onnx.files.placing import data_names, external_files, place_data
 from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.files.recovery import State, file_state
-from winml.modelkit.onnx.files.repeated_keys import MergedKeys
 from winml.modelkit.onnx.files.writing import rewrite_metadata
 from winml.modelkit.onnx.function_inlining import module_functions
 from winml.modelkit.tags.carry.carrying import CarryReport, carry_tags

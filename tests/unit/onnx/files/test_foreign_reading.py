@@ -13,9 +13,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from winml.modelkit.errors import InputError
-from winml.modelkit.onnx.files.graph_reading import load_by_reference, load_foreign, read_foreign
+from winml.modelkit.onnx.files.graph_reading import load_by_reference, load_foreign, merge_duplicate_keys, read_foreign
 from winml.modelkit.onnx.files.reading import reading_graph
-from winml.modelkit.onnx.files.repeated_keys import merge_duplicate_keys
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor
 
 

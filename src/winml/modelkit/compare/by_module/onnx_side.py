@@ -22,9 +22,8 @@ from winml.modelkit.metadata_keys import MODULE_KEY, TAG_KEY
 from winml.modelkit.onnx.contents import PlacedNode, read_contents
 from winml.modelkit.onnx.contexts import refuse_compiled_modules
 from winml.modelkit.onnx.cutting import ModuleParts, Refusal
-from winml.modelkit.onnx.files.graph_reading import graph_of
+from winml.modelkit.onnx.files.graph_reading import graph_of, merge_duplicate_keys
 from winml.modelkit.onnx.files.reading import read_structure
-from winml.modelkit.onnx.files.repeated_keys import merge_duplicate_keys
 from winml.modelkit.onnx.module_tree import OnnxTree, read_tree
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.onnx.validity import refuse_cycles

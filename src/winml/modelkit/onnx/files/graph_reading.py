@@ -6,19 +6,26 @@ Errors of ``onnx_ir`` about a file are converted here only. Weights stay where t
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
 
 from winml.modelkit import metadata_keys
 from winml.modelkit.errors import InputError
-from winml.modelkit.onnx.files.reading import read_referring, read_structure, reading_graph
+from winml.modelkit.onnx.contexts import proto_nodes
+from winml.modelkit.onnx.files.reading import (
+    merge_node_keys,
+    read_referring,
+    read_structure,
+    reading_graph,
+    replace_metadata,
+)
 from winml.modelkit.onnx.files.recovery import temporary_folder
-from winml.modelkit.onnx.files.repeated_keys import MergedKeys, merge_duplicate_keys
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.onnx.function_inlining import inline_module_functions
@@ -79,6 +86,42 @@ def _check_tensor(tensor: Any) -> None:
         raise ValueError(f"tensor {name!r} has {len(stored)} bytes, but its shape {list(sizes)} needs {tensor.nbytes}")
     if isinstance(tensor, ir.ExternalTensor) and ((tensor.offset or 0) < 0 or (tensor.length or 0) < 0):
         raise ValueError(f"tensor {name!r} lies at byte {tensor.offset} of its data file, with length {tensor.length}")
+
+
+class MergedKeys(NamedTuple):
+    """Merged duplicate keys of a file; false if there were none."""
+
+    nodes: int
+    """Number of nodes that had a key several times."""
+    model_keys: tuple[str, ...]
+    """Keys that the model had several times."""
+
+    def __bool__(self) -> bool:
+        """Return True if anything was merged."""
+        return bool(self.nodes or self.model_keys)
+
+    def notes(self) -> tuple[str, ...]:
+        """Describe the merged keys, one sentence each."""
+        nodes = (f"{self.nodes} node(s) had a metadata key several times: merged.",) if self.nodes else ()
+        keys = ", ".join(self.model_keys)
+        return (*nodes, f"The model had {keys} several times: the last was used.") if keys else nodes
+
+
+def merge_duplicate_keys(model: onnx.ModelProto) -> MergedKeys:
+    """Merge the duplicate metadata keys of the model and of every node, in place.
+
+    Some builds of ONNX Runtime copy the metadata of all fused nodes into the new node, so that a key occurs several
+    times; readers then use one of the values.
+
+    Different tags become the tag of the common module, with source ``merged``, the list of modules, and the module path
+    if the file records it. For other keys the last value is used; torch's keys are dropped if their values differ.
+    """
+    model_counts = Counter(entry.key for entry in model.metadata_props)
+    model_keys = tuple(key for key, count in model_counts.items() if count > 1)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    if model_keys:
+        replace_metadata(model, metadata)
+    return MergedKeys(merge_node_keys(proto_nodes(model), metadata), model_keys)
 
 
 def load_foreign(path: str | os.PathLike[str]) -> ir.Model:

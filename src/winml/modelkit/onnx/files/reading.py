@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import errno
 import functools
+import json
 import mmap
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -24,11 +26,14 @@ import onnx
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from winml.modelkit import metadata_keys
 from winml.modelkit.errors import InputError, ModelPathError, error_chain, first_line
 from winml.modelkit.metadata_keys import FUNCTION_DOMAIN
 from winml.modelkit.onnx.files.foreign_names import name_problem
 from winml.modelkit.onnx.files.named_paths import record_read
 from winml.modelkit.onnx.files.wire_format import LENGTH_DELIMITED, WireError, varint, walk_fields
+from winml.modelkit.tags import address
+from winml.modelkit.tags.selector import recorded_modules
 
 MIN_SKIPPED_BYTES = 4096
 """Messages below this size are read completely, including values. Chosen: one page. Shapes and axes, which shape
@@ -358,3 +363,53 @@ def check_data_file(folder: Path, name: str, needed_bytes: int = 0) -> DataFile:
         return DataFile(path, None, "outside" if problem in ("no name", "outside") else "missing")
     size_bytes = path.stat().st_size
     return DataFile(path, size_bytes, "cut off" if size_bytes < needed_bytes else None)
+
+
+def merge_node_keys(nodes: Iterable[onnx.NodeProto], metadata: Mapping[str, str]) -> int:
+    """Merge the duplicate metadata keys of nodes, in place; return the number of nodes that had any.
+
+    Args:
+        nodes: The nodes.
+        metadata: Metadata of the model.
+    """
+    repeated = [node for node in nodes if len({entry.key for entry in node.metadata_props}) < len(node.metadata_props)]
+    modules = {module.tag: module.path for module in recorded_modules(metadata) or ()} if repeated else {}
+    for node in repeated:
+        replace_metadata(node, _merge_metadata(node, modules))
+    return len(repeated)
+
+
+def replace_metadata(holder: onnx.ModelProto | onnx.NodeProto, metadata: Mapping[str, str]) -> None:
+    """Replace all metadata of a model or a node, in place."""
+    del holder.metadata_props[:]
+    for key, value in metadata.items():
+        holder.metadata_props.add(key=key, value=value)
+
+
+def _merge_metadata(node: onnx.NodeProto, modules: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata of a node with each key once; different tags become the tag of the common module."""
+    values: dict[str, list[str]] = defaultdict(list)
+    for entry in node.metadata_props:
+        values[entry.key].append(entry.value)
+    merged = {
+        key: key_values[-1]
+        for key, key_values in values.items()
+        if len(set(key_values)) == 1 or not key.startswith(metadata_keys.TORCH_PREFIX)
+    }
+    if len(set(values[metadata_keys.TAG_KEY])) < 2:
+        return merged
+    try:
+        tag = merged[metadata_keys.TAG_KEY] = address.common_ancestor(values[metadata_keys.TAG_KEY])
+    except ValueError:
+        # Not a valid tag; carrying the tags later finds the node untagged.
+        del merged[metadata_keys.TAG_KEY]
+        return merged
+    merged[metadata_keys.SOURCE_KEY] = "merged"
+    merged[metadata_keys.MODULES_KEY] = json.dumps(sorted(set(values[metadata_keys.MODULE_KEY])), ensure_ascii=False)
+    for key in (metadata_keys.DEPTH_KEY, metadata_keys.MODULE_KEY, metadata_keys.NAMESPACE_KEY):
+        merged.pop(key, None)
+    if tag in modules:
+        # If the file does not record it, the transfer of tags writes it from the original model.
+        merged[metadata_keys.MODULE_KEY] = modules[tag]
+        merged[metadata_keys.DEPTH_KEY] = str(address.depth(tag))
+    return merged
