@@ -46,6 +46,7 @@ IN_ONE_PROCESS = (
     ("config", "-m", "decoder", "-o", "config.json"),
     ("export", "-m", f"{nets}:good", "-o", "exported.onnx", "--proof"),
     ("verify", "exported.onnx"),
+    ("view", "chain.onnx", "-o", "page.html"),
     ("build", "-m", "decoder", "-o", "built", "--level", "none", "--no-verify", "--refittable"),
     ("refit", "built", "--weights", "decoder", "-o", "refitted"),
     ("generate", "built", "-p", PROMPT, "--max-new-tokens", "2"),

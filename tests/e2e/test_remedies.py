@@ -64,7 +64,6 @@ REMEDIES = (
     Remedy("optimize -m file.onnx -o o.onnx --ep qnn --enable-gelu-fusion", "(--opset 20)"),
     Remedy("compile -m file.onnx -o c.onnx --ep cpu --ep-options a=b", "Omit (--ep-options)"),
     Remedy("compile -m file.onnx -o there.onnx --ep cpu", "Use (--overwrite)"),
-    Remedy("perf plain.onnx --iterations 2", FIXED_SIZES),
     Remedy("export -m file.onnx -o fixed-sizes.onnx", FIXED_SIZES),
     Remedy("perf file.onnx --iterations 2 --device npu --ep cpu", "Omit (--device)"),
     Remedy("perf file.onnx --iterations 2 --depth 2", "Add (--by-module)"),

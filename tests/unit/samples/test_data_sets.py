@@ -264,7 +264,7 @@ def test_missing_package_is_reported_with_its_installation(tmp_path: Path, monke
 
 def test_guide_lists_the_known_column_names() -> None:
     """Every role, with its names in order."""
-    guide = (REPOSITORY / "docs" / "guide" / "data_sets.md").read_text(encoding="utf-8")
+    guide = (REPOSITORY / "docs" / "reference" / "data_sets.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", guide, re.MULTILINE))
     assert {role: list(names) for role, names in ROLE_COLUMNS.items()} == {
         role: re.findall(r"`(\w+)`", names) for role, names in rows.items()

@@ -74,9 +74,9 @@ def list_parts(
     if not any(part.nodes for part in parts):
         if depth is not None and selector is not None:
             deeper = _select_modules(modules, None, selector)
-            inner = [tag for tag in deeper if any(address.is_within(node.tag, tag) for node in planned)]
-            if inner:
-                least = min(map(address.depth, inner))
+            measurable = [tag for tag in deeper if any(address.is_within(node.tag, tag) for node in planned)]
+            if measurable:
+                least = min(map(address.depth, measurable))
                 raise UsageError(
                     f"{opt.module} {selector}: has no module with a node to quantize up to {opt.depth} {depth}",
                     hint=f"Set {opt.depth} {least} or more, or omit it.",
