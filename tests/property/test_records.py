@@ -22,6 +22,7 @@ from architecture.sources import imports, modules
 from winml.modelkit import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.builds.manifest_records import BuildManifest
 from winml.modelkit.onnx.specs import DynamicDimension
+from winml.modelkit.profile.latency import LatencyResult
 from winml.modelkit.records import Record, record_keys
 from winml.modelkit.tags.torch_modules import CallTrace
 from winml.modelkit.tags.tree import ModuleTree
@@ -95,6 +96,9 @@ def _instances(kind: Any) -> st.SearchStrategy[Any]:
         words = st.text(max_size=4)
         decided = st.builds(Verdict.of, words, st.booleans(), words)
         return decided | st.builds(Verdict.undecided, words, words, st.text(min_size=1, max_size=4))
+    if kind is LatencyResult:  # times are positive and finite
+        times = st.floats(1e-3, 1e6)
+        return st.builds(LatencyResult, st.lists(times, min_size=1, max_size=3).map(tuple), times)
     hints = typing.get_type_hints(kind, localns=dict(CLASSES))
     fields = {item.name: hints[item.name] for item in dataclasses.fields(kind) if item.init}
     # A record that contains records of its class ends at the first.

@@ -151,6 +151,7 @@ def test_applied_puts_torch_back() -> None:
 @pytest.mark.parametrize("logs", [True, False])
 def test_applied_puts_torch_back_after_an_error(inlines: bool, logs: bool) -> None:
     """The settings of torch, default or not, are restored also after an error."""
+    initial = torch._C._jit_get_inline_everything_mode(), torch._C._jit_is_onnx_log_enabled()
     torch._C._jit_set_inline_everything_mode(inlines)
     torch._C._jit_set_onnx_log_enabled(logs)
     try:
@@ -159,8 +160,8 @@ def test_applied_puts_torch_back_after_an_error(inlines: bool, logs: bool) -> No
             raise ZeroDivisionError
         assert before == private_places()
     finally:
-        torch._C._jit_set_inline_everything_mode(True)
-        torch._C._jit_set_onnx_log_enabled(False)
+        torch._C._jit_set_inline_everything_mode(initial[0])
+        torch._C._jit_set_onnx_log_enabled(initial[1])
 
 
 @pytest.mark.filterwarnings("ignore:The feature will be removed:DeprecationWarning")
