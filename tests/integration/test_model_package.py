@@ -18,7 +18,7 @@ from transformers import AutoModel
 
 from checkpoints import save_checkpoint
 from e2e.in_process import run_here
-from winml.modelkit import build_package
+from winml.modelkit import build_package, file_names
 from winml.modelkit.builds.found_models import onnx_file
 from winml.modelkit.builds.layouts import package
 from winml.modelkit.builds.package_writing import PackageContent, write_package
@@ -117,7 +117,7 @@ def test_package_is_a_model_of_every_command(built: tuple[Path, dict[str, Any]],
 
 def test_package_without_the_cpu_names_its_variants(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder = shutil.copytree(built[0], tmp_path / "bert")
-    path = folder / "model" / package.COMPONENT_NAME
+    path = folder / "model" / file_names.PACKAGE_COMPONENT_NAME
     record = json.loads(path.read_text(encoding="utf-8"))
     del record["variants"]["cpu"]
     path.write_text(json.dumps(record), encoding="utf-8")

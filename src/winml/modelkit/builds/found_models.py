@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml.modelkit import file_names
-from winml.modelkit.builds.opened_packages import package_files
 from winml.modelkit.errors import CheckpointError, InputError, ModelPathError, UsageError, opt
 from winml.modelkit.models.checkpoints.companion_files import companion_files
 from winml.modelkit.models.checkpoints.hub import hub_file
@@ -303,8 +302,12 @@ def _model_folder(folder: Path) -> Path:
     winner = folder / file_names.TUNED_NAME
     if (folder / file_names.TUNE_RESULT_NAME).is_file() and winner.is_dir():
         return winner
-    files = package_files(folder)
-    if not files:
+    names = (folder / file_names.PACKAGE_MANIFEST_NAME, folder.parent / file_names.PACKAGE_COMPONENT_NAME)
+    if not any(path.is_file() for path in names):
+        return folder
+    from winml.modelkit.builds.opened_packages import package_files
+
+    if not (files := package_files(folder)):
         return folder
     status = [file.stat() for file in files.values()]
     return _copy_files(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from winml.modelkit import file_names
 from winml.modelkit.builds.layouts import package
 from winml.modelkit.errors import InputError, ModelPathError
 from winml.modelkit.file_names import MODEL_SUFFIX
@@ -31,14 +32,16 @@ def package_files(folder: Path) -> Mapping[str, Path]:
         ModelPathError: the package has no variant for the CPU; names its variants.
         InputError: the package is damaged.
     """
-    is_variant = (folder.parent / package.COMPONENT_NAME).is_file()
+    is_variant = (folder.parent / file_names.PACKAGE_COMPONENT_NAME).is_file()
     root = folder.parent.parent if is_variant else folder
     components = _components(root)
     if is_variant:
         components = {name: path for name, path in components.items() if path == folder.parent.name}
     files: dict[str, Path] = {}
     for name, path in components.items():
-        entries = _read_variants(file_within(root, f"{path}/{package.COMPONENT_NAME}", f"{root}: component {name!r}"))
+        entries = _read_variants(
+            file_within(root, f"{path}/{file_names.PACKAGE_COMPONENT_NAME}", f"{root}: component {name!r}")
+        )
         entry = next(
             (
                 entry
@@ -67,7 +70,7 @@ def _variant_files(root: Path, name: str, path: str, entry: Mapping[str, Any]) -
         directory, runtime = entry["variant_directory"], entry["executor_info"]["ort"]
         model_name, weights = runtime["model_file"], runtime.get("session_options", {}).get(package.WEIGHTS_OPTION)
     except (KeyError, TypeError, AttributeError) as error:
-        raise _damaged(root / path / package.COMPONENT_NAME) from error
+        raise _damaged(root / path / file_names.PACKAGE_COMPONENT_NAME) from error
     source = f"{root}: component {name!r}"
     model = file_within(root, f"{path}/{directory}/{model_name}", source)
     data = root / package.shared_folder(str(weights)) if weights else model.parent
@@ -78,7 +81,7 @@ def _variant_files(root: Path, name: str, path: str, entry: Mapping[str, Any]) -
 
 def _components(root: Path) -> dict[str, str]:
     """Return component → folder of a package; ``{}`` for a folder that is no package."""
-    path = root / package.MANIFEST_NAME
+    path = root / file_names.PACKAGE_MANIFEST_NAME
     if not path.is_file():
         return {}
     try:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from winml.modelkit import file_names
 from winml.modelkit.builds.build import BuildListener, identify_plan
 from winml.modelkit.builds.build_model import build_plan
 from winml.modelkit.builds.config import QuantSection
@@ -86,9 +87,11 @@ def plan_package(request: BuildRequest) -> PackagePlan:
             f"{opt.layout} {PACKAGE_NAME}: {request.model.model} may return another model for each variant",
             hint="Export it first (winml export … -o model.onnx), then build model.onnx.",
         )
-    manifest = request.output / package.MANIFEST_NAME
-    outputs = dict.fromkeys((package.MANIFEST_NAME, f"{ONLY_PART}/{package.COMPONENT_NAME}", MODEL_CARD_NAME), "")
-    refuse_input_as_output(request.output, identity.places, (package.MANIFEST_NAME,))
+    manifest = request.output / file_names.PACKAGE_MANIFEST_NAME
+    outputs = dict.fromkeys(
+        (file_names.PACKAGE_MANIFEST_NAME, f"{ONLY_PART}/{file_names.PACKAGE_COMPONENT_NAME}", MODEL_CARD_NAME), ""
+    )
+    refuse_input_as_output(request.output, identity.places, (file_names.PACKAGE_MANIFEST_NAME,))
     # A killed command has moved files that its manifest, which is moved last, will list.
     new_names = outputs.keys() - set(_earlier_files(request.output))
     refuse_existing([request.output / name for name in new_names], overwrite=is_waiting(manifest, [manifest]))
@@ -144,7 +147,7 @@ def run_package(plan: PackagePlan, listener: BuildListener = BuildListener()) ->
     """
     started = time.perf_counter()
     request = plan.request
-    recover([plan.folder / package.MANIFEST_NAME])
+    recover([plan.folder / file_names.PACKAGE_MANIFEST_NAME])
     earlier = _earlier_files(plan.folder)
     recover([plan.folder / name for name in earlier])
     results: dict[str, BuildResult] = {}
@@ -408,7 +411,7 @@ def _earlier_files(folder: Path) -> tuple[str, ...]:
     Raises:
         OutputExistsError: the folder has a ``manifest.json`` of another tool.
     """
-    path = folder / package.MANIFEST_NAME
+    path = folder / file_names.PACKAGE_MANIFEST_NAME
     if not os.path.lexists(path):
         return ()
     try:

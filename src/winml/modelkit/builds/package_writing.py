@@ -16,6 +16,7 @@ from typing import Any
 
 import onnx
 
+from winml.modelkit import file_names
 from winml.modelkit.builds.layouts import package
 from winml.modelkit.errors import WriteError
 from winml.modelkit.file_names import MODEL_CARD_NAME
@@ -135,7 +136,10 @@ def write_package(folder: Path, content: PackageContent, earlier: tuple[str, ...
     uri = package.directory_uri({name: _digest(file.pieces()) for name, file in data.items()})
     uris = {model.variant: uri for model in models if model.placed}
     with OutputFiles() as files:
-        for name in (package.MANIFEST_NAME, *(f"{part}/{package.COMPONENT_NAME}" for part in content.parts)):
+        for name in (
+            file_names.PACKAGE_MANIFEST_NAME,
+            *(f"{part}/{file_names.PACKAGE_COMPONENT_NAME}" for part in content.parts),
+        ):
             files.reserve(folder / name)  # moved after the files that they name, the manifest last
         for name, file in data.items():
             with files.reserve(folder / package.shared_folder(uri) / name).open("wb") as stream:
@@ -154,14 +158,14 @@ def write_package(folder: Path, content: PackageContent, earlier: tuple[str, ...
             shutil.copyfile(path, files.reserve(folder / name))
         for part in content.parts:
             record = package.component_record(part, content.variants, uris, content.facts)
-            files.write_json(folder / part / package.COMPONENT_NAME, record)
+            files.write_json(folder / part / file_names.PACKAGE_COMPONENT_NAME, record)
         by_variant = _variant_sizes(folder, models, files.written_sizes())
         card = content.card({name: own + shared for name, (own, shared) in by_variant.items()})
         files.write_text(folder / MODEL_CARD_NAME, card)
         names = {path.relative_to(folder.absolute()).as_posix() for path in files.written_sizes()}
-        names.add(package.MANIFEST_NAME)
+        names.add(file_names.PACKAGE_MANIFEST_NAME)
         manifest = package.manifest_record(content.name, content.parts, sorted(names), content.source)
-        files.write_json(folder / package.MANIFEST_NAME, manifest)
+        files.write_json(folder / file_names.PACKAGE_MANIFEST_NAME, manifest)
         refuse_existing([folder / name for name in names.difference(earlier)], overwrite=False)
         sizes = files.commit()
     _remove_files(folder, {*earlier} - names)

@@ -263,7 +263,7 @@ def run_planned_refit(plan: PlannedBuild, request: RefitRequest, listener: Build
     from winml.modelkit.builds.build import run_build
 
     plan.recover()
-    with spell_options({"random_weights": "", "rebuild": "--overwrite"}):
+    with spell_options({"random_weights": "", "rebuild": str(opt.overwrite)}):
         result = run_build(plan.build, plan.folder, rebuild=request.overwrite, listener=listener)
     return replace(result, notes=(*result.notes, *plan.notes))
 

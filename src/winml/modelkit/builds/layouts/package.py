@@ -18,8 +18,6 @@ from winml.modelkit.file_names import BUILT_MODEL_NAME, ONLY_PART
 from winml.modelkit.quantize.precisions import FLOAT16, INT4, INT8, W8A16
 from winml.modelkit.version import __version__
 
-MANIFEST_NAME, COMPONENT_NAME = "manifest.json", "component.json"
-"""Specified: file in the root of a package, and file in the folder of a component."""
 _SHARED_FOLDER = "shared_assets"
 """Specified: folder of the shared folders."""
 SHARED_DATA_NAME: Final = "weights.data"
