@@ -103,11 +103,12 @@ def test_part_of_a_build_within_a_size_stays_float(here: Path) -> None:
     assert 0 == run_here(*words, "-o", "float", "--no-verify").code
     encoder, decoder = ((here / "float" / f"{part}.onnx").stat().st_size for part in ("encoder", "decoder"))
     assert encoder != decoder
-    done = run_here(*words, "-o", "built", "--max-size", f"{(encoder + decoder) // 2}B")
+    limit = max(encoder, decoder) - 1000
+    done = run_here(*words, "-o", "built", "--max-size", f"{limit}B")
     assert 0 == done.code, done.err
     smaller, larger = ("encoder", "decoder") if encoder < decoder else ("decoder", "encoder")
     assert "MatMulNBits" not in operators(here / "built" / f"{smaller}.onnx")
-    assert (here / "built" / f"{larger}.onnx").stat().st_size <= (encoder + decoder) // 2
+    assert (here / "built" / f"{larger}.onnx").stat().st_size <= limit
     assert 2 == run_here(*words, "-o", "other", "--max-size", "1MB").code
     assert not (here / "other").exists()
 
