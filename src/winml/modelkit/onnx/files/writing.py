@@ -24,7 +24,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.external_data import CallbackInfo
 
-from winml.modelkit.errors import InternalError, WinMLError, WriteError, error_chain
+from winml.modelkit.errors import InternalError, WinMLError, WriteError, error_chain, first_line
 from winml.modelkit.file_names import DATA_DIGITS, data_path, numbered_data_path, unfinished_data_path
 from winml.modelkit.onnx.contents import data_location
 from winml.modelkit.onnx.contexts import context_file_attributes
@@ -120,7 +120,10 @@ def write_model(
         for cause in error_chain(error):
             if isinstance(cause, WinMLError):
                 raise cause from cause.__cause__
-        raise
+        raise WriteError(
+            f"cannot write {path}: the graph is invalid: {first_line(list(error_chain(error))[-1])}",
+            hint="The source may be damaged: create it again.",
+        ) from error
     except OSError as error:
         raise write_error(path, error) from error
 
