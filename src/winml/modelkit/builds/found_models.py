@@ -305,9 +305,9 @@ def _model_folder(folder: Path) -> Path:
     names = (folder / file_names.PACKAGE_MANIFEST_NAME, folder.parent / file_names.PACKAGE_COMPONENT_NAME)
     if not any(path.is_file() for path in names):
         return folder
-    from winml.modelkit.builds.opened_packages import package_files
+    from winml.modelkit.builds.opened_packages import opened_variant_files
 
-    if not (files := package_files(folder)):
+    if not (files := opened_variant_files(folder)):
         return folder
     status = [file.stat() for file in files.values()]
     return _copy_files(

@@ -118,24 +118,24 @@ def _table_line(cells: Sequence[str]) -> str:
 
 def _front_matter(facts: CardFacts, source: Path | None) -> dict[str, Any]:
     """Return the front matter: values of the source that hold for its conversion, and facts about the files."""
-    values = {} if source is None else {key: _source_value(source, key) for key in _SOURCE_KEYS}
+    values = {key: _source_value(source, key) for key in _SOURCE_KEYS}
     matter = {key: value for key, value in values.items() if value is not None}
     if facts.task and "pipeline_tag" not in matter:
         matter["pipeline_tag"] = facts.task
-    base_model = None if source is None else _source_value(source, "base_model")
+    base_model = _source_value(source, "base_model")
     if not Path(facts.model).exists() and facts.model.count("/") == 1:  # an id of the Hub
         base_model = facts.model
     if base_model is not None:
         matter["base_model"] = base_model
-    own_tags = None if source is None else _source_value(source, "tags")
+    own_tags = _source_value(source, "tags")
     kept = [tag for tag in own_tags if isinstance(tag, str)] if isinstance(own_tags, list) else []
     return {**matter, "tags": list(dict.fromkeys((*facts.tags, *kept)))}
 
 
-def _source_value(source: Path, key: str) -> Any:
+def _source_value(source: Path | None, key: str) -> Any:
     """Return a value of the source's front matter; ``None`` if it is missing or cannot be read."""
     try:
-        return front_matter_value(source, key, _LARGEST_VALUE)
+        return None if source is None else front_matter_value(source, key, _LARGEST_VALUE)
     except (FrontMatterError, OSError):
         return None
 

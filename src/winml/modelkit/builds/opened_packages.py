@@ -20,7 +20,7 @@ from winml.modelkit.options import read_json_file
 _CPU = package.VARIANTS["cpu"].providers[0]
 
 
-def package_files(folder: Path) -> Mapping[str, Path]:
+def opened_variant_files(folder: Path) -> Mapping[str, Path]:
     """Return name → file of the opened variant; ``{}`` for a folder that is no package.
 
     The folder of a package has its first variant for the CPU, the folder of a variant this one.

@@ -66,6 +66,8 @@ class PackagePlan(Plan):
     folder: Path
     builds: Mapping[str, BuildPlan]
     """Variant → its build."""
+    sources: Mapping[str, Path]
+    """Card and licence files of the checkpoint."""
     left_out: tuple[str, ...] = ()
     """Notes on default variants that cannot be built here."""
 
@@ -105,6 +107,7 @@ def plan_package(request: BuildRequest) -> PackagePlan:
         request=request,
         folder=request.output,
         builds=builds,
+        sources=identity.card,
         left_out=tuple(left_out),
     )
 
@@ -171,7 +174,6 @@ def run_package(plan: PackagePlan, listener: BuildListener = BuildListener()) ->
         name: _variant_facts(result, package.VARIANTS[name], is_verified=request.verify)
         for name, result in results.items()
     }
-    sources = identify_plan(next(iter(plan.builds.values()))).card
     companions = {record.name: first.folder / record.name for record in first.manifest.companions}
     content = PackageContent(
         plan.folder.absolute().name,
@@ -179,8 +181,8 @@ def run_package(plan: PackagePlan, listener: BuildListener = BuildListener()) ->
         variants,
         {name: result.part_paths for name, result in results.items()},
         facts,
-        {**{name: path for name, path in sources.items() if name != MODEL_CARD_NAME}, **companions},
-        lambda sizes: _make_card(request, results, facts, sizes, sources),
+        {**{name: path for name, path in plan.sources.items() if name != MODEL_CARD_NAME}, **companions},
+        lambda sizes: _make_card(request, results, facts, sizes, companions, plan.sources),
     )
     written = write_package(plan.folder, content, earlier)
     return PackageResult(
@@ -364,6 +366,7 @@ def _make_card(
     results: Mapping[str, BuildResult],
     facts: Mapping[str, Mapping[str, Any]],
     sizes: Mapping[str, int],
+    companions: Mapping[str, Path],
     sources: Mapping[str, Path],
 ) -> str:
     """Return the text of the model card.
@@ -373,6 +376,7 @@ def _make_card(
         results: Variant → its build.
         facts: Variant → its facts.
         sizes: Variant → bytes of its files and of the shared weights that it reads.
+        companions: Config, tokenizer and processor files of the builds.
         sources: Card and licence files of the checkpoint.
     """
     first = next(iter(results.values()))
@@ -400,7 +404,7 @@ def _make_card(
         columns,
         usage=package.package_usage(opened),
         tags=("onnx", "onnxruntime"),
-        later_modules=module_names({record.name: first.folder / record.name for record in first.manifest.companions}),
+        later_modules=module_names(companions),
     )
     return model_card(card_facts, sources)
 

@@ -130,10 +130,8 @@ def compare_models(
         few = _few_shared_notes(left, right)
         stack.enter_context(_append_reasons(few))
         samples, notes = _create_samples(left, right, options, folder)
-        values, notes = (
-            samples.values,
-            (*notes, *limits, *few, *_rounding_notes(left, right), *_node_notes(left, right)),
-        )
+        values = samples.values
+        notes = (*notes, *limits, *few, *_rounding_notes(left, right), *_node_notes(left, right))
         pair = SidePair(left, right, [draw.feeds for draw in values], options.names)
         if options.step is not None:
             pair = at_step(pair, options.step)

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 import onnx
 import onnx_ir as ir
 
+from winml.modelkit.onnx.contents import subgraphs
+
 _KEY = "type with a map"
 """Key of ``ir.Value.meta``, which no file contains: the type of a value, a ``TypeProto``."""
 
@@ -86,12 +88,8 @@ def _values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
     """Yield the values of a graph and its subgraphs that have a type."""
     yield from (*graph.input, *graph.output, *graph.value_info)
     for node in graph.node:
-        for attribute in node.attribute:
-            for subgraph in (attribute.g, *attribute.graphs) if attribute.type in _GRAPHS else ():
-                yield from _values(subgraph)
-
-
-_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+        for subgraph in subgraphs(node):
+            yield from _values(subgraph)
 
 
 def _contains_map(value_type: onnx.TypeProto) -> bool:

@@ -125,9 +125,9 @@ class _ExcludeSearch:
         best = self._lists[1]  # all but one module in float
         low, high = 0, sum(unit.cost_bytes for unit in best.excluded)
         nearest = max(best.variant.file_bytes // _NEAREST, 1)
+        choices = [[Choice(0, unit.loss), Choice(unit.cost_bytes, 0.0)] for unit in self.units]
         while high - low > nearest:
             middle = (low + high) // 2
-            choices = [[Choice(0, unit.loss), Choice(unit.cost_bytes, 0.0)] for unit in self.units]
             positions = allocate(choices, middle) or [0] * len(self.units)
             excluded = tuple(unit for unit, is_float in zip(self.units, positions, strict=True) if is_float)
             tried = self._try_units(excluded, f"{count_noun(len(excluded), 'module')} in float") if excluded else None

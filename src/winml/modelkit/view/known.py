@@ -10,7 +10,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -218,9 +218,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], Path, str], EarlierResult | 
 
 
 def _result(path: Path, fingerprint: str, measures: Sequence[Measure], verdict: str = "") -> EarlierResult:
-    named = tuple(
-        Measure(**{**vars(measure), "source": path.name}) for measure in measures if any(measure.values.values())
-    )
+    named = tuple(replace(measure, source=path.name) for measure in measures if any(measure.values.values()))
     return EarlierResult(path, str(fingerprint), named, verdict)
 
 

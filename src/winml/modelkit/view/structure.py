@@ -107,6 +107,8 @@ class GraphFile(NamedTuple):
     contents: Contents
     tree: OnnxTree
     types: ValueTypes
+    macs: Sequence[int | None]
+    """Multiply-accumulate operations of each node; None: unknown."""
     notes: tuple[str, ...]
 
     @property
@@ -129,7 +131,8 @@ def read_graph_file(path: Path) -> GraphFile:
     tree = read_tree([node.proto for node in contents.nodes], metadata, model.graph.name.strip("/") or "graph")
     needed = {name for node in contents.nodes if node.place == "graph" for name in node.proto.output if name}
     types, notes = read_value_types(model, needed, "types and operations of some values are unknown")
-    return GraphFile(path, model, contents, tree, types, (*tree.notes, *notes))
+    macs = count_node_macs(contents, types.shapes)
+    return GraphFile(path, model, contents, tree, types, macs, (*tree.notes, *notes))
 
 
 def _module_scope(path: str) -> str:
@@ -143,8 +146,7 @@ def _module_scope(path: str) -> str:
 
 def build_levels(file: GraphFile) -> ModuleLevel:
     """Build the nested modules of a file with their nodes, weights, inputs and outputs."""
-    macs = count_node_macs(file.contents, file.types.shapes)
-    costs, outside = charge_modules(file.tree, file.contents, macs)
+    costs, outside = charge_modules(file.tree, file.contents, file.macs)
     levels: dict[str, ModuleLevel] = {}
     roots = [module for module in costs if address.depth(module.tag) == 1]
     if len(roots) == 1 and not outside.nodes:
@@ -278,11 +280,6 @@ class TemplateWriter:
     """None: the modules have no nodes."""
     store: TemplateStore
 
-    @cached_property
-    def _macs(self) -> Sequence[int | None]:
-        assert self.file is not None  # nodes are nodes of a file
-        return count_node_macs(self.file.contents, self.file.types.shapes)
-
     def add(self, level: ModuleLevel) -> int:
         """Return the number of the template of a module."""
         sources: dict[str, Reference] = {name: (Origin.MODULE_INPUT, index) for index, name in enumerate(level.inputs)}
@@ -318,7 +315,7 @@ class TemplateWriter:
     def _node_entry(self, position: int, level: ModuleLevel, sources: dict[str, Reference]) -> list[Any]:
         """Return name, operator, inputs, outputs and, if any, further facts of a node."""
         assert self.file is not None  # a node is a node of a file
-        node, macs = self.file.contents.nodes[position], self._macs[position]
+        node, macs = self.file.contents.nodes[position], self.file.macs[position]
         metadata = {entry.key: entry.value for entry in node.proto.metadata_props}
         facts: dict[str, Any] = {
             "a": [[entry.name, _attribute_words(entry)] for entry in node.proto.attribute],
