@@ -131,8 +131,10 @@ class Translation:
         elif equals and self._is_pair(name, word):  # model=ckpt
             self._add_option(name, value)
         elif self._repeated is not None and not _is_path(word) and (self._free <= 0 or NUMBER.fullmatch(word)):
-            self.line += [self._repeated, word] if self._repeated else []  # --exclude A B
-            self.omitted += [] if self._repeated else [word]
+            if self._repeated:  # --exclude A B
+                self.line += [self._repeated, word]
+            else:
+                self.omitted.append(word)
         elif self.line and "iterations" in self.options.by_name and NUMBER.fullmatch(word):
             self.line += ["--iterations", word]
         elif self._free > 0 and not (self.line and self._is_record(word)):
@@ -167,9 +169,11 @@ class Translation:
         values = [joined] if joined is not None else [*itertools.takewhile(self._is_no_option, self._rest)]
         beside, remark = synonyms.OMITTED.get(name.lstrip("-")) or synonyms.OMITTED.get(plain, ("", ""))
         is_omitted = bool(remark) and name not in options.by_flag and (not beside or beside in self._names)
-        self.remarks.update({name: remark} if is_omitted else {})
-        attempts = iter(()) if is_omitted else self._attempts(name, joined, values)
-        used = next((used for used in attempts if used is not None), None)
+        used = None
+        if is_omitted:
+            self.remarks[name] = remark
+        else:
+            used = next((used for used in self._attempts(name, joined, values) if used is not None), None)
         if used is None and name in options.by_flag:  # its value is wrong, and no other is known
             self.line += [name, *values[:1]]
             used = len(values[:1])
@@ -275,8 +279,10 @@ class Translation:
         for flag, param in self._open_options():
             if param.required or self._verb not in _RECORDING or word.lower().endswith(_RECORD_SUFFIX):
                 return [flag, word]
-        self.omitted += [] if self._positionals else [word]
-        return [word] if self._positionals else []
+        if self._positionals:
+            return [word]
+        self.omitted.append(word)
+        return []
 
     def _option_of(self, word: str) -> list[str]:
         """Return the words of the option that a value means, by its content or the suffix of a file; empty: none."""

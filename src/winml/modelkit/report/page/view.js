@@ -12,11 +12,10 @@ function structuralMeasures() {
     key: name, title, write, isSize: true, folded: "sum",
     own: module => ownNumbers(module)[name], total: module => totalNumbers(module)[name],
   });
-  const bits = module => bitsOf(module);
   return [
     sum("parameters", "parameters", countWords), sum("size_bytes", "bytes of weights", bytesWords),
     sum("nodes", "nodes", value => String(value)), sum("macs", "MACs", countWords),
-    { key: "bits", title: "bits of a parameter", write: numberWords, folded: "max", own: bits, total: bits },
+    { key: "bits", title: "bits of a parameter", write: numberWords, folded: "max", own: bitsOf, total: bitsOf },
   ];
 }
 
