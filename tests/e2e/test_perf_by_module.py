@@ -178,7 +178,7 @@ def test_page_of_two_latencies_needs_no_modules(workplace: Workplace, model: Pat
         (["--depth", "2"], "error: --depth requires --by-module"),
         (["--report", "a.html", "--module", "M"], "error: --report has no effect with --module"),
         (["--memory"], "error: --memory requires --by-module"),
-        (["--by-module", "--memory", "--baseline", "net.onnx"], "error: --baseline has no effect with --memory"),
+        (["--by-module", "--memory", "--baseline", "net.onnx"], "error: --by-module --memory measures one model"),
         (["--by-module", "--baseline", "pytorch", "--group", "class"], "error: --group has no effect with --by-module"),
         (["--by-module", "--baseline", "pytorch"], "error: --baseline pytorch: net.onnx does not record the model"),
         (
