@@ -98,6 +98,14 @@ def _save_audio(class_name: str) -> Callable[[Path], object]:
     return save
 
 
+def _save_layoutlm(path: Path) -> None:
+    tokenizer = text_tokenizer()
+    config = transformers.LayoutLMConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_attention_heads=2, intermediate_size=64, **_ONE_LAYER
+    )
+    _save_model(path, transformers.LayoutLMForQuestionAnswering(config), tokenizer)
+
+
 def _save_owl(path: Path) -> None:
     tokenizer, encoder = text_tokenizer(), {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
     text = {**encoder, **_ONE_LAYER, "vocab_size": len(tokenizer), "eos_token_id": 3}
@@ -140,6 +148,7 @@ def _save_model(path: Path, model: Any, *processors: Any) -> None:
 
 PHOTO = ("--image", "photo.png")
 DRAWN = {"object-detection", "zero-shot-object-detection", "image-segmentation", "depth-estimation"}
+PAGE = [[word, [10 * place, 20, 10 * place + 9, 40]] for place, word in enumerate(TEXT.split())]
 LABELS = ("--label", WORDS[0], "--label", WORDS[1])
 CASES = {
     "text-classification": Case(_text("BertForSequenceClassification", ("bad", "good", "so")), ("--text", TEXT), TEXT),
@@ -149,6 +158,10 @@ CASES = {
     ),
     "question-answering": Case(
         _text("BertForQuestionAnswering"), ("--input", f"question={OTHER}", "--input", f"context={TEXT}")
+    ),
+    "document-question-answering": Case(
+        _save_layoutlm, ("--input", f"question={OTHER}", "--input", f"word_boxes={json.dumps(PAGE)}"),
+        {"question": OTHER, "word_boxes": PAGE},
     ),
     "fill-mask": Case(_text("BertForMaskedLM"), ("--text", f"{TEXT} [MASK]"), f"{TEXT} [MASK]"),
     "feature-extraction": Case(_text("BertModel"), ("--text", TEXT, "--text", OTHER)),
@@ -259,6 +272,8 @@ def test_task_answer_equals_the_pipeline(task: str, folder: Path, monkeypatch: p
             assert item[names.pop()] == entry["label"]
         if task == "automatic-speech-recognition":
             assert item["text"] == entry["text"]
+        if "answer" in item:
+            assert (item["answer"], item["start"], item["end"]) == (entry["text"], entry["start"], entry["end"])
         if "box" in item:
             assert list(item["box"].values()) == entry["box"]
 

@@ -26,6 +26,7 @@ from winml.modelkit.generate.graph_model import GraphModel
 from winml.modelkit.generate.records import AnswerEntry, AnswerKind, ReferenceAnswer
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.specs import InputTensorSpec
+from winml.modelkit.options import JsonError, load_json
 from winml.modelkit.ort.foreign_libraries import local_files_only
 from winml.modelkit.samples.media import Recording, resampled
 from winml.modelkit.samples.preprocessing import text_limit
@@ -353,6 +354,27 @@ class TaskRunner:
                 best = AnswerEntry(text=context[begin:stop], score=score, start=begin, end=stop)
         return Answer("spans", (best,))
 
+    def document_span(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the words of a page that answer the question; ``start`` and ``end`` count words.
+
+        Raises:
+            UsageError: neither the page nor its words are passed, or these are not as expected.
+        """
+        pipeline, words = self._pipeline("tokenizer"), inputs.get("word_boxes")
+        if words is None and inputs.get("image") is None:
+            raise UsageError(
+                f"{self._task} takes word_boxes or an image of the page", hint=f"{opt.input} word_boxes=@words.json"
+            )
+        boxes = None if words is None else _read_word_boxes(words)
+        results = pipeline(question=inputs["question"], image=inputs.get("image"), word_boxes=boxes)
+        return Answer(
+            "spans",
+            tuple(
+                AnswerEntry(text=found["answer"], score=found["score"], start=found["start"], end=found["end"])
+                for found in results
+            ),
+        )
+
     def _run_model(self, inputs: Mapping[str, Any]) -> Arrays:
         return run_arrays(self._model, {name: np.asarray(value) for name, value in inputs.items()})
 
@@ -629,6 +651,7 @@ _ANSWERS: Mapping[str, Callable[[TaskRunner, Mapping[str, Any]], Answer]] = {
     "text-classification": TaskRunner.text_classes,
     "token-classification": TaskRunner.entities,
     "question-answering": TaskRunner.span,
+    "document-question-answering": TaskRunner.document_span,
     "fill-mask": TaskRunner.masked_tokens,
     "feature-extraction": TaskRunner.embeddings,
     "image-feature-extraction": TaskRunner.image_embeddings,
@@ -644,6 +667,20 @@ _ANSWERS: Mapping[str, Callable[[TaskRunner, Mapping[str, Any]], Answer]] = {
     "audio-classification": TaskRunner.audio_classes,
     "text2text-generation": TaskRunner.written_text,
 }
+
+
+def _read_word_boxes(text: str) -> list[tuple[str, list[int]]]:
+    """Return the words of a page with their boxes.
+
+    Raises:
+        UsageError: the text is no JSON of words and boxes.
+    """
+    try:
+        return [(str(word), [int(number) for number in box]) for word, box in load_json(text)]
+    except (JsonError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"word_boxes: expected words with boxes: {error}", hint='Example: [["Total", [10, 20, 90, 40]]]'
+        ) from error
 
 
 def run_arrays(model: Any, arrays: Arrays) -> Arrays:

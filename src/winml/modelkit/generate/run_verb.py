@@ -385,6 +385,8 @@ def example_command(
         name = _add_provider_options(name, path)
     if task == "text-generation":
         return f'winml generate {name} -p "Once upon a time"'
+    if task == "image-text-to-text" and files and VISION in files:
+        return f'winml generate {name} --image photo.jpg -p "What is this?"'
     return None if definition is None else _format_run_command(name, definition)
 
 
@@ -588,8 +590,8 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
 
 
 _OF_PIPELINES = frozenset({
-    "automatic-speech-recognition", "depth-estimation", "image-segmentation", "object-detection",
-    "text2text-generation", "zero-shot-object-detection",
+    "automatic-speech-recognition", "depth-estimation", "document-question-answering", "image-segmentation",
+    "object-detection", "text2text-generation", "zero-shot-object-detection",
 })  # fmt: skip
 """Tasks whose results transformers computes from tensors of PyTorch."""
 
