@@ -235,10 +235,14 @@ def _replace_attention(match: _Attention) -> None:
     graph_matching.take_over(old, result)
 
 
-def guard_by_masks(model: ir.Model) -> None:
+def guard_by_masks(model: ir.Model) -> bool:
     """Find the rows without a visible token in the masks of attentions instead of by ``IsNaN``, in place.
 
-    For providers without a kernel of IsNaN, which copy the output of each attention to the CPU and back.
+    Attentions with equal masks share these nodes. WebGPU has no kernel of IsNaN, and would copy the output of each
+    attention to the CPU and back.
+
+    Returns:
+        True if the graph was changed.
     """
     rows: dict[ir.Value, ir.Value] = {}
     for node in [node for node in model.graph if is_operator(node, "IsNaN")]:
@@ -252,6 +256,7 @@ def guard_by_masks(model: ir.Model) -> None:
             rows[mask] = _insert_masked_rows(model, node, mask)
         node.outputs[0].replace_all_uses_with(rows[mask])
         model.graph.remove(node, safe=True)
+    return bool(rows)
 
 
 def _insert_masked_rows(model: ir.Model, before: ir.Node, mask: ir.Value) -> ir.Value:

@@ -309,8 +309,8 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
         twin.restore(done.model)
     if options.operators == "standard":
         write_standard_operators(done.model)
-    elif options.ep in providers_in_table() and options.ep not in kernel_types("IsNaN"):
-        guard_by_masks(done.model)
+    elif guard_by_masks(done.model):
+        run_passes(done.model, _CLEANUP, OptimizeError)
     model, notes = done.model, [*notes, *done.notes]
     # Last: carrying tags reads in names which node was fused into which.
     _name_new_nodes(model, scopes)
