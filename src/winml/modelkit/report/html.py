@@ -39,7 +39,7 @@ def render_html(document: doc.Document) -> str:
     facts = blocks.pop(0) if blocks and isinstance(blocks[0], doc.Fields) else doc.Fields(())
     rows = facts.visible(doc.Detail.PAGE) if isinstance(facts, doc.Fields) else []
     has_view = any(isinstance(block, doc.ModelView) for block in blocks)
-    scripts = "".join(map(_read_resource, (*_SCRIPTS, *(_VIEW_SCRIPTS if has_view else ()))))
+    scripts = "".join(map(read_resource, (*_SCRIPTS, *(_VIEW_SCRIPTS if has_view else ()))))
     script = f'"use strict";\nconst EARLIER = {_json_data(doc.EARLIER)};\n{scripts}'
     return _load_template().render(
         document=document,
@@ -47,7 +47,7 @@ def render_html(document: doc.Document) -> str:
         notes=[text for label, text in rows if label == NOTE],
         blocks=blocks,
         page=doc.Detail.PAGE,
-        style=_read_resource(STYLE),
+        style=read_resource(STYLE),
         script=script,
         policy=_security_policy(script),
         has_view=has_view,
@@ -64,7 +64,8 @@ def _security_policy(script: str) -> str:
     return f"default-src 'none'; form-action 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
-def _read_resource(name: str) -> str:
+def read_resource(name: str) -> str:
+    """Return the text of a file that pages are made from."""
     return files(__package__).joinpath("page", name).read_text(encoding="utf-8")
 
 
@@ -79,7 +80,7 @@ def _load_template() -> Template:
     environment.filters |= {"rows": _page_rows, "bar_rows": _bar_rows, "dot_chart": _dot_chart, "box_data": _box_data}
     environment.filters |= {"json_data": _json_data}
     environment.filters |= {"href": quote}
-    return environment.from_string(_read_resource(TEMPLATE))
+    return environment.from_string(read_resource(TEMPLATE))
 
 
 def _make_printable(value: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.errors import InputError, UsageError
+from winml.modelkit.errors import InputError, UsageError, spell
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.bundle import read_part_description
@@ -23,7 +23,16 @@ from winml.modelkit.view.known import (
     results_beside,
 )
 from winml.modelkit.view.pairing import Pairing
-from winml.modelkit.view.records import KnownNumbers, ModelPage, ViewedModel, ViewedPart
+from winml.modelkit.view.records import (
+    BITS,
+    CHANGE,
+    CLASS,
+    STRUCTURE,
+    KnownNumbers,
+    ModelPage,
+    ViewedModel,
+    ViewedPart,
+)
 from winml.modelkit.view.structure import (
     GraphFile,
     ModuleLevel,
@@ -78,6 +87,8 @@ def collect_page(
     measure_missing: MeasureMissing | None = None,
     *,
     histograms: bool = False,
+    width: str = STRUCTURE[1],
+    colour: str | None = None,
 ) -> ModelPage:
     """Collect the data of the page of one or two models.
 
@@ -86,9 +97,12 @@ def collect_page(
         named_results: JSON of earlier runs. Results in the folders of the models are found without being named.
         measure_missing: Measures what no earlier run has measured; `None`: nothing is measured.
         histograms: Read the weights, for the distribution of the values of each.
+        width: Title of the number that is the width of the modules at first.
+        colour: Title of the number or text that is their colour at first; `None`: the change of two models, or the
+            class.
 
     Raises:
-        UsageError: a named result belongs to another model, or two models share no part.
+        UsageError: a named result belongs to another model, two models share no part, or a title is unknown.
         InputError: a file is damaged or no ONNX file.
         StageError: a model cannot be run.
     """
@@ -112,12 +126,31 @@ def collect_page(
     has_graphs = all(viewed.file for side in viewed_sides for viewed in side.parts)
     pairing = _pair_sides(*viewed_sides) if len(viewed_sides) > 1 and has_graphs else None
     models = [_model_data(side, store, number, pairing) for number, side in enumerate(viewed_sides)]
-    data = {"texts": store.texts, "templates": store.templates, "models": models}
+    colour = colour or (CLASS if pairing is None else CHANGE)
+    _refuse_unknown_titles(models, width, colour)
+    data = {"texts": store.texts, "templates": store.templates, "models": models, "width": width, "colour": colour}
     if pairing is None:
         return ModelPage(tuple(map(_viewed_model, viewed_sides)), None, _printable_data(data))
     data |= pairing.as_data()
     viewed_sides[1] = replace(viewed_sides[1], notes=(*viewed_sides[1].notes, *pairing.notes))
     return ModelPage(tuple(map(_viewed_model, viewed_sides)), pairing.differing, _printable_data(data))
+
+
+def _refuse_unknown_titles(models: Sequence[Mapping[str, Any]], width: str, colour: str) -> None:
+    """Refuse a width or colour that no model has.
+
+    Raises:
+        UsageError: lists the titles.
+    """
+    measures = [measure for model in models for measure in model["measures"]]
+    widths = [*STRUCTURE, *(measure["title"] for measure in measures if measure["isSize"])]
+    colours = [CLASS, *STRUCTURE, BITS, *(measure["title"] for measure in measures)]
+    for option, title, known in (("width", width, widths), ("colour", colour, colours)):
+        if title not in known:
+            raise UsageError(
+                f"{spell(option)}: no module has a value of {title!r}",
+                hint=f"Known are {', '.join(dict.fromkeys(known))}. {spell('with')} names a result of an earlier run.",
+            )
 
 
 def _files_of(sides: Sides) -> list[Path]:
@@ -199,7 +232,7 @@ def _model_data(side: ViewedSide, store: TemplateStore, number: int, pairing: Pa
             feeds += [[viewed.name, feed.output, feed.part, feed.input] for feed in (part.feeds if part else ())]
     measures = [measure.as_data() for measure in side.measures.values()]
     if pairing is not None:
-        measures.append(Measure("change", "change", {}, kind="text").as_data())
+        measures.append(Measure(CHANGE, CHANGE, {}, kind="text").as_data())
     return {
         "name": side.name,
         "file": side.name,

@@ -13,6 +13,10 @@ from winml.modelkit.report.result import Result
 
 UNCHANGED = ("equal", "changed inside")
 """Words for a module that does not itself differ: without and with changes of the modules inside it."""
+STRUCTURE = ("nodes", "parameters", "bytes of weights", "MACs")
+"""Numbers of every file, in the order of the own numbers of a template."""
+BITS, CLASS, CHANGE = "bits of a parameter", "class", "change"
+"""Further values of modules that are not from an earlier run."""
 
 
 class ViewedPart(Record):

@@ -79,7 +79,7 @@ function scaleOf(root, shade, index) {
 /** Draw a chart of modules.
  *
  * @param chart element with the parts of a chart.
- * @param data root, sizes, shades, categories (titles of the kinds), start ("class" or a shade's position).
+ * @param data root, sizes, shades, categories (titles of the kinds), start ("kind 0" or "shade 0"), startWidth ("0").
  * @param classes class → number of its colour.
  * @param events onZoom(node), onReach(node); rowsOf(node): shows the rows of a module in a table, or null.
  * @returns the functions by which other parts of the page move the chart.
@@ -270,7 +270,7 @@ function showIcicle(chart, data, classes, events = {}) {
     ...data.shades.map((shade, index) => [`shade ${index}`, `by ${shade.title}`]),
   ];
   fillChoice(colour, ways, ways.some(([key]) => key === data.start) ? data.start : ways.at(-1)?.[0] ?? "kind 0");
-  fillChoice(width, data.sizes.map((size, index) => [String(index), size.title]));
+  fillChoice(width, data.sizes.map((size, index) => [String(index), size.title]), data.startWidth);
   fold.parentElement.hidden = !canFold;
   draw();
 
