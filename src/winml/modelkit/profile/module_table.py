@@ -119,6 +119,7 @@ def compared_document(
     fields, *latencies = table.perf_blocks(result)
     charts: list[doc.Block] = [fields]
     tables: list[doc.Block] = []
+    order = "in alternation" if compared.ratios else "one model after the other"
     for phase, sides in compared.phases.items():
         profiles = [side.profile for side in sides]
         charts.append(_change_bars(profiles, names, phase))
@@ -133,7 +134,7 @@ def compared_document(
             [*_overhead_fields(compared.phases)]
             if isinstance(compared.baseline, TorchModules)
             else [
-                ("modules", "profiled one model after the other; profiling slows down every kernel"),
+                ("modules", f"profiled {order}; profiling slows down every kernel"),
                 doc.view_field(result.baseline.name, result.model),
             ]
         ),
@@ -168,7 +169,7 @@ def _ratio_table(torch: TorchPhase, model: ModuleProfile, phase: str, depth: int
     rows: list[tuple[float, list[doc.Cell]]] = []
     for module in folded_rows(module_rows([model], depth=depth)):
         times = ModuleRatio.of_layers([ratios[tag] for tag in module.tags])
-        if not (times.torch_ms or times.model_ms):
+        if not (times.baseline_ms or times.model_ms):
             continue
         ratio = times.ratio
         value = None if ratio is None else ratio.value
@@ -176,7 +177,7 @@ def _ratio_table(torch: TorchPhase, model: ModuleProfile, phase: str, depth: int
         cells: list[doc.Cell] = [
             module.names[1],
             module.row.entry.class_name,
-            times.torch_ms,
+            times.baseline_ms,
             times.model_ms,
             None if value is None or (ratio and ratio.is_disturbed) else doc.Number(value, f"{value:.2f}"),
             f"{ratio.low:.2f}–{ratio.high:.2f}" if ratio is not None and is_bounded else "",
@@ -192,7 +193,7 @@ def _ratio_table(torch: TorchPhase, model: ModuleProfile, phase: str, depth: int
             doc.Column("ONNX Runtime ms", "ms", key="total of the modules inside and its own"),
             ("ratio", "score"),
             "95 % interval",
-            doc.Column("verdict", tones={"slower": "bad", "faster": "good"}),
+            _VERDICT,
         ),
         [cells for _, cells in rows][:top],
         name=f"ratios{phase}",
@@ -235,6 +236,7 @@ def _compared_table(
 ) -> doc.Table:
     """Build the table of the modules of two profiles, side by side."""
     rows = module_rows(profiles, depth=depth)
+    ratios = {ratio.tag: ratio for ratio in compared.ratios.get(phase, ())}
     if top is not None:
         rows = sorted(rows, key=lambda row: -abs(_ends(row)[1] - _ends(row)[0]))[:top]
     return module_table(
@@ -242,9 +244,14 @@ def _compared_table(
         [] if top is not None else list(fold_layers(rows)),
         [
             *_compared_columns(profiles, names),
+            *([_VERDICT] if ratios else []),
             doc.Column("weights", "bytes", key="weights in the file, with those of the modules inside"),
         ],
-        lambda module: [*_compared_cells(module.row), _weights_cell(compared, module.tags)],
+        lambda module: [
+            *_compared_cells(module.row),
+            *([_verdict_cell(ratios, module.tags)] if ratios else []),
+            _weights_cell(compared, module.tags),
+        ],
         is_tree=top is None,
         is_hidden=is_hidden,
         phase=phase,
@@ -285,6 +292,15 @@ def _compared_cells(row: TimedRow[TimeT]) -> Iterator[doc.Cell]:
     yield from (before, after)
     yield doc.Number(after / before, f"{after / before:.2f}") if before else None
     yield doc.Number(after - before, f"{after - before:+.3f}")
+
+
+_VERDICT = doc.Column("verdict", tones={"slower": "bad", "faster": "good"})
+
+
+def _verdict_cell(ratios: Mapping[str, ModuleRatio], tags: Iterable[str]) -> str:
+    """Answer whether modules are faster than in the baseline; empty for modules that only one of both has."""
+    layers = [ratios[tag] for tag in tags if tag in ratios]
+    return ModuleRatio.of_layers(layers).verdict_words if layers else ""
 
 
 def _weights_cell(compared: ComparedProfiles, tags: Iterable[str]) -> doc.Number:

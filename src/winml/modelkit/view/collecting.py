@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from winml.modelkit.builds.manifest_records import StageRecord, find_manifest
 from winml.modelkit.errors import InputError, UsageError, spell
-from winml.modelkit.file_names import ONLY_PART
+from winml.modelkit.file_names import ONLY_PART, SIDECAR_SUFFIX
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.bundle import read_part_description
 from winml.modelkit.onnx.fingerprint import file_fingerprint
@@ -42,7 +43,7 @@ from winml.modelkit.view.structure import (
     build_levels,
     read_graph_file,
 )
-from winml.modelkit.words import printable
+from winml.modelkit.words import printable, size_words
 
 Sides = Mapping[str, Mapping[str, Path] | ModelRequest]
 """Name of a model → its parts with their files, or the request of a checkpoint."""
@@ -74,6 +75,8 @@ class ViewedSide:
     """Sentences on the model as a whole, from earlier runs."""
     notes: tuple[str, ...] = ()
     """Limits of the view, and of its comparison with the first model."""
+    build: Mapping[str, str] = field(default_factory=dict)
+    """Stage of the build → nodes, size and quality of its result."""
 
     @property
     def measures(self) -> dict[str, Measure]:
@@ -189,7 +192,29 @@ def _read_files(
         verdicts += [result.verdict for result in own_results if result.verdict]
         graphs.append(ViewedGraph(part, file, build_levels(file), tuple(measures.values()), file.tree.source))
     notes = [note for viewed in graphs if viewed.file for note in (*viewed.file.notes, *_tree_notes(viewed.file))]
-    return ViewedSide(name, graphs, tuple(dict.fromkeys(verdicts)), tuple(notes))
+    return ViewedSide(name, graphs, tuple(dict.fromkeys(verdicts)), tuple(notes), dict(_build_stages(parts)))
+
+
+def _build_stages(parts: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
+    """Yield the stages of the build of some files with their results, from the manifest beside the files."""
+    for name, path in parts.items():
+        for folder in path.parents[:_LAYOUT_DEPTH]:
+            manifest = find_manifest(folder)
+            built = manifest.parts if manifest else ()
+            for part in (part for part in built if part.model and folder / part.model[0].name == path):
+                if part.model[0].size_bytes == path.stat().st_size:
+                    prefix = f"{name} " if len(parts) > 1 else ""
+                    yield from ((f"{prefix}{stage.name}", _stage_words(stage)) for stage in part.stages if stage.files)
+
+
+_LAYOUT_DEPTH = 2
+"""Specified: layouts place the files of a model in the folder of the build, or in a folder inside it."""
+
+
+def _stage_words(stage: StageRecord) -> str:
+    """Return nodes, size and quality of the result of a stage."""
+    size = size_words(sum(file.size_bytes for file in stage.files if not file.name.endswith(SIDECAR_SUFFIX)))
+    return ", ".join(filter(None, (f"{stage.nodes} nodes", size, stage.summary)))
 
 
 def _with_histograms(side: ViewedSide) -> ViewedSide:
@@ -281,7 +306,7 @@ def _viewed_model(side: ViewedSide) -> ViewedModel:
         for viewed in side.parts
     )
     known = [KnownNumbers(measure.title, measure.source, len(measure.values)) for measure in side.measures.values()]
-    return ViewedModel(side.name, parts, tuple(known), (*side.verdicts, *side.notes))
+    return ViewedModel(side.name, parts, tuple(known), side.build, (*side.verdicts, *side.notes))
 
 
 def _tree_notes(file: GraphFile) -> Iterable[str]:

@@ -15,7 +15,7 @@ from winml.modelkit.view.structure import GraphFile, ModuleLevel
 from winml.modelkit.words import count_noun, first_words, size_words
 
 _MAX_LISTED = 8
-"""Chosen: operators in a sentence about a module; they fit on two lines of a page."""
+"""Chosen: operators in a sentence about a module, or sentences about inputs; the operators fit on two lines of a page."""
 
 
 @dataclass
@@ -64,7 +64,10 @@ class Pairing:
         root_key = f"{part} {after[1].address.tag}"
         if diff.interface or diff.is_rewired:
             wiring = ["nodes and weights are equal, but connected differently"] if diff.is_rewired else []
-            self.changes.setdefault(root_key, []).extend([*diff.interface, *wiring])
+            interface = list(diff.interface)
+            if (others := len(interface) - _MAX_LISTED) > 1:
+                interface[_MAX_LISTED:] = [f"{others} other changes of inputs and outputs"]
+            self.changes.setdefault(root_key, []).extend([*interface, *wiring])
 
     def as_data(self) -> dict[str, Any]:
         """Return the entries of the page."""

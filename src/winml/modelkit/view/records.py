@@ -49,6 +49,8 @@ class ViewedModel(Record):
     """Name as passed by the user."""
     parts: tuple[ViewedPart, ...]
     known: tuple[KnownNumbers, ...]
+    build: Mapping[str, str]
+    """Stage of the build → nodes, size and quality of its result; empty for a file of no build."""
     notes: tuple[str, ...]
     """Limits of the view, such as missing tags, one sentence each."""
 
