@@ -13,7 +13,6 @@ from winml.modelkit.profile.memory_table import memory_blocks
 from winml.modelkit.profile.module_profile import ModuleProfile, ModuleTime
 from winml.modelkit.profile.module_records import (
     ComparedProfiles,
-    ModulePerfResult,
     ModuleRatio,
     ProfiledDecoder,
     ProfiledModules,
@@ -41,10 +40,6 @@ MAX_LISTED_OPERATORS = 3
 """Maximum number of operators per module in a terminal. Chosen: they fit on one line."""
 _MAX_LISTED_FUSED = 3
 """Maximum number of fused modules listed with a module. Chosen: as for operators."""
-MAX_BARS = 10
-"""Number of classes in the bar chart. Chosen: it fits on a screen below the figures."""
-_LEAST_SHARE = 0.0005
-"""Minimum share of the kernel time for a bar of a class. Chosen: smaller shares are printed as 0.0 %."""
 _MAX_UNATTRIBUTED_ROWS = 5
 """Maximum number of nodes without a module in a terminal. Chosen: enough to see a common cause."""
 
@@ -83,8 +78,8 @@ def profile_document(
         top=top,
         by_class=by_class,
     )
-    charts = [block for block in times.blocks if isinstance(block, doc.Boxes | doc.Bars)]
-    tables: list[doc.Block] = [block for block in times.blocks if not isinstance(block, doc.Boxes | doc.Bars)]
+    charts = [block for block in times.blocks if isinstance(block, doc.Boxes)]
+    tables: list[doc.Block] = [block for block in times.blocks if not isinstance(block, doc.Boxes)]
     for name, phase in phases.items():
         if phase.memory is not None:
             tables += memory_blocks(phase, phase.memory, name, depth=depth, top=top)
@@ -122,7 +117,6 @@ def compared_document(
     order = "in alternation" if compared.ratios else "one model after the other"
     for phase, sides in compared.phases.items():
         profiles = [side.profile for side in sides]
-        charts.append(_change_bars(profiles, names, phase))
         if isinstance(sides[0], TorchPhase):
             tables.append(_ratio_table(sides[0], sides[1].profile, phase, depth, top))
             continue
@@ -200,28 +194,6 @@ def _ratio_table(torch: TorchPhase, model: ModuleProfile, phase: str, depth: int
         heading=in_phase("Modules in ONNX Runtime beside PyTorch", phase),
         is_searched=phase in ("", "step"),
     )
-
-
-def _change_bars(profiles: Sequence[ModuleProfile], names: Sequence[str], phase: str) -> doc.Bars:
-    """Build the bars of the modules whose own kernels gained or lost the most time."""
-    changes = sorted(_self_changes(profiles), key=lambda change: -abs(change[2] - change[1]))[:MAX_BARS]
-    unit = profiles[-1].unit
-    return doc.Bars(
-        [
-            doc.Bar(name, after - before, f"{after - before:+.3f} {unit}", f"{before:.3f} → {after:.3f}")
-            for name, before, after in changes
-            if f"{before:.3f}" != f"{after:.3f}"
-        ],
-        heading=in_phase("Modules with the largest change of self time", phase),
-        caption=f"{names[1]} minus {names[0]}: bars to the left are faster",
-    )
-
-
-def _self_changes(profiles: Sequence[ModuleProfile]) -> Iterator[tuple[str, float, float]]:
-    """Yield name and self time in both profiles of every module."""
-    for row in module_rows(profiles):
-        before, after = (0.0 if time is None else time.self_ms for time in row.times)
-        yield row.path, before, after
 
 
 def _compared_table(
@@ -403,7 +375,6 @@ def times_document(
     operators = doc.Column("operators of its own" if len(runs) == 1 else f"operators of its own in a {[*profiles][-1]}")
     blocks: list[doc.Block] = [
         *charts,
-        *(_class_bars(profile, name, captions.get(name, "")) for name, profile in profiles.items()),
         module_table(
             modules,
             folds,
@@ -540,63 +511,4 @@ def _time_boxes(profile: ModuleProfile, caption: str) -> doc.Boxes:
         size_unit=profile.unit,
         shades=doc.Shades(f"self time in {profile.unit}", low=0.0, folded="sum"),
         is_by_class=True,
-    )
-
-
-def _class_bars(profile: ModuleProfile, phase: str, caption: str) -> doc.Bars:
-    """Build the bars of the classes with the longest self time."""
-    longest = sorted(profile.by_class(), key=lambda entry: entry.self_ms, reverse=True)
-    longest = [entry for entry in longest if _share(entry.self_ms, profile) >= _LEAST_SHARE]
-    hidden = len(longest[MAX_BARS:])
-    notes = ["self time: without the modules inside", caption, f"the table has {hidden} more" if hidden > 0 else ""]
-    return doc.Bars(
-        [
-            doc.Bar(
-                entry.class_name,
-                entry.self_ms,
-                f"{entry.self_ms:.3f} {profile.unit}, {_share(entry.self_ms, profile):.1%}",
-                f"× {entry.instances}" if entry.instances > 1 else "",
-            )
-            for entry in longest[:MAX_BARS]
-        ],
-        heading=f"Self time by class in a {phase}" if phase else "Self time by class",
-        caption="; ".join(filter(None, notes)),
-    )
-
-
-def module_perf_document(result: ModulePerfResult) -> doc.Document:
-    """Build the document of each instance, each class, and the failed instances."""
-    options = result.options
-    runs = f"{options.iterations} counted" if options.duration_s is None else f"{options.duration_s:g} s of them"
-    input_words = "the values of the file" if result.input_source == "file" else "random values"
-    fields: list[doc.Field] = [
-        ("model", result.model),
-        ("modules", f"{result.selector} · {len(result.instances)} instances"),
-        ("runs on", table.provider_words(result)),
-        ("inputs", f"recorded at the boundary of each, in one run of the whole model on {input_words}"),
-        ("runs", f"{runs} for each, after {options.warmup} to warm up"),
-        *(("no nodes", f"{module.words}: nothing of it is left in the graph") for module in result.without_nodes),
-        *(("failed", f"{instance.identity.words}: {instance.error}") for instance in result.failed),
-        *doc.note_fields(result.notes),
-    ]
-    instances: list[list[doc.Cell]] = [
-        [
-            instance.identity.words,
-            instance.identity.class_name,
-            *(getattr(instance.latency.summary, name) for name in table.SUMMARY),
-        ]
-        for instance in result.instances
-        if instance.latency is not None
-    ]
-    class_columns = [doc.Column(f"p50: {name}", "latency") for name in ("mean", "fastest", "slowest", "sum")]
-    classes: list[list[doc.Cell]] = [
-        [entry.class_name, entry.instances, entry.mean_ms, entry.min_ms, entry.max_ms, entry.total_ms]
-        for entry in result.classes()
-    ]
-    return doc.Document(
-        [
-            doc.Fields(fields),
-            doc.Table(doc.columns(("latency in ms", "name"), "class", *table.LATENCIES), instances),
-            doc.Table(doc.columns("class", ("instances", "count"), *class_columns), classes),
-        ]
     )

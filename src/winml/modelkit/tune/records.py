@@ -163,6 +163,8 @@ class Winner(Record):
     build_command: str
     perf_command: str | None
     """None for parallel runs, which ``winml perf`` does not support."""
+    view_command: str
+    """Shows the winner beside the plain file."""
     is_within_noise: bool
     """True if another candidate was faster within the noise, so that the simpler candidate won."""
     ratio_to_plain: Ratio | None = None

@@ -16,6 +16,7 @@ from winml.modelkit.onnx.fingerprint import file_fingerprint
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
 from winml.modelkit.view.histograms import Histogram, weight_histograms
 from winml.modelkit.view.known import (
+    PLACEMENT,
     EarlierResult,
     Measure,
     file_measures,
@@ -245,6 +246,9 @@ def _pair_sides(before: ViewedSide, after: ViewedSide) -> Pairing:
         assert left.file is not None  # both models are files
         assert right.file is not None
         pairing.add(left.name, (left.file, left.root), (right.file, right.root))
+        places = [measure for viewed in (left, right) for measure in viewed.measures if measure.key == PLACEMENT]
+        if len(places) == 2:
+            pairing.add_placements(left.name, right.root, *places)
     return pairing
 
 

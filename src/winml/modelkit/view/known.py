@@ -24,6 +24,8 @@ _LARGEST_RESULT = 50_000_000
 """Chosen: maximum bytes of a file that is searched for a result beside a model; results of large models have 2 MB."""
 _DIGITS = 6
 """Chosen: significant digits of a number on the page; it displays three."""
+PLACEMENT = "provider"
+"""Key of the measure of the provider that runs the nodes of a module."""
 _OF_MODEL = "model"
 """Source of the numbers that the file itself contains."""
 
@@ -294,7 +296,7 @@ def _placement(rows: Sequence[Mapping[str, Any]], title: str) -> Measure:
         nodes, on_device, reasons = row["nodes"], row["on_device"], row.get("reasons") or {}
         reason = f": {', '.join(reasons)}" if reasons else ""
         words[row["module"]] = "all nodes" if nodes == on_device else f"{on_device} of {nodes} nodes{reason}"
-    return Measure("provider", title, words, kind="text")
+    return Measure(PLACEMENT, title, words, kind="text")
 
 
 def _walk(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
