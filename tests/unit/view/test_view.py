@@ -523,6 +523,18 @@ def test_page_opens_with_width_and_colour(browser: Browser, net: Path, tmp_path:
 
 
 @pytest.mark.reader("chromium")
+def test_notebook_shows_the_page(browser: Browser, net: Path, tmp_path: Path) -> None:
+    """The page runs in the frame of a notebook, where it may run no other script."""
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(f"<!doctype html><meta charset=utf-8>{view_model(net)._repr_html_()}", encoding="utf-8")
+    browser.open(notebook)
+    browser.run("globalThis.inner = () => document.querySelector('iframe').contentDocument")
+    browser.run("inner().querySelector('.flow .box.module').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    assert "Layer.0" == browser.run("inner().querySelector('.details h3').textContent")
+    assert [] == browser.problems
+
+
+@pytest.mark.reader("chromium")
 def test_keys_walk_through_the_graph(browser: Browser, net: Path, tmp_path: Path) -> None:
     """Arrow keys follow the data, Enter opens a module, Escape returns to the module around it."""
     browser.open(_written(view_model(net), tmp_path / "page.html"))

@@ -63,6 +63,9 @@ class ViewedModel(Record):
 class ModelPage(Result, Record, kind="view", document="view.table:page_document", rows="models"):
     """The page of one or two models."""
 
+    _page_height = 960
+    """Chosen: the modules and the top of the graph."""
+
     models: tuple[ViewedModel, ...]
     differing: int | None
     """Number of modules that differ between two models; None for one model, and for checkpoints."""
