@@ -131,7 +131,8 @@ def collect_page(
     pairing = _pair_sides(*viewed_sides) if len(viewed_sides) > 1 and has_graphs else None
     models = [_model_data(side, store, number, pairing) for number, side in enumerate(viewed_sides)]
     colour = colour or (CLASS if pairing is None else CHANGE)
-    _refuse_unknown_titles(models, width, colour)
+    has_macs = all(viewed.root.total.macs is not None for side in viewed_sides for viewed in side.parts)
+    _refuse_unknown_titles(models, width, colour, STRUCTURE if has_macs else STRUCTURE[:-1])
     data = {"texts": store.texts, "templates": store.templates, "models": models, "width": width, "colour": colour}
     if pairing is None:
         return ModelPage(tuple(map(_viewed_model, viewed_sides)), None, _printable_data(data))
@@ -140,15 +141,23 @@ def collect_page(
     return ModelPage(tuple(map(_viewed_model, viewed_sides)), pairing.differing, _printable_data(data))
 
 
-def _refuse_unknown_titles(models: Sequence[Mapping[str, Any]], width: str, colour: str) -> None:
+def _refuse_unknown_titles(
+    models: Sequence[Mapping[str, Any]], width: str, colour: str, structure: Sequence[str]
+) -> None:
     """Refuse a width or colour that no model has.
+
+    Args:
+        models: Data of the models.
+        width: Title of the width.
+        colour: Title of the colour.
+        structure: Titles of the numbers that the files have.
 
     Raises:
         UsageError: lists the titles.
     """
     measures = [measure for model in models for measure in model["measures"]]
-    widths = [*STRUCTURE, *(measure["title"] for measure in measures if measure["isSize"])]
-    colours = [CLASS, *STRUCTURE, BITS, *(measure["title"] for measure in measures)]
+    widths = [*structure, *(measure["title"] for measure in measures if measure["isSize"])]
+    colours = [CLASS, *structure, BITS, *(measure["title"] for measure in measures)]
     for option, title, known in (("width", width, widths), ("colour", colour, colours)):
         if title not in known:
             raise UsageError(

@@ -14,7 +14,7 @@ from winml.modelkit.cli._progress import show_wait
 from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import page_text, show_result, write_answer
 from winml.modelkit.view.records import ModelPage
-from winml.modelkit.view.verb import PICTURES, ViewRequest, plan_view, run_view
+from winml.modelkit.view.verb import ViewRequest, plan_view, run_view
 
 
 @click.command(name="view", cls=WinMLCommand)
@@ -45,8 +45,8 @@ def command(**options: Any) -> None:
 
 
 def _file_content(page: ModelPage, path: Path) -> str | bytes:
-    """Return the page, or the picture if the name of the file ends as that of one."""
-    from winml.modelkit.view.picture import draw_picture
+    """Return the page, or the picture if the name of the file ends in ``.svg`` or ``.png``."""
+    from winml.modelkit.view.picture import draw_png, draw_svg
 
-    ending = path.suffix.lower()
-    return draw_picture(page, ending) if ending in PICTURES else page_text(page.document(), path, {})
+    draw = {".svg": draw_svg, ".png": draw_png}.get(path.suffix.lower())
+    return draw(page) if draw is not None else page_text(page.document(), path, {})

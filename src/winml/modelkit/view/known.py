@@ -50,6 +50,8 @@ class Measure:
     """Aggregation over equal modules."""
     is_logarithmic: bool = False
     is_dark_low: bool = False
+    is_verdict: bool = False
+    """True for answers, which may differ between equal layers by chance: such layers are still one box."""
     source: str = _OF_MODEL
 
     def as_data(self) -> dict[str, Any]:
@@ -63,6 +65,7 @@ class Measure:
             "folded": "sum" if self.kind == "size" else self.folded,
             "logarithmic": self.is_logarithmic,
             "darkLow": self.is_dark_low,
+            "isVerdict": self.is_verdict,
             "source": self.source,
         }
 
@@ -148,11 +151,11 @@ def refuse_foreign(results: Iterable[EarlierResult], fingerprints: Iterable[str]
 
 def _find_results(record: Mapping[str, Any], path: Path, depth: int, name: str = "") -> Iterator[EarlierResult]:
     """Yield the results in a JSON object and in the objects inside it: parts, phases and baselines."""
+    for phase in ("", *_PHASES):
+        yield from _read_ratios(record, path, phase)
     for key, read in _READERS.items():
         if isinstance(record.get(key), (dict, list)) and (result := read(record, path, name)) is not None:
             yield result
-    for phase in ("", *_PHASES):
-        yield from _read_ratios(record, path, phase)
     if depth < _DEEPEST:
         for key, value in record.items():
             # The parts of a proof are a list, those of a comparison an object.
@@ -186,7 +189,7 @@ def _read_ratios(record: Mapping[str, Any], path: Path, phase: str) -> Iterator[
     answers = {row["tag"]: _FASTER.get(row["verdict"], "no") for row in rows}
     measures = [
         Measure(f"ratio {phase}".strip(), title, values),
-        Measure(f"faster {phase}".strip(), f"faster{ending} than {name}", answers, kind="text"),
+        Measure(f"faster {phase}".strip(), f"faster{ending} than {name}", answers, kind="text", is_verdict=True),
     ]
     yield _result(path, times["by_module"].get("fingerprint", ""), measures)
 
@@ -252,7 +255,7 @@ def _read_comparison(record: Mapping[str, Any], path: Path, _name: str) -> Earli
         if (tolerance := record.get("tolerance")) is not None:
             errors = _by_tag(rows, "own_error")
             exact = {row["tag"]: _answer(errors.get(row["tag"]), tolerance) for row in rows}
-            measures.append(Measure("exact", "adds no error", exact, kind="text"))
+            measures.append(Measure("exact", "adds no error", exact, kind="text", is_verdict=True))
         return _result(path, record.get("fingerprint", ""), measures)
     if "modes" in record and "precision" in record:
         title = f"SQNR with only this module in {record['precision']}"

@@ -247,16 +247,8 @@ def _colour_kinds(charts: Iterable[_Chart]) -> dict[str, int]:
     return {kind: min(number, _COLOURS) for number, kind in enumerate(kinds)} | grey
 
 
-def draw_picture(page: ModelPage, ending: str) -> str | bytes:
-    """Draw the modules of the models of a page, with the width and colour of the page.
-
-    Args:
-        page: The page.
-        ending: ``.svg`` or ``.png``.
-
-    Returns:
-        The text of an SVG, which is light or dark as its reader; the bytes of a PNG, which is light.
-    """
+def _draw(page: ModelPage) -> tuple[list[_Shape], int]:
+    """Return the shapes of the picture of the modules of a page, and its height in pixels."""
     shapes: list[_Shape] = []
     charts = [_Chart(page.data, side) for side in range(len(page.models))]
     kinds = _colour_kinds(charts)
@@ -269,8 +261,7 @@ def draw_picture(page: ModelPage, ending: str) -> str | bytes:
         heading = f"{Path(model.name).name}: {', '.join(numbers)}"
         shapes.append(_Shape(_MARGIN, top, _WIDTH - 2 * _MARGIN, _LINE + 6, None, (heading,)))
         shapes += chart.shapes(top + _LINE + 10, kinds)
-    height = math.ceil(max(shape.top + shape.height for shape in shapes) + _MARGIN)
-    return _svg(shapes, height) if ending == ".svg" else _png(shapes, height)
+    return shapes, math.ceil(max(shape.top + shape.height for shape in shapes) + _MARGIN)
 
 
 def _palettes() -> tuple[dict[str, str], dict[str, str]]:
@@ -286,7 +277,10 @@ def _visible_text(text: str, width: float) -> str:
     return text if len(text) <= letters else f"{text[: letters - 1]}…" if letters > 2 else ""
 
 
-def _svg(shapes: Sequence[_Shape], height: int) -> str:
+def draw_svg(page: ModelPage) -> str:
+    """Draw the modules of a page as an SVG, with the width and colour of the page; light or dark as its reader."""
+    shapes, height = _draw(page)
+
     def rules(palette: Mapping[str, str]) -> str:
         fills = "".join(f".c{number}{{fill:{palette[f'c{number}']}}}" for number in range(_COLOURS + 1))
         return (
@@ -319,9 +313,15 @@ def _svg(shapes: Sequence[_Shape], height: int) -> str:
     )
 
 
-def _png(shapes: Sequence[_Shape], height: int) -> bytes:
+def draw_png(page: ModelPage) -> bytes:
+    """Draw the modules of a page as a light PNG; see :func:`draw_svg`.
+
+    Raises:
+        ImportError: Pillow is not installed.
+    """
     from PIL import Image, ImageColor, ImageDraw, ImageFont
 
+    shapes, height = _draw(page)
     palette = {name: ImageColor.getrgb(colour) for name, colour in _palettes()[0].items()}
     image = Image.new("RGB", (_WIDTH * _SCALE, height * _SCALE), palette["page"])
     canvas, font = ImageDraw.Draw(image), ImageFont.load_default(12 * _SCALE)

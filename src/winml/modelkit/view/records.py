@@ -71,3 +71,9 @@ class ModelPage(Result, Record, kind="view", document="view.table:page_document"
     """Number of modules that differ between two models; None for one model, and for checkpoints."""
     data: Mapping[str, Any] = field(metadata=entry(skip=True))
     """Data of the page: templates of the modules, and the numbers of each module."""
+
+    def svg(self) -> str:
+        """Return the picture of the modules that ``winml view -o FILE.svg`` writes."""
+        from winml.modelkit.view.picture import draw_svg
+
+        return draw_svg(self)

@@ -38,10 +38,6 @@ class ViewSubject:
     colour: str | None
 
 
-PICTURES = (".svg", ".png")
-"""Endings of the names of pictures; every other output is a page."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ViewRequest(AnswerRequest):
     """Request of ``winml view``."""

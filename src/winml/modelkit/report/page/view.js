@@ -43,6 +43,7 @@ function chartNode(module, sizes, shades, texts) {
   return {
     module, label: module.label, words: "", isMarked: false,
     lines: [module.path || module.label, ...(module.path ? [module.tag] : [])],
+    foldedBy: texts.filter(text => !text.isVerdict).map(text => text.own(module) ?? ""),
     kinds: [module.isGroup ? "" : module.className, ...texts.map(text => text.own(module) ?? "")],
     sizes: sizes.map(size => number(size.own(module))), shades: shades.map(shade => number(shade.own(module))),
     children: module.children.map(child => chartNode(child, sizes, shades, texts)),
