@@ -31,7 +31,7 @@ def command(**options: Any) -> None:
     Examples:
       winml view model.onnx -o page.html
       winml view model.onnx quantized.onnx -o pair.html --open
-      winml view model.onnx -o picture.svg --width time
+      winml view model.onnx -o picture.svg --width nodes
     """
     plan = plan_view(ViewRequest(**stated_fields(ViewRequest, options)))
     end_dry_run(plan, options)

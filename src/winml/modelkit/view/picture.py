@@ -99,7 +99,7 @@ class _Chart:
         """True if kinds are the colour, not numbers."""
         return self.data["colour"] == CLASS or bool(self._colour.get("isText"))
 
-    def _value(self, title: str, part: Mapping[str, Any], template: Mapping[str, Any], index: int) -> Any:
+    def _value(self, title: str, part_data: Mapping[str, Any], template: Mapping[str, Any], index: int) -> Any:
         """Return the own number or text of a module; None if unknown."""
         if title == CLASS:
             return self.data["texts"][template["c"]]
@@ -109,7 +109,7 @@ class _Chart:
             size_bytes, parameters = template.get("b", (0, 0))
             return 8 * size_bytes / parameters if parameters else None
         measure = self._measures.get(title)
-        values = part["measures"].get(measure["key"]) if measure else None
+        values = part_data["measures"].get(measure["key"]) if measure else None
         return values[index] if values else None
 
     @cached_property
@@ -125,7 +125,7 @@ class _Chart:
         ]
         return _Box(model["name"], "", 0, None, parts, None)
 
-    def _expand(self, part: Mapping[str, Any]) -> _Box:
+    def _expand(self, part_data: Mapping[str, Any]) -> _Box:
         """Build the boxes of a part from the templates of the page; equal modules are one box."""
         counter = itertools.count()
 
@@ -133,15 +133,15 @@ class _Chart:
             template, index = self.data["templates"][number], next(counter)
             modules = [item for item in template.get("x", ()) if isinstance(item[1], str)]
             inner = [expand(item[2], item[0]) for item in modules]
-            size = self._value(self._width, part, template, index) or 0
-            colour = self._value(self.data["colour"], part, template, index)
+            size = self._value(self._width, part_data, template, index) or 0
+            colour = self._value(self.data["colour"], part_data, template, index)
             kind, shade = (str(colour or ""), None) if self._is_text else ("", colour)
-            class_name = self._value(CLASS, part, template, index)
+            class_name = self._value(CLASS, part_data, template, index)
             likeness = (class_name or label, kind, *(box.likeness for box in inner))
             groups = itertools.groupby(inner, lambda box: box.likeness)
             return _Box(label, kind, size, shade, [self._join(list(group)) for _, group in groups], likeness)
 
-        return expand(part["template"], part["label"])
+        return expand(part_data["template"], part_data["label"])
 
     def _join(self, group: Sequence[_Box]) -> _Box:
         """Return one box for equal modules: sizes add up, and the colour is that of their sum or worst number."""
