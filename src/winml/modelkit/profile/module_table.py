@@ -13,6 +13,7 @@ from winml.modelkit.profile.memory_table import memory_blocks
 from winml.modelkit.profile.module_profile import ModuleProfile, ModuleTime
 from winml.modelkit.profile.module_records import (
     ComparedProfiles,
+    ModulePerfResult,
     ModuleRatio,
     ProfiledDecoder,
     ProfiledModules,
@@ -511,4 +512,42 @@ def _time_boxes(profile: ModuleProfile, caption: str) -> doc.Boxes:
         size_unit=profile.unit,
         shades=doc.Shades(f"self time in {profile.unit}", low=0.0, folded="sum"),
         is_by_class=True,
+    )
+
+
+def module_perf_document(result: ModulePerfResult) -> doc.Document:
+    """Build the document of each instance, each class, and the failed instances."""
+    options = result.options
+    runs = f"{options.iterations} counted" if options.duration_s is None else f"{options.duration_s:g} s of them"
+    input_words = "the values of the file" if result.input_source == "file" else "random values"
+    fields: list[doc.Field] = [
+        ("model", result.model),
+        ("modules", f"{result.selector} · {len(result.instances)} instances"),
+        ("runs on", table.provider_words(result)),
+        ("inputs", f"recorded at the boundary of each, in one run of the whole model on {input_words}"),
+        ("runs", f"{runs} for each, after {options.warmup} to warm up"),
+        *(("no nodes", f"{module.words}: nothing of it is left in the graph") for module in result.without_nodes),
+        *(("failed", f"{instance.identity.words}: {instance.error}") for instance in result.failed),
+        *doc.note_fields(result.notes),
+    ]
+    instances: list[list[doc.Cell]] = [
+        [
+            instance.identity.words,
+            instance.identity.class_name,
+            *(getattr(instance.latency.summary, name) for name in table.SUMMARY),
+        ]
+        for instance in result.instances
+        if instance.latency is not None
+    ]
+    class_columns = [doc.Column(f"p50: {name}", "latency") for name in ("mean", "fastest", "slowest", "sum")]
+    classes: list[list[doc.Cell]] = [
+        [entry.class_name, entry.instances, entry.mean_ms, entry.min_ms, entry.max_ms, entry.total_ms]
+        for entry in result.classes()
+    ]
+    return doc.Document(
+        [
+            doc.Fields(fields),
+            doc.Table(doc.columns(("latency in ms", "name"), "class", *table.LATENCIES), instances),
+            doc.Table(doc.columns("class", ("instances", "count"), *class_columns), classes),
+        ]
     )
