@@ -10,7 +10,7 @@ from statistics import median
 from winml.modelkit.builds.manifest_records import BuildResult
 from winml.modelkit.compare.quality_minimum import LEAST_AGREEMENT
 from winml.modelkit.errors import opt, spell_flag
-from winml.modelkit.file_names import BUILD_CONFIG_NAME
+from winml.modelkit.file_names import BUILD_CONFIG_NAME, EXPORTED_NAME
 from winml.modelkit.ort.execution_providers import library_words
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.race import Choice, ratio_between
