@@ -163,8 +163,6 @@ class Winner(Record):
     build_command: str
     perf_command: str | None
     """None for parallel runs, which ``winml perf`` does not support."""
-    view_command: str
-    """Shows the winner beside the plain file."""
     is_within_noise: bool
     """True if another candidate was faster within the noise, so that the simpler candidate won."""
     ratio_to_plain: Ratio | None = None
@@ -177,6 +175,8 @@ class Winner(Record):
     """The candidate that was faster (or smaller) within the noise; None if the winner is the best."""
     fastest_to_winner: Ratio | None = None
     """Ratio of its latency to that of the winner."""
+    view_command: str = field(default="", metadata=entry(before="is_within_noise"))
+    """Shows the winner beside the plain file."""
 
 
 class TuneResult(
