@@ -24,7 +24,7 @@ import onnxruntime as ort
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError, opt
-from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, PROMPT, VISION
+from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, VISION, prompt_parts
 from winml.modelkit.onnx.bundle import PartDescription, read_part_description
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, GraphCache
@@ -317,10 +317,10 @@ def _open_texts(
     decoder = DecoderGraph(session)
     run_length = decoder.length or 1
     is_prompt = decoder.held is not None and run_length > 1
-    if part is not None and PROMPT in names:
-        with contextlib.suppress(InputError):  # a file alone reads texts without the other part
-            other = Session(_find_part(source, part, DECODER if is_prompt else PROMPT))
-            decoder = DecoderGraph(other, prompt=session) if is_prompt else DecoderGraph(session, prompt=other)
+    if part is not None and (prompts := prompt_parts(names)):
+        with contextlib.suppress(InputError):  # a file alone reads texts without the other parts
+            others = [Session(_find_part(source, part, name)) for name in ([DECODER] if is_prompt else prompts)]
+            decoder = DecoderGraph(others[0], prompts=[session]) if is_prompt else DecoderGraph(session, prompts=others)
     batch = next(spec.shape[0] for spec in decoder.inputs if spec.name == TOKEN_IDS)
     rows = batch if isinstance(batch, int) else 1
     generated = token_texts(decoder.inputs, processors, seed)
@@ -415,7 +415,7 @@ def note_on_steps(path: Path) -> str:
         path: A file for which :func:`decodes_texts` is True.
     """
     tokens, part = next(spec for spec in inputs_of_file(path) if spec.name == TOKEN_IDS), read_part_description(path)
-    if tokens.shape[1] != 1 or (part is not None and PROMPT in part.part_names):
+    if tokens.shape[1] != 1 or (part is not None and prompt_parts(part.part_names)):
         return ""
     return (
         f"The decoder reads one token per run: it read the first {_PROMPT_TOKENS} tokens of each text, and generated "
