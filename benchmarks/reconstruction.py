@@ -28,8 +28,9 @@ import numpy as np  # noqa: E402
 
 FORMATS = ("w8a8", "w8a16", "w4a8", "w4a16")
 AIMET_WAYS = ("min-max", "sequential MSE", "AdaRound")
-ADAROUND_STEPS = 1000
-"""Steps of AdaRound for each layer. Chosen for the time: AIMET recommends 10,000 to 15,000."""
+ADAROUND_SENTENCES, ADAROUND_STEPS = 16, 1000
+"""Sentences, and steps for each layer. Chosen for the time: AIMET quantizes all weights for each sentence of each layer,
+and recommends 10,000 to 15,000 steps."""
 SENTENCES, LENGTH = 64, 64
 OUTPUT = "last_hidden_state"
 
@@ -57,7 +58,7 @@ def aimet(cache: Path, form: str, way: str) -> list[Any]:
     if way == "sequential MSE":
         aimet_onnx.apply_seq_mse(sim, samples)
     if way == "AdaRound":
-        aimet_onnx.apply_adaround(sim, samples, ADAROUND_STEPS)
+        aimet_onnx.apply_adaround(sim, samples[:ADAROUND_SENTENCES], ADAROUND_STEPS)
     if way != "min-max":
         sim.compute_encodings(samples)
     return [sim.session.run(None, feeds)[place] for feeds in arrays_of(cache / "judging")]

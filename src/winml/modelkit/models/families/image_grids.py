@@ -70,9 +70,9 @@ def with_open_grids(decision: InputDecision, dynamic: DynamicRequest, vectors: i
 def fixed_grids(decision: InputDecision) -> dict[str, torch.Tensor]:
     """Return the grids of images of a fixed size, by input; ``{}`` if the sizes are dynamic, or no input is a grid."""
     return {
-        spec.name: torch.tensor([value for value, count in spec.first_values for _ in range(count)]).expand(*spec.shape)
+        spec.name: torch.tensor(spec.fixed_grid).expand(*spec.shape)
         for spec in decision.inputs
-        if spec.first_values and not decision.dimensions
+        if spec.fixed_grid and not decision.dimensions
     }
 
 

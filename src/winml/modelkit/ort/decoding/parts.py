@@ -227,12 +227,6 @@ def _length_advice(name: str, length: int) -> str:
     return f", or build the model{size_words}"
 
 
-def fixed_grid(spec: InputTensorSpec) -> tuple[int, ...]:
-    """Return the frames, rows and columns of patches of every image if an input is their grid and fixed, else ()."""
-    values = tuple(value for value, count in spec.first_values for _ in range(count))
-    return values if spec.shape[1:] == (3,) == (len(values),) else ()
-
-
 _FEATURES = "image_features"
 """Key of the image features that are inserted into the token embeddings here."""
 
@@ -308,7 +302,7 @@ class TokenEmbedder:
             UsageError: states both grids.
         """
         for spec in self.image_inputs:
-            if (grid := fixed_grid(spec)) and (images[spec.name] != grid).any():
+            if (grid := spec.fixed_grid) and (images[spec.name] != grid).any():
                 raise UsageError(
                     f"{spec.name} is {images[spec.name].tolist()}, but {self._vision.name} was built for images of "
                     f"{list(grid)} frames, rows and columns of patches",
