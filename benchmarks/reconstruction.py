@@ -29,8 +29,8 @@ import numpy as np  # noqa: E402
 FORMATS = ("w8a8", "w8a16", "w4a8", "w4a16")
 AIMET_WAYS = ("min-max", "sequential MSE", "AdaRound")
 ADAROUND_SENTENCES, ADAROUND_STEPS = 16, 1000
-"""Sentences, and steps for each layer. Chosen for the time: AIMET quantizes all weights for each sentence of each layer,
-and recommends 10,000 to 15,000 steps."""
+"""Sentences, and steps for each layer. Chosen for the time: AIMET quantizes all weights for each sentence and layer.
+It recommends 10,000 to 15,000 steps."""
 SENTENCES, LENGTH = 64, 64
 OUTPUT = "last_hidden_state"
 
