@@ -143,7 +143,8 @@ def test_texts_of_the_user_are_read_by_prompt_and_step(checkpoint: Path, built: 
     """The prompt graph reads a text without padding; its last tokens and 8 more are steps after its cache."""
     texts = [np.arange(2, 16), np.arange(30, 33)]
     files = [built.folder / f"export_{part}.onnx" for part in ("prompt", "decoder")]
-    prompts, steps = (list(decoding_samples(file, checkpoint, {}, None, 0, texts=texts)) for file in files)
+    data = [{"input_ids": text[None]} for text in texts]
+    prompts, steps = (list(decoding_samples(file, checkpoint, {}, None, 0, data=data)) for file in files)
     read = [feeds["input_ids"][0].tolist() for feeds in prompts]
     assert [[*range(start, start + 4)] for start in (2, 6, 10)] == read
     tokens = [int(feeds["input_ids"][0, 0]) for feeds in steps]
@@ -156,7 +157,7 @@ def test_step_alone_reads_the_start_of_each_text(checkpoint: Path, built: BuildR
     """A step without a prompt graph beside it reads token by token, and continues the text."""
     step = tmp_path / "step.onnx"
     step.write_bytes((built.folder / "export_decoder.onnx").read_bytes())
-    samples = decoding_samples(step, checkpoint, {}, None, 0, texts=[np.arange(2, 40)])
+    samples = decoding_samples(step, checkpoint, {}, None, 0, data=[{"input_ids": np.arange(2, 40)[None]}])
     tokens = [int(feeds["input_ids"][0, 0]) for feeds in samples]
     assert [*range(2, 26)] == list(itertools.islice(tokens, 24))
     assert 32 == len(tokens)
