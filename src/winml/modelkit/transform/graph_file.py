@@ -388,12 +388,11 @@ def _refuse_unfit_data(task: GraphFileTask, work: GraphWork[Any], *, is_remote: 
         return
     from winml.modelkit.compare.quality_samples import refuse_unfit_data
     from winml.modelkit.file_names import files_folder
-    from winml.modelkit.ort.decoding.inputs import inputs_of_file
     from winml.modelkit.samples.data_sources import find_source
 
     if (find_source(request.source).path is None) is is_remote:
         folder = task.processors or files_folder(task.source.absolute())
-        refuse_unfit_data(request, inputs_of_file(task.source), folder)
+        refuse_unfit_data(request, task.source, folder)
 
 
 def may_be_copy(task: GraphFileTask, checked: CheckedSource) -> bool:
