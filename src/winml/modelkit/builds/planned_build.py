@@ -30,7 +30,8 @@ from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interrupt
 
 _OUTSIDE = "the model has external data"
 _TRIED = (
-    "Batch size and length are dynamic as far as the model supports it, which the build tries; the first try is listed."
+    "The build tries dynamic sizes of batch and length, and fixes those that the model does not support; the plan "
+    "lists the first attempt."
 )
 
 

@@ -172,8 +172,8 @@ def _checkpoint_folder(source: ModelSource, model: ModelRequest) -> tuple[Path |
             notes.append(f"{source.name} is downloaded first; its files are read in addition to those listed.")
     if source.kind in CHECKPOINT_KINDS:
         notes.append(
-            "Whether the model has several parts shows when it is loaded; the files of one part are listed. Of "
-            "several, each is written as <stem>_<part>.onnx."
+            "The number of parts is known when the model is loaded; the files of one part are listed. With several, "
+            "each is written as <stem>_<part>.onnx."
         )
     return folder, tuple(notes)
 
