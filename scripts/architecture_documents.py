@@ -30,10 +30,10 @@ _FIRST: ExporterWish = "torchscript"
 _OTHER_STATES = ("plain", "failed", "not run", "not built")
 _GENERATION_HEAD = """Written by `scripts/architecture_eval.py --task text-generation --docs`; a type that an earlier
 run verified is not run again. Each model type of transformers that has a class for text generation is tried, small and
-random as above, an encoder with `is_decoder`, and exported with `--task text-generation`. *With a cache* means: the graph
-takes and returns a cache, equals PyTorch on the random inputs, and gives the scores of `generate()` in each step of a
-text, with its own cache, and of a second prompt after it. *Plain* is verified as well, and reads all tokens in each run.
-*Not run* is refused with this message before anything is traced, by the export or by PyTorch."""
+random as above, an encoder with `is_decoder`, and exported with `--task text-generation`. *With a cache* means: the
+graph takes and returns a cache, equals PyTorch on the random inputs, and gives the scores of `generate()` in each step
+of a text, with its own cache, and of a second prompt after it. *Plain* is verified as well, and reads all tokens in
+each run. *Not run* is refused with this message before anything is traced, by the export or by PyTorch."""
 _NAMED: tuple[ExporterWish, ...] = ("torchscript", "dynamo")
 _EXPORTER_HEAD = """Written by `scripts/architecture_eval.py --docs` from this sweep:
 
