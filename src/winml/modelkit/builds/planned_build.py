@@ -274,7 +274,7 @@ class _Outline(StageWalk):
         for name in adapter_names(plan):
             self._note_file(folder / name)
         for name in layout.described:
-            self._note_file(folder / name, f"{layout.readers} expect it for this kind of model")
+            self._note_file(folder / name, f"this kind of model needs it in {layout.readers}")
         if not plan.deploy_only:
             self._note_file(folder / file_names.BUILD_CONFIG_NAME)
         self._note_file(folder / file_names.BUILD_MANIFEST_NAME)
