@@ -91,7 +91,7 @@ class GraphFileTask:
     """Allow a copy of the source to be a hard link and to reference the data files of the source; correct only if both
     are in one folder, and neither is changed later."""
     freeze_inputs: bool = False
-    """Make inputs with a default value constants."""
+    """Turn inputs that have a default value into constants."""
     copies_any_form: bool = False
     """Also copy a source that is not normalized, if normalization is skipped."""
     processors: Path | None = None
