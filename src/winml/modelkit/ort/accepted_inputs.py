@@ -1,12 +1,14 @@
 """Search for inputs that a graph accepts, if the user passes none.
 
-A graph does not state which sizes and values it takes: edges that are multiples of 32, indices below the length of a
-table, a sampling rate that it compares with a constant. Generated inputs are therefore tried on the graph. If it
-refuses all sizes, or returns NaN, other values are tried, and the first accepted ones are used from then on.
+Samples stored beside the model come first. A graph does not state which sizes and values it takes: edges that are
+multiples of 32, indices below the length of a table, a sampling rate that it compares with a constant. Generated inputs
+are therefore tried on the graph. If it refuses all sizes, or returns NaN, other values are tried, and the first
+accepted ones are used from then on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -21,8 +23,16 @@ from winml.modelkit.errors import NoInputsError, StageError, UsageError
 from winml.modelkit.onnx.specs import InputTensorSpec, current_name
 from winml.modelkit.ort.default_sizes import default_size
 from winml.modelkit.ort.feeds import hiding_value, is_mask
-from winml.modelkit.ort.graph_inputs import bounds_by_name, draw_feeds, graph_inputs, insert_sums, sizes_by_key
+from winml.modelkit.ort.graph_inputs import (
+    bounds_by_name,
+    draw_feeds,
+    graph_inputs,
+    insert_sums,
+    named_sizes,
+    sizes_by_key,
+)
 from winml.modelkit.ort.sessions import Session
+from winml.modelkit.ort.stored_samples import stored_samples
 
 _LARGE_DIMENSIONS = frozenset({"height", "width", "audio_length", "num_frames", "num_channels", "num_mel_bins"})
 _EQUAL_SIZES = (4, 1, 8, 16, 32, 64)
@@ -51,10 +61,12 @@ class AcceptedInputs:
     outputs: Arrays
     note: str = ""
     """Sentence on values that differ from those drawn by default."""
+    is_stored: bool = False
+    """True for a sample stored beside the model."""
 
 
 def accepted_inputs(session: Session, seed: int, requested: Mapping[str, int]) -> Iterator[AcceptedInputs]:
-    """Yield inputs of different sizes that a graph accepts; at least one.
+    """Yield inputs of different sizes that a graph accepts; at least one. Stored samples precede generated values.
 
     Args:
         session: The opened graph.
@@ -68,7 +80,7 @@ def accepted_inputs(session: Session, seed: int, requested: Mapping[str, int]) -
     """
     search = _Search(session, seed, requested)
     count = 0
-    for accepted in search.accepted():
+    for accepted in itertools.chain(search.stored() if not requested else (), search.accepted()):
         count += 1
         yield accepted
     if not count:
@@ -93,6 +105,15 @@ class _Search:
         self._note = ""
         self._count = 0
         self.refusals: list[StageError | UsageError] = []
+
+    def stored(self) -> Iterator[AcceptedInputs]:
+        """Yield the samples stored beside the model that the graph accepts."""
+        samples = stored_samples(self._session.source_path, self._inputs)
+        for feeds in samples.feeds:
+            with contextlib.suppress(StageError):
+                outputs = self._session.run(feeds)
+                sizes = {key: size for _, key, size in named_sizes(self._inputs, feeds)}
+                yield AcceptedInputs(self._inputs, sizes, feeds, outputs, samples.note, is_stored=True)
 
     def accepted(self) -> Iterator[AcceptedInputs]:
         """Yield accepted inputs: with values as drawn by default at all sizes, else at sizes or values tried later."""

@@ -36,6 +36,8 @@ class RunOptions:
     """Sizes at which the model was found to run, for sizes without a request; see :func:`run_at_fitting_sizes`."""
     fitting_inputs: tuple[InputTensorSpec, ...] = ()
     """Inputs with values on which the model was found to run; ``()``: as stated in the file."""
+    fitting_feeds: Arrays | None = None
+    """A sample stored beside the model, on which it was found to run; ``None``: values are drawn."""
     fitting_note: str = ""
     """Sentence on these values."""
     batch_size: int | None = None
@@ -165,6 +167,8 @@ def random_values(inputs: Sequence[InputTensorSpec], options: RunOptions) -> Val
             inputs, options.decoding, options.sizes, batch_size=options.batch_size, seed=options.seed
         )
         return Values(tuple(inputs), feeds, notes)
+    if options.fitting_feeds is not None:
+        return Values(tuple(inputs), options.fitting_feeds, (options.fitting_note,))
     fitting = {name: size for name, size in options.fitting_sizes.items() if name not in options.sizes}
     sizes = settle_sizes(inputs, {**fitting, **options.sizes}, batch_size=options.batch_size)
     size_words = ", ".join(f"{name} {size}" for name, size in fitting.items())
@@ -248,6 +252,8 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
         if options.sizes:
             return options  # the run with the user's sizes states the reason
         raise
+    if accepted.is_stored:
+        return replace(options, fitting_feeds=accepted.feeds, fitting_note=accepted.note)
     fitting = {name: accepted.sizes[name] for name in settled.chosen if name in accepted.sizes}
     return replace(options, fitting_sizes=fitting, fitting_inputs=accepted.inputs, fitting_note=accepted.note)
 
