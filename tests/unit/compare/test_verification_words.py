@@ -10,7 +10,7 @@ from winml.modelkit.compare.words import verification_words
 from winml.modelkit.words import count_words, shape_words, size_words
 
 HIDDEN = "so a wrong graph would go unnoticed"
-REMEDY = "use real weights or other inputs (input_specs)"
+REMEDY = "use real weights or other inputs (--input-specs)"
 NO_SIGNAL = f"no output of the model depends on its inputs, {HIDDEN}"
 
 

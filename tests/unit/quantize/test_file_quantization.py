@@ -307,11 +307,13 @@ BRANCHES = f"""m (float[2, 64] x, bool c) => (float[2, 64] y) <{weight("w1", 64,
 DOUBLE = '<opset_import: ["" : 17], domain: "f">\nDouble (x) => (y) { y = Add (x, x) }'
 
 
-@pytest.mark.parametrize("precision", ["int8", "int4", "fp16", "bf16"])
-def test_branches_are_quantized_and_keep_tags(tmp_path: Path, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("precision", "mode"), [("int8", "dynamic"), ("int8", "qdq"), ("int4", None), ("fp16", None), ("bf16", None)]
+)
+def test_branches_are_quantized_and_keep_tags(tmp_path: Path, precision: str, mode: str | None) -> None:
     """Weights inside branches, which may have the same name, are quantized like those of the main graph."""
     source = parse(BRANCHES, functions=DOUBLE, domains=', "f" : 1')
-    result = quantized(source, tmp_path, precision=precision, mode="dynamic" if precision == "int8" else None)
+    result = quantized(source, tmp_path, precision=precision, mode=mode)
     assert (3, {}, 100.0) == (result.quantized, result.left, result.coverage.percent)
     assert result.after.size_bytes < 0.7 * result.before.size_bytes
     written = onnx.load(tmp_path / "out.onnx")

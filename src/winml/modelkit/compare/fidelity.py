@@ -381,13 +381,8 @@ class FidelitySum:
             self._has_finite = self._has_finite or bool(np.isfinite(expected).any())
             self._silent.update(silent_kinds([expected]) or () if not self._has_finite else ())
         self._has_value = self._has_value or silent_kinds([expected]) is None
-        self._digests.append(
-            zlib.crc32(
-                repr(expected.tolist()).encode()
-                if expected.dtype.kind in TEXT_KINDS
-                else np.ascontiguousarray(expected).tobytes()
-            )
-        )
+        is_text = expected.dtype.kind in TEXT_KINDS
+        self._digests.append(zlib.crc32(repr(expected.tolist()).encode() if is_text else expected.tobytes()))
         if self._problem:
             return
         if expected.shape != actual.shape:

@@ -474,7 +474,7 @@ def _runs_of_reference(reference: Path) -> Iterator[None]:
     try:
         yield
     except (StageError, UsageError) as error:
-        if error.message.startswith(opt.shape_config) or isinstance(error, NoInputsError):
+        if error.message.startswith((opt.shape_config, opt.input_data)) or isinstance(error, NoInputsError):
             raise
         remedies = (missing_kernel_hint(error.message), f"{opt.no_verify} writes the result without comparing it.")
         raise StageError(

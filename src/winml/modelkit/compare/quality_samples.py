@@ -13,10 +13,11 @@ from pathlib import Path
 
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
-from winml.modelkit.errors import NoInputsError, UsageError, WinMLError, opt
+from winml.modelkit.errors import NoInputsError, StageError, UsageError, WinMLError, opt
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.specs import InputTensorSpec
+from winml.modelkit.ort.accepted_inputs import may_refuse_values, run_generated
 from winml.modelkit.ort.decoding.inputs import decoder_tokens
 from winml.modelkit.ort.graph_inputs import DRAWN_DTYPES, graph_inputs
 from winml.modelkit.ort.opened_model import RunOptions, Values, values_for, with_fitting_sizes, with_whole_prompts
@@ -314,5 +315,15 @@ def _random_values(session: Session, request: SampleRequest) -> SampleValues:
     run = with_fitting_sizes(session, with_whole_prompts(graph_inputs(session), request.run))
     # A graph without inputs has one result.
     count = request.samples if graph_inputs(session) else 1
-    drawn = (values_for(session, replace(run, seed=run.seed + number)) for number in range(count))
+    drawn = [values_for(session, replace(run, seed=run.seed + number)) for number in range(count)]
+    if may_refuse_values(drawn[0].inputs):
+        drawn = [drawn[0], *(values for values in drawn[1:] if _can_run(session, values))]
     return SampleValues(tuple(drawn), "random", request.run.seed)
+
+
+def _can_run(session: Session, values: Values) -> bool:
+    try:
+        run_generated(session, values.inputs, values.feeds)
+    except StageError:
+        return False
+    return True

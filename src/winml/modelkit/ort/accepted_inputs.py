@@ -181,7 +181,7 @@ class _Search:
             inputs = case.apply(self._inputs)
             try:
                 feeds = draw_feeds(inputs, sizes, self._seed + self._count)
-                outputs = self._session.run(feeds)
+                outputs = run_generated(self._session, self._inputs, feeds)
             except (StageError, UsageError) as error:
                 self.refusals.append(error)
             else:
@@ -221,6 +221,48 @@ def _dynamic_names(inputs: Sequence[InputTensorSpec]) -> list[str]:
 def _count_elements(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> int:
     """Return the number of elements of all inputs at sizes of the dynamic dimensions."""
     return sum(math.prod(sizes[key] if isinstance(key, str) else key for key in spec.shape) for spec in inputs)
+
+
+def run_generated(session: Session, inputs: Sequence[InputTensorSpec], feeds: Arrays) -> Arrays:
+    """Run a graph on generated values, and return its outputs.
+
+    Raises:
+        StageError: the graph refuses the values, or computes other shapes than it declares, because the values are
+            sizes that it was not made for.
+    """
+    outputs = session.run(feeds)
+    if may_refuse_values(inputs):
+        _refuse_other_shapes(session.output_shapes, outputs)
+    return outputs
+
+
+def may_refuse_values(inputs: Iterable[InputTensorSpec]) -> bool:
+    """Return True if an input without stated values may hold sizes, positions or a setting: a model may refuse values.
+
+    For: the shape of ``Reshape``, the lengths of ``Split``, the ratio of ``Dropout``.
+    """
+    return any(
+        spec.has_rank
+        and (len(spec.shape) <= 1 if "int" in spec.dtype else spec.shape in ((), (1,)))
+        and spec.value_range is None
+        and not spec.values
+        for spec in inputs
+    )
+
+
+def _refuse_other_shapes(declared: Mapping[str, Sequence[int | str | None]], outputs: Arrays) -> None:
+    """Refuse outputs of other shapes than the graph declares: the inputs hold other sizes than it was made for.
+
+    Raises:
+        StageError: names the output and both shapes.
+    """
+    for name, array in outputs.items():
+        shape = tuple(declared[name])
+        if shape and (
+            len(shape) != array.ndim
+            or any(isinstance(size, int) and size != found for size, found in zip(shape, array.shape, strict=True))
+        ):
+            raise StageError(f"output {name} has shape {[*array.shape]} for them, and the file declares {[*shape]}")
 
 
 def _holds_nan(outputs: Arrays) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.errors import MeasureError, NoInputsError, StageError, UsageError, opt, spell
 from winml.modelkit.onnx.specs import InputTensorSpec, damaged_bounds_notes
-from winml.modelkit.ort.accepted_inputs import accepted_inputs
+from winml.modelkit.ort.accepted_inputs import accepted_inputs, may_refuse_values, run_generated
 from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_feeds, decoder_tokens
 from winml.modelkit.ort.default_sizes import fixing_command
 from winml.modelkit.ort.devices import ChosenProvider, choose_provider, missing_option_hint
@@ -231,13 +231,18 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
     settled = settle_sizes(inputs, options.sizes, batch_size=options.batch_size)
     sizes, is_first = dict(settled.chosen), True
     # Integers, flags and text without stated values may be refused at fixed sizes as well.
-    has_guesses = any("float" not in spec.dtype and spec.value_range is None and not spec.values for spec in inputs)
+    has_guesses = may_refuse_values(inputs) or any(
+        "float" not in spec.dtype and spec.value_range is None and not spec.values for spec in inputs
+    )
     if not sizes and not has_guesses:
         return options
     while sizes or is_first:
         feeds = draw_feeds(inputs, {**settled.by_name, **sizes}, options.seed)
         try:
-            session.run(feeds, session.outputs[:1])
+            if may_refuse_values(inputs):
+                run_generated(session, inputs, feeds)
+            else:
+                session.run(feeds, session.outputs[:1])
         except StageError:
             smaller = {name: size // 2 if size > _SMALLEST_HALVED else size for name, size in sizes.items()}
             if smaller == sizes:

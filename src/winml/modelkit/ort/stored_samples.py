@@ -50,11 +50,13 @@ def stored_samples(model: Path | None, inputs: Sequence[InputTensorSpec]) -> Sto
     """
     if model is None or not inputs:
         return StoredSamples()
+    from google.protobuf.message import DecodeError
+
     folder, names = model.absolute().parent, [spec.name for spec in inputs]
     for name, read in (("test_data_set_0", _test_data), ("the proof", _proof_inputs)):
         try:
             samples = [sample for sample in read(folder, names) if _fits(sample, inputs)]
-        except (WinMLError, ForeignNameError, OSError, KeyError, TypeError, ValueError):
+        except (WinMLError, ForeignNameError, OSError, KeyError, TypeError, ValueError, DecodeError):
             continue  # a damaged file is no sample; the inputs are generated
         if samples:
             others = f" to {len(samples) - 1}" if len(samples) > 1 and read is _test_data else ""

@@ -482,10 +482,11 @@ def _release_weights(model: ir.Model, *, freezes_inputs: bool = False) -> tuple[
         model.graph.inputs.remove(value)
     if not is_old:
         return (f"{count_noun(len(weights), 'input')} with a default value: now constants ({opt.freeze_inputs}).",)
-    return (
+    note = (
         f"{count_noun(len(weights), 'weight', 'are')} no longer in the inputs: IR version {version} required it, and "
-        f"version {_FREE_INITIALIZERS}, which the result has, does not.",
+        f"version {_FREE_INITIALIZERS}, which the result has, does not."
     )
+    return (note,)
 
 
 def _lower_ir_version(model: ir.Model) -> tuple[str, ...]:
@@ -686,7 +687,9 @@ def _compare_with_source(
         from winml.modelkit.compare.files import refuse_unopenable
 
         refuse_unopenable(task.source, staged)
-        return None, (f"Not checked: the source accepts none of the generated inputs: {error.message}.",)
+        reason = error.message.rstrip(".")
+        remedy = f"pass inputs that it accepts ({opt.dataset})"
+        return None, (f"Not checked: the source accepts none of the generated inputs: {reason}; {remedy}.",)
     except StageError:
         source = load_by_reference(task.source)
         opset = source.opset_imports.get("", OLDEST_OPSET)
