@@ -316,14 +316,14 @@ def _random_values(session: Session, request: SampleRequest) -> SampleValues:
     # A graph without inputs has one result.
     count = request.samples if graph_inputs(session) else 1
     drawn = [values_for(session, replace(run, seed=run.seed + number)) for number in range(count)]
-    if may_refuse_values(drawn[0].inputs):
+    if may_refuse_values(graph_inputs(session)):
         drawn = [drawn[0], *(values for values in drawn[1:] if _can_run(session, values))]
     return SampleValues(tuple(drawn), "random", request.run.seed)
 
 
 def _can_run(session: Session, values: Values) -> bool:
     try:
-        run_generated(session, values.inputs, values.feeds)
+        run_generated(session, values.feeds, as_declared=True)
     except StageError:
         return False
     return True

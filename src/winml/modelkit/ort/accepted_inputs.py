@@ -102,6 +102,7 @@ class _Search:
         """Values used in turn on top of others: those that the graph compares inputs with."""
         self._variants = [*([_NO_CHANGE] if self._cases else []), *_value_variants(free)]
         """Other values, the likeliest first; those of all inputs are stated in the file if empty."""
+        self._checks_shapes = may_refuse_values(self._inputs)
         self._note = ""
         self._count = 0
         self.refusals: list[StageError | UsageError] = []
@@ -181,7 +182,7 @@ class _Search:
             inputs = case.apply(self._inputs)
             try:
                 feeds = draw_feeds(inputs, sizes, self._seed + self._count)
-                outputs = run_generated(self._session, self._inputs, feeds)
+                outputs = run_generated(self._session, feeds, as_declared=self._checks_shapes)
             except (StageError, UsageError) as error:
                 self.refusals.append(error)
             else:
@@ -223,15 +224,20 @@ def _count_elements(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int])
     return sum(math.prod(sizes[key] if isinstance(key, str) else key for key in spec.shape) for spec in inputs)
 
 
-def run_generated(session: Session, inputs: Sequence[InputTensorSpec], feeds: Arrays) -> Arrays:
+def run_generated(session: Session, feeds: Arrays, *, as_declared: bool) -> Arrays:
     """Run a graph on generated values, and return its outputs.
 
+    Args:
+        session: The graph.
+        feeds: The values.
+        as_declared: Refuse outputs of other shapes than the graph declares: values may be sizes that it was not made
+            for.
+
     Raises:
-        StageError: the graph refuses the values, or computes other shapes than it declares, because the values are
-            sizes that it was not made for.
+        StageError: the graph refuses the values, or the outputs are refused.
     """
     outputs = session.run(feeds)
-    if may_refuse_values(inputs):
+    if as_declared:
         _refuse_other_shapes(session.output_shapes, outputs)
     return outputs
 

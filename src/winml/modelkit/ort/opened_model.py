@@ -240,7 +240,7 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
         feeds = draw_feeds(inputs, {**settled.by_name, **sizes}, options.seed)
         try:
             if may_refuse_values(inputs):
-                run_generated(session, inputs, feeds)
+                run_generated(session, feeds, as_declared=True)
             else:
                 session.run(feeds, session.outputs[:1])
         except StageError:
