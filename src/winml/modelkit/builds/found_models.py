@@ -23,12 +23,8 @@ from winml.modelkit.onnx.files.foreign_files import library_file
 from winml.modelkit.onnx.files.foreign_names import file_within, name_problem
 from winml.modelkit.onnx.files.moving import move_file, remove_folder
 from winml.modelkit.onnx.files.named_paths import COPIES_FOLDER, cache_root, named_path
-<<<<<<< HEAD
 from winml.modelkit.options import JsonError, read_json_file
-from winml.modelkit.words import message_words
-=======
 from winml.modelkit.words import message_words, show_paths_as
->>>>>>> main
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.manifest_records import BuildManifest
