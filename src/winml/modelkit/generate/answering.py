@@ -59,7 +59,8 @@ class Answer:
     kind: AnswerKind
     entries: tuple[AnswerEntry, ...]
     arrays: Arrays = field(default_factory=dict)
-    """Arrays of the result: embeddings, ``depth`` of each pixel, ``segments``: the segment number of each pixel."""
+    """Arrays of the result: embeddings, ``depth`` of each pixel, ``segments``: the segment number of each pixel,
+    ``image``: its red, green and blue values from 0 to 255."""
     notes: tuple[str, ...] = ()
 
 
@@ -531,6 +532,13 @@ class TaskRunner:
         result = self._pipeline("image processor")(inputs["image"])
         return Answer("depth", *_describe_tensors({"depth": result["predicted_depth"].numpy(force=True).squeeze()}))
 
+    def changed_image(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the image that the model makes of an image."""
+        tensors = self._image_processor(images=[inputs["image"]], return_tensors="np")
+        channels = named_output(self._run_model(dict(tensors)), "reconstruction")[0].astype(np.float32)
+        pixels = (np.moveaxis(channels, 0, -1).clip(0, 1) * 255).round().astype(np.uint8)
+        return Answer("image", *_describe_tensors({"image": pixels}))
+
     def image_embeddings(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the embedding of one image, or the similarity of each to the first."""
         images = _as_list(inputs["image"])
@@ -659,6 +667,7 @@ _ANSWERS: Mapping[str, Callable[[TaskRunner, Mapping[str, Any]], Answer]] = {
     "object-detection": TaskRunner.boxes,
     "image-segmentation": TaskRunner.segments,
     "depth-estimation": TaskRunner.depth,
+    "image-to-image": TaskRunner.changed_image,
     "zero-shot-object-detection": TaskRunner.described_objects,
     "video-classification": TaskRunner.video_classes,
     "zero-shot-audio-classification": TaskRunner.labelled_audio,
@@ -823,7 +832,7 @@ def _find_differences(ours: Answer, theirs: Answer) -> Iterator[tuple[float | No
         yield from _array_differences(ours, theirs)
     if ours.kind == "labels":
         yield from _class_differences(ours.entries, theirs.entries)
-    elif ours.kind not in ("embedding", "depth", "tensors", "segments"):
+    elif ours.kind not in ("embedding", "depth", "image", "tensors", "segments"):
         yield from _entry_differences(ours.entries, theirs.entries)
 
 

@@ -81,6 +81,7 @@ RUN_TASKS: Mapping[str, RunTask] = {
     "object-detection": RunTask((_IMAGE,), "image"),
     "image-segmentation": RunTask((_IMAGE,), "image"),
     "depth-estimation": RunTask((_IMAGE,), "image"),
+    "image-to-image": RunTask((_IMAGE,), "image"),
     "zero-shot-image-classification": RunTask((
         _IMAGE,
         TaskInput("label", "text", "a candidate label, such as: a photo of a cat", "a photo of a cat",
