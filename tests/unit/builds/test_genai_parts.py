@@ -128,8 +128,9 @@ def test_vision_parts_and_their_image_processor_are_described(tmp_path: Path) ->
         "model_type": "qwen2_5_vl", "image_token_id": 5, "vision_start_token_id": 7,
         "vision_config": {"patch_size": 14}, "text_config": {"num_attention_heads": 4, "eos_token_id": 2},
     }  # fmt: skip
+    # As published: without the filter and the factor, and with the number of pixels under older names.
     processor = {
-        "size": {"shortest_edge": 784, "longest_edge": 9408}, "resample": 3, "rescale_factor": 0.5, "patch_size": 14,
+        "min_pixels": 784, "max_pixels": 9408, "patch_size": 14, "do_resize": None,
         "image_mean": [0.5] * 3, "image_std": [0.25] * 3, "merge_size": 2, "temporal_patch_size": 2,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -143,6 +144,7 @@ def test_vision_parts_and_their_image_processor_are_described(tmp_path: Path) ->
     operations = [entry["operation"] for entry in texts["image_processor.json"]["processor"]["transforms"]]
     assert ["DecodeImage", "Resize", "Rescale", "Normalize", "PatchImage"] == [entry["type"] for entry in operations]
     resizing = operations[1]["attrs"]
+    assert {"rescale_factor": 1 / 255} == operations[2]["attrs"]
     assert ("CUBIC", 784, 9408) == tuple(resizing[key] for key in ("interpolation", "min_pixels", "max_pixels"))
     (tmp_path / "processor_config.json").unlink()
     assert {"genai_config.json"} == set(genai_texts(vision_parts(tmp_path), {"config.json": tmp_path / "config.json"}))

@@ -20,6 +20,8 @@ class VisionType:
     name: str
     vision_inputs: tuple[str, ...]
     """Inputs of the vision encoder."""
+    settings: Mapping[str, object]
+    """Settings of the image processor that a checkpoint may omit; the defaults of transformers."""
     tokens: tuple[str, ...] = ()
     """Token numbers of ``config.json`` that the type reads."""
     sizes: tuple[str, ...] = ()
@@ -33,12 +35,15 @@ class VisionType:
 _QWEN = VisionType(
     "qwen2_5_vl",
     ("pixel_values", "image_grid_thw"),
+    {"resample": 3, "rescale_factor": 1 / 255},
     ("image_token_id", "video_token_id", "vision_start_token_id"),
     ("spatial_merge_size", "patch_size"),
     cuts_patches=True,
 )
 VISION_TYPES: Mapping[str, VisionType] = {
-    "gemma3": VisionType("gemma3", ("pixel_values",), fixed={"mm_tokens_per_image": 256}),
+    "gemma3": VisionType(
+        "gemma3", ("pixel_values",), {"resample": 2, "rescale_factor": 1 / 255}, fixed={"mm_tokens_per_image": 256}
+    ),
     "qwen2_vl": _QWEN,
     "qwen2_5_vl": _QWEN,
 }
@@ -55,6 +60,7 @@ def image_processor(kind: VisionType, settings: Mapping[str, Any]) -> dict[str, 
         kind: The type of the model.
         settings: Settings of the image processor of the checkpoint.
     """
+    settings = {**kind.settings, **settings}
     try:
         operations: list[_Operation] = [
             ("DecodeImage", {"color_space": "RGB"}),
@@ -68,7 +74,7 @@ def image_processor(kind: VisionType, settings: Mapping[str, Any]) -> dict[str, 
     transforms = [
         {"operation": {"name": name, "type": name, "attrs": dict(attributes)}}
         for name, attributes in operations
-        if settings.get(f"do_{name.lower()}", True)
+        if settings.get(f"do_{name.lower()}") is not False
     ]
     return {"processor": {"name": "image_processor", "transforms": transforms}}
 
