@@ -223,7 +223,7 @@ def exported(checkpoint: Path, task: str, *, is_open: bool) -> Path:
     """Export a checkpoint; config and processor files go beside the ONNX file."""
     model = checkpoint.parent / f"{checkpoint.name}-onnx" / "model.onnx"
     model.parent.mkdir()
-    dynamic = DynamicRequest(batch=is_open, sequence=is_open, image_size=task == "depth-estimation")
+    dynamic = DynamicRequest(batch=is_open, sequence=is_open, image_size=task in ("depth-estimation", "image-to-image"))
     HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint(
         ModelRequest(str(checkpoint), task=LOADED_TASKS.get(task, task), dynamic=dynamic), model
     )
