@@ -559,6 +559,8 @@ class VisionLanguageModel(DecoderModel):
         # Called by transformers' loop, which knows the names in a signature only.
         names = {*self._extra_argument_names, "labels"}
         model_kwargs.pop("labels", None)  # outputs of processors for training; no forward takes them
+        if not self.graph.takes_kinds:
+            model_kwargs.pop(TOKEN_TYPES, None)  # the embeddings mark the tokens of images
         general = {name: value for name, value in model_kwargs.items() if name not in names}
         loop: Any = super()  # declared for models of torch
         loop._validate_model_kwargs(general)
