@@ -522,8 +522,8 @@ class GenerationInfo(Record):
         if self.differs_in_pieces is None:
             return ()
         difference = f"{self.differs_in_pieces:.1e}"
-        text = f"the logits of PyTorch itself differ (relative difference {difference})"
-        return (f"Read a prompt in one run: in two, {text}.",)
+        text = f"differ in PyTorch itself (relative difference {difference})"
+        return (f"Read a prompt in one run: the logits after two runs {text}.",)
 
     @property
     def words(self) -> str:

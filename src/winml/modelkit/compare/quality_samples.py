@@ -18,15 +18,14 @@ from winml.modelkit.file_names import files_folder
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.accepted_inputs import may_refuse_values, run_generated
-from winml.modelkit.ort.decoding.inputs import decoder_tokens
+from winml.modelkit.ort.decoding.inputs import decoder_tokens, inputs_of_file
 from winml.modelkit.ort.graph_inputs import DRAWN_DTYPES, graph_inputs
 from winml.modelkit.ort.opened_model import RunOptions, Values, values_for, with_fitting_sizes, with_whole_prompts
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.ort.stored_samples import stored_samples
 from winml.modelkit.samples.data_sets import DataSetRequest, open_data_set
 from winml.modelkit.samples.generated_samples import (
-    decoder_texts,
-    decodes_texts,
+    decoder_data,
     decoding_samples,
     generate_samples,
     has_processors,
@@ -217,9 +216,10 @@ def data_set_values(
         from winml.modelkit.samples.preprocessing import SampleFeeds
 
         samples = SampleFeeds(data_set, folder)
-        if model is not None and _reads_texts_in_runs(inputs, sizes):
-            texts, count = decoder_texts(samples, inputs), request.samples or MOST_SAMPLES
-            runs = decoding_samples(model, folder, sizes, count, request.seed, every=RUNS_BETWEEN_SAMPLES, texts=texts)
+        data = decoder_data(samples, model) if model is not None and _holds_fixed_cache(inputs, sizes) else None
+        if model is not None and data is not None:
+            count = request.samples or MOST_SAMPLES
+            runs = decoding_samples(model, folder, sizes, count, request.seed, every=RUNS_BETWEEN_SAMPLES, data=data)
             draws = list(runs)
         else:
             draws = list(samples.read(with_fixed_sizes(inputs, sizes)))
@@ -228,8 +228,13 @@ def data_set_values(
         return SampleValues(values, "dataset", request.seed, data=data_set.words)
 
 
-def refuse_unfit_data(request: DataSetRequest, inputs: Sequence[InputTensorSpec], folder: Path) -> None:
+def refuse_unfit_data(request: DataSetRequest, model: Path, folder: Path) -> None:
     """Convert the first sample of a dataset, before work that a mistake in its request would waste.
+
+    Args:
+        request: The requested samples.
+        model: The ONNX file.
+        folder: Folder of the processors.
 
     Raises:
         UsageError: the dataset is missing, or does not fit the model.
@@ -238,18 +243,14 @@ def refuse_unfit_data(request: DataSetRequest, inputs: Sequence[InputTensorSpec]
     with open_data_set(request) as data_set:
         from winml.modelkit.samples.preprocessing import SampleFeeds
 
-        samples = SampleFeeds(data_set, folder)
-        next(decoder_texts(samples, inputs) if _reads_texts_in_runs(inputs, {}) else samples.read(inputs), None)
+        inputs, samples = inputs_of_file(model), SampleFeeds(data_set, folder)
+        data = decoder_data(samples, model) if _holds_fixed_cache(inputs, {}) else None
+        next(samples.read(inputs) if data is None else data, None)
 
 
 def _holds_fixed_cache(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> bool:
     """Return True for a decoder with a cache of a fixed length, which does not read a whole text in one run."""
     return any(spec.cache for spec in inputs) and decoder_tokens(inputs, sizes) is None
-
-
-def _reads_texts_in_runs(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> bool:
-    """Return True for a text decoder that needs several runs for a text, because its cache has a fixed length."""
-    return decodes_texts(inputs) and _holds_fixed_cache(inputs, sizes)
 
 
 def value_files(path: Path) -> list[Path]:

@@ -137,7 +137,7 @@ def optimize_model(
         submodel: Parts of a build folder; empty: all.
         options: Options; None: the options in ``flags``.
         overwrite: Replace an existing file.
-        freeze_inputs: Make inputs with a default value constants.
+        freeze_inputs: Turn inputs that have a default value into constants.
         verify: Compare the result with ``model`` in ONNX Runtime.
         skip_normalization: Treat the graph as normalized even if it is not stamped so.
         external_data: Store weights in a separate data file (True) or in the model (False); None: a separate file from

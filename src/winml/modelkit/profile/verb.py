@@ -312,23 +312,17 @@ def _profile_beside_baseline(
     progress: Progress | None,
     tell: Tell | None,
 ) -> dict[str, ComparedProfiles]:
-    """Measure a model and its baseline in alternation, and both by module: files one after the other."""
-    from winml.modelkit.profile.by_module import profile_beside_pytorch, profile_by_module, read_weight_bytes
-    from winml.modelkit.profile.module_records import ComparedProfiles
+    """Measure a model and its baseline in alternation, as a whole and by module."""
+    from winml.modelkit.profile.by_module import profile_beside_file, profile_beside_pytorch
     from winml.modelkit.profile.perf import PerfOptions, measure_model
 
     ((part, run),) = subject.runs.items()
     path = exported(subject.models[part])
+    options = PerfOptions(run, subject.latency, baseline)
     if baseline.path is None:
-        options = PerfOptions(run, subject.latency, baseline)
         return {part: profile_beside_pytorch(path, options, progress=progress, tell=tell)}
-    result = measure_model(path, PerfOptions(run, subject.latency, baseline), progress=progress)
-    model_profile, baseline_profile = (
-        profile_by_module(file, replace(run, shown=shown), subject.latency, progress=progress)
-        for file, shown in ((path, run.shown), (baseline.path, baseline.name))
-    )
-    weights = read_weight_bytes(path), read_weight_bytes(baseline.path)
-    return {part: ComparedProfiles(result, model_profile, baseline_profile, *weights)}
+    result = measure_model(path, options, progress=progress)
+    return {part: profile_beside_file(path, baseline.path, result, options, progress=progress)}
 
 
 def _measure_selected(

@@ -99,7 +99,7 @@ class GraphFileTask:
     """Allow a copy of the source to be a hard link and to reference the data files of the source; correct only if both
     are in one folder, and neither is changed later."""
     freeze_inputs: bool = False
-    """Make inputs with a default value constants."""
+    """Turn inputs that have a default value into constants."""
     copies_any_form: bool = False
     """Also copy a source that is not normalized, if normalization is skipped."""
     processors: Path | None = None
@@ -396,12 +396,11 @@ def _refuse_unfit_data(task: GraphFileTask, work: GraphWork[Any], *, is_remote: 
         return
     from winml.modelkit.compare.quality_samples import refuse_unfit_data
     from winml.modelkit.file_names import files_folder
-    from winml.modelkit.ort.decoding.inputs import inputs_of_file
     from winml.modelkit.samples.data_sources import find_source
 
     if (find_source(request.source).path is None) is is_remote:
         folder = task.processors or files_folder(task.source.absolute())
-        refuse_unfit_data(request, inputs_of_file(task.source), folder)
+        refuse_unfit_data(request, task.source, folder)
 
 
 def may_be_copy(task: GraphFileTask, checked: CheckedSource) -> bool:

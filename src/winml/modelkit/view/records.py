@@ -13,6 +13,10 @@ from winml.modelkit.report.result import Result
 
 UNCHANGED = ("equal", "changed inside")
 """Words for a module that does not itself differ: without and with changes of the modules inside it."""
+STRUCTURE = ("nodes", "parameters", "bytes of weights", "MACs")
+"""Numbers of every file, in the order of the own numbers of a template."""
+BITS, CLASS, CHANGE = "bits of a parameter", "class", "change"
+"""Further values of modules that are not from an earlier run."""
 
 
 class ViewedPart(Record):
@@ -45,6 +49,8 @@ class ViewedModel(Record):
     """Name as passed by the user."""
     parts: tuple[ViewedPart, ...]
     known: tuple[KnownNumbers, ...]
+    build: Mapping[str, str]
+    """Stage of the build → nodes, size and quality of its result; empty for a file of no build."""
     notes: tuple[str, ...]
     """Limits of the view, such as missing tags, one sentence each."""
 
@@ -57,8 +63,17 @@ class ViewedModel(Record):
 class ModelPage(Result, Record, kind="view", document="view.table:page_document", rows="models"):
     """The page of one or two models."""
 
+    _page_height = 960
+    """Chosen: the modules and the top of the graph."""
+
     models: tuple[ViewedModel, ...]
     differing: int | None
     """Number of modules that differ between two models; None for one model, and for checkpoints."""
     data: Mapping[str, Any] = field(metadata=entry(skip=True))
     """Data of the page: templates of the modules, and the numbers of each module."""
+
+    def svg(self) -> str:
+        """Return the picture of the modules that ``winml view -o FILE.svg`` writes."""
+        from winml.modelkit.view.picture import draw_svg
+
+        return draw_svg(self)

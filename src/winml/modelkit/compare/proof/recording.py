@@ -35,6 +35,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.onnx.files.content_digest import hash_file
 from winml.modelkit.onnx.files.output_files import OutputFiles
 from winml.modelkit.onnx.files.placing import external_files
+from winml.modelkit.onnx.fingerprint import file_fingerprint
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.records import json_value
@@ -240,6 +241,7 @@ def _with_quality(
         update={
             "file": path.name,
             "sha256": hash_file(path),
+            "fingerprint": file_fingerprint(path),
             "provider": "CPUExecutionProvider" if provider is None else provider.provider.name,
             "outputs": tuple(
                 ProofOutput(
