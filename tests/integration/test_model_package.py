@@ -119,7 +119,7 @@ def test_messages_name_the_variant_of_a_package(built: tuple[Path, dict[str, Any
     """The copy that is opened lies in the cache."""
     standard = built[0] / "model" / "standard"
     shown = run_here("inspect", standard)
-    assert str(standard / "model.onnx") in shown.out
+    assert str(standard) in shown.out
     listed = run_here("inspect", standard, "-f", "json")
     viewed = run_here("view", built[0], standard, "-o", tmp_path / "page.html")
     refused = run_here("extract", standard, "--module", "nowhere", "-o", tmp_path / "part.onnx")
