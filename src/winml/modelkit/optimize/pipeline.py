@@ -305,12 +305,12 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
         selected=selected,
         known_names=scopes.names,
     )
+    if options.operators != "standard" and narrow == ir.DataType.FLOAT16 and guard_by_masks(done.model):
+        run_passes(done.model, _CLEANUP, OptimizeError)
     if twin is not None:
         twin.restore(done.model)
     if options.operators == "standard":
         write_standard_operators(done.model)
-    elif options.ep in providers_in_table() and options.ep not in kernel_types("IsNaN"):
-        guard_by_masks(done.model)
     model, notes = done.model, [*notes, *done.notes]
     # Last: carrying tags reads in names which node was fused into which.
     _name_new_nodes(model, scopes)
