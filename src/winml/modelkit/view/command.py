@@ -48,5 +48,10 @@ def command(**options: Any) -> None:
 
 def _file_content(page: ModelPage, path: Path) -> str | bytes:
     """Return the page, or the picture if the name of the file ends in ``.svg`` or ``.png``."""
-    draw = {".svg": page.svg, ".png": page.png}.get(path.suffix.lower())
-    return page_text(page.document(), path, {}) if draw is None else draw()
+    match path.suffix.lower():
+        case ".svg":
+            return page.svg()
+        case ".png":
+            return page.png()
+        case _:
+            return page_text(page.document(), path, {})
