@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 MODEL_SUFFIX = ".onnx"
@@ -13,7 +14,8 @@ ONLY_PART = "model"
 ENCODER, DECODER = "encoder", "decoder"
 """Part names of an encoder-decoder model."""
 PROMPT = "prompt"
-"""Name of the part that reads the prompt, for a decoder of fixed sizes; the decoder then reads single tokens."""
+"""Name of the part that reads the prompt, for a decoder of fixed sizes; the decoder then reads single tokens. Of
+several such parts, each has its number of tokens in its name: ``prompt_64``."""
 VISION, EMBEDDING = "vision", "embedding"
 """Names of the parts before the decoder of a vision-language model."""
 PIPELINE_INDEX_NAME = "model_index.json"
@@ -103,6 +105,15 @@ TUNE_FIXED_NAME = "fixed.onnx"
 OPTIMIZED_SUFFIX = "_opt"
 _MEASURED_SUFFIX = ".measured.json"
 """Name suffix of a file beside an unfinished result: its measurements."""
+
+
+def prompt_parts(parts: Iterable[str]) -> list[str]:
+    """Return the names of the parts that read prompts.
+
+    >>> prompt_parts(["prompt_16", "prompt_64", "decoder"])
+    ['prompt_16', 'prompt_64']
+    """
+    return [name for name in parts if re.fullmatch(rf"{PROMPT}(_\d+)?", name)]
 
 
 def unfinished_work_path(output: Path) -> Path:

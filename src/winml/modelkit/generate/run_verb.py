@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import ConfigError, InputError, ModelPathError, TaskError, UsageError, opt, spell
 from winml.modelkit.fields import INPUTS, OUTPUT, RECORDED, declare
-from winml.modelkit.file_names import DECODER, ENCODER, MODEL_SUFFIX, ONLY_PART, PROMPT, VISION, files_folder
+from winml.modelkit.file_names import DECODER, ENCODER, MODEL_SUFFIX, ONLY_PART, VISION, files_folder, prompt_parts
 from winml.modelkit.generate.task_inputs import IMAGE_SUFFIXES, LOADED_TASKS, RUN_TASKS, RunTask, TaskInput, run_task
 from winml.modelkit.models.checkpoints.task import canonical_task
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, refuse_special_file
@@ -261,7 +261,7 @@ def _refuse_generating(request: RunRequest, task: str, definition: RunTask | Non
     Raises:
         UsageError: names the command to use.
     """
-    if PROMPT in request.files or VISION in request.files or task in ("text-generation", "image-text-to-text"):
+    if prompt_parts(request.files) or VISION in request.files or task in ("text-generation", "image-text-to-text"):
         raise UsageError(
             f"{request.name} is for {task}, whose result is generated token by token",
             hint=f'winml generate {_command_words(request)} -p "Once upon a time"',
@@ -380,7 +380,7 @@ def example_command(
         if missing_processors([*inputs], files_folder(path)):
             return None
         *_, token_count = inputs.get(TOKEN_IDS) or (None,)
-        if task == "text-generation" and PROMPT not in files and isinstance(token_count, int) and token_count > 1:
+        if task == "text-generation" and not prompt_parts(files) and isinstance(token_count, int) and token_count > 1:
             return None  # it reads so many tokens in each run
         name = _add_provider_options(name, path)
     if task == "text-generation":

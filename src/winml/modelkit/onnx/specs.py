@@ -173,6 +173,12 @@ class InputTensorSpec(_TensorSpec):
         return completed
 
     @property
+    def fixed_grid(self) -> tuple[int, ...]:
+        """Frames, rows and columns of patches of each image, if the input has no other values; else ``()``."""
+        values = tuple(value for value, count in self.first_values for _ in range(count))
+        return values if len(values) == 3 and self.shape[1:] == (3,) else ()
+
+    @property
     def has_rank(self) -> bool:
         """False for an input of a file that declares no rank; its shape here is ``()``, and it takes any sizes."""
         return self._has_rank

@@ -39,7 +39,7 @@ from winml.modelkit.models.families.image_features import (
     has_image_code,
     with_whole_prompt,
 )
-from winml.modelkit.models.families.image_grids import reads_grids, with_open_grids
+from winml.modelkit.models.families.image_grids import fixed_grids, reads_grids, with_open_grids
 from winml.modelkit.models.inputs.decision import InputDecision
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments
 from winml.modelkit.models.inputs.shape_run import run_on_shapes
@@ -317,7 +317,9 @@ class _DividedModel:
 
         def open_decision(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
             if reads_grids(self.model.get_submodule(self.code.owner)):
-                return with_open_grids(decision, dynamic, self.code.feature_shape[0])
+                is_size_stated = {"height", "width"} <= self.request.fixed_sizes.keys()
+                is_open = not is_size_stated or dynamic.image_size or dynamic.axes
+                return with_open_grids(decision, dynamic, self.code.feature_shape[0]) if is_open else decision
             if has_one_in_each_row:
                 return self._open_sizes(decision, (_BATCH_KEY,), dynamic)
             return self._open_sizes(decision, (), dynamic.model_copy(update={"batch": False}))
@@ -333,15 +335,17 @@ class _DividedModel:
             NestedArguments(tuple(spec.name for spec in decision.inputs), {}, dict),
             name=VISION,
             path=self.code.owner,
-            entry=self._features,
+            entry=partial(self._features, fixed_grids=fixed_grids(decision)),
             feeds=()
             if self.embeds_tokens_only
             else tuple(PartFeed(name, EMBEDDING, name) for name in (FEATURES, *self.code.feature_names)),
         )
 
-    def _features(self, module: torch.nn.Module) -> Callable[..., dict[str, torch.Tensor]]:
+    def _features(
+        self, module: torch.nn.Module, fixed_grids: Mapping[str, torch.Tensor]
+    ) -> Callable[..., dict[str, torch.Tensor]]:
         """Return the function that computes image features in the shape of the embedding's input, with marks."""
-        features = self.code.features(module)
+        features = self.code.features(module, fixed_grids)
         if self.request.embedding_of is None:
             return features
 
