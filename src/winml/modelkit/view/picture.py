@@ -196,11 +196,12 @@ class _Chart:
             entries.append((_COLOURS, "unknown"))
         else:
             low, high = (self._words(self.data["colour"], end) for end in ends)
+            low = f"≤ {low}" if self._colour.get("logarithmic") else low
             steps = [(0.0, low), (0.25, ""), (0.5, ""), (0.75, ""), (1.0, high)]
             entries += [(1 - step if self._colour.get("darkLow") else step, text) for step, text in steps]
         left = float(_MARGIN)
         for number, text in entries:
-            width = (len(text) + 2) * _LETTER
+            width = min((len(text) + 2) * _LETTER, _WIDTH - 2 * _MARGIN - _LINE)
             if left + _LINE + width > _WIDTH - _MARGIN:
                 left, top = float(_MARGIN), top + 1.5 * _LINE
             if number is not None:
