@@ -182,14 +182,14 @@ def _read_ratios(record: Mapping[str, Any], path: Path, phase: str) -> Iterator[
     times, ratios = (side.get(phase) or {} if phase else side for side in (record, baseline))
     if not ratios.get("ratios") or "by_module" not in times:
         return
-    ending, name = f" of {phase}" if phase else "", PurePath(baseline["name"]).name
+    where, name = f" in a {phase}" if phase else "", PurePath(baseline["name"]).name
     rows = [row for row in ratios["ratios"] if row["ratio"]]
-    title = f"time{ending} relative to {name}"
+    title = f"time{where} relative to {name}"
     values = {row["tag"]: _number(row["ratio"]["value"]) for row in rows if row["verdict"] != _UNDECIDED}
     answers = {row["tag"]: _FASTER.get(row["verdict"], "no") for row in rows}
     measures = [
         Measure(f"ratio {phase}".strip(), title, values),
-        Measure(f"faster {phase}".strip(), f"faster{ending} than {name}", answers, kind="text", is_verdict=True),
+        Measure(f"faster {phase}".strip(), f"faster{where} than {name}", answers, kind="text", is_verdict=True),
     ]
     yield _result(path, times["by_module"].get("fingerprint", ""), measures)
 
