@@ -13,10 +13,15 @@ from transformers import AutoTokenizer
 
 from generating import save_decoder
 from winml.modelkit import WinMLAutoModel, build_hf_model
+from winml.modelkit.builds.config import LoaderSection
 from winml.modelkit.builds.manifest_records import BuildResult
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import ConfigError, UsageError
+from winml.modelkit.generate.generation.measurement import measure_generation
+from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, rows_of
+from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.ort.sessions import Session
+from winml.modelkit.profile.latency import LatencyOptions
 from winml.modelkit.samples.generated_samples import decoding_samples
 
 PROMPT_LENGTH, READ_TOKENS, NEW_TOKENS = 4, 8, 8
@@ -112,6 +117,9 @@ def test_prompt_is_read_by_the_shortest_graph_that_takes_it(checkpoint: Path, tm
         (7, 8): [(4, 4), (1, 1), (1, 1), (1, 1)],
         (13, 8): [(4, 4), (1, 1), (8, 8)],
     } == splits
+    parts = {part: tmp_path / "built" / f"{part}.onnx" for part in ("prompt_4", "prompt_8", "decoder")}
+    measured = measure_generation(parts, RunOptions(str(tmp_path / "built")), LatencyOptions(iterations=1, warmup=0))
+    assert [16] == [prompt.tokens for prompt in measured.prompts], "64 do not fit into the cache"
     model = transformers.LlamaForCausalLM.from_pretrained(checkpoint)
     tokens = torch.arange(3, 35)[None]
     with torch.no_grad():
@@ -120,6 +128,21 @@ def test_prompt_is_read_by_the_shortest_graph_that_takes_it(checkpoint: Path, tm
     pieces = [(0, 11), (11, 18), (18, 31)]
     answer = np.concatenate([graph.run(tokens[:, start:end].numpy(), cache=cache) for start, end in pieces], axis=1)
     assert np.abs(answer - expected[:, :31]).max() < TOLERANCE * np.abs(expected).max()
+
+
+def test_prompt_lengths_are_numbers_in_their_range() -> None:
+    """Commands take them separated by commas or repeated, configs and Python as one number or a list."""
+    read = next(field.read for field in declared_options() if field.name == "prompt_length")
+    assert read is not None
+    assert (4, 16, 64) == read(("4, 16", "64"))
+    for text in ("16,1", "16,", "x", "4.5", str(2**20 + 1)):
+        with pytest.raises(UsageError, match="--prompt-length"):
+            read((text,))
+    assert 4 == LoaderSection(prompt_length=4).prompt_length
+    assert (4, 16) == LoaderSection(prompt_length=[4, 16]).prompt_length  # type: ignore[arg-type]  # as JSON has it
+    for value in (1, [4, 1]):
+        with pytest.raises(ConfigError, match="prompt_length"):
+            LoaderSection(prompt_length=value)  # type: ignore[arg-type]  # as above
 
 
 def test_trained_decoder_in_w8a16_keeps_nine_of_ten_tokens(checkpoint: Path, built: BuildResult) -> None:
