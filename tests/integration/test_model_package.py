@@ -115,6 +115,20 @@ def test_package_is_a_model_of_every_command(built: tuple[Path, dict[str, Any]],
     assert (tmp_path / "int8" / "tokenizer_config.json").is_file() == (folder / "tokenizer_config.json").is_file()
 
 
+def test_messages_name_the_variant_of_a_package(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """The copy that is opened lies in the cache."""
+    standard = built[0] / "model" / "standard"
+    shown = run_here("inspect", standard)
+    assert str(standard / "model.onnx") in shown.out
+    listed = run_here("inspect", standard, "-f", "json")
+    viewed = run_here("view", built[0], standard, "-o", tmp_path / "page.html")
+    refused = run_here("extract", standard, "--module", "nowhere", "-o", tmp_path / "part.onnx")
+    assert (0, 0, 0) == (shown.code, listed.code, viewed.code), viewed.err
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    for text in (shown.out, listed.out, viewed.out, refused.err, page):
+        assert "copies" not in text
+
+
 def test_package_without_the_cpu_names_its_variants(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder = shutil.copytree(built[0], tmp_path / "bert")
     path = folder / "model" / file_names.PACKAGE_COMPONENT_NAME

@@ -299,6 +299,7 @@ class _Build(StageWalk):
                 coverage=coverage,
                 normalizations=outcome.normalizations,
                 summary=outcome.summary,
+                quality=outcome.quality,
                 assumed=outcome.assumed,
                 resolved=dict(outcome.resolved),
                 dynamic=outcome.dynamic,

@@ -23,7 +23,7 @@ from winml.modelkit.onnx.files.foreign_files import library_file
 from winml.modelkit.onnx.files.foreign_names import file_within, name_problem
 from winml.modelkit.onnx.files.moving import move_file, remove_folder
 from winml.modelkit.onnx.files.named_paths import COPIES_FOLDER, cache_root, named_path
-from winml.modelkit.words import message_words
+from winml.modelkit.words import message_words, show_paths_as
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.manifest_records import BuildManifest
@@ -310,13 +310,15 @@ def _model_folder(folder: Path) -> Path:
     if not (files := opened_variant_files(folder)):
         return folder
     status = [file.stat() for file in files.values()]
-    return _copy_files(
+    copy = _copy_files(
         files,
         [
             f"{file.resolve()}:{entry.st_size}:{entry.st_mtime_ns}"
             for file, entry in zip(files.values(), status, strict=True)
         ],
     )
+    show_paths_as({**{str(copy / name): str(file) for name, file in files.items()}, str(copy): str(folder)})
+    return copy
 
 
 def part_files(name: str, *, beside_weights: bool = True) -> Mapping[str, Path]:

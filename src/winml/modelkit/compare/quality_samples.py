@@ -1,7 +1,8 @@
 """Samples that the quality of a file is judged on, equal in all commands.
 
-Arrays or a dataset of the user, or realistic samples: sentences of the tokenizer's words, images and audio with natural
-spectra, converted by the processors beside the model. Without processors, random values.
+Arrays or a dataset of the user, samples stored beside the model, or realistic samples: sentences of the tokenizer's
+words, images and audio with natural spectra, converted by the processors beside the model. Without processors, random
+values.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from pathlib import Path
 
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
-from winml.modelkit.errors import NoInputsError, UsageError, WinMLError, opt
+from winml.modelkit.errors import NoInputsError, StageError, UsageError, WinMLError, opt
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.specs import InputTensorSpec
+from winml.modelkit.ort.accepted_inputs import may_refuse_values, run_generated
 from winml.modelkit.ort.decoding.inputs import decoder_tokens, inputs_of_file
 from winml.modelkit.ort.graph_inputs import DRAWN_DTYPES, graph_inputs
 from winml.modelkit.ort.opened_model import RunOptions, Values, values_for, with_fitting_sizes, with_whole_prompts
 from winml.modelkit.ort.sessions import Session
+from winml.modelkit.ort.stored_samples import stored_samples
 from winml.modelkit.samples.data_sets import DataSetRequest, open_data_set
 from winml.modelkit.samples.generated_samples import (
     decoder_data,
@@ -147,6 +150,8 @@ def quality_values(session: Session, request: SampleRequest) -> SampleValues:
     if request.data_set is not None:
         assert request.folder is not None  # the caller refuses a dataset for models without a folder
         return data_set_values(inputs, run.sizes, request.data_set, request.folder, request.model)
+    if run.decoding is None and (stored := _stored_values(session, request)) is not None:
+        return stored
     if run.decoding is None and (decoded := _decoded_values(inputs, request)) is not None:
         return decoded
     note = ""
@@ -260,6 +265,27 @@ def value_files(path: Path) -> list[Path]:
     )
 
 
+def _stored_values(session: Session, request: SampleRequest) -> SampleValues | None:
+    """Return the samples stored beside the model; ``None`` without any, for other sizes, or if the model refuses one.
+
+    Args:
+        session: The opened model.
+        request: The requested samples; its model may be the reference of the opened one.
+    """
+    inputs = graph_inputs(session)
+    for path in dict.fromkeys((request.model, session.source_path)) if not request.run.sizes else ():
+        samples = stored_samples(path, inputs)
+        try:
+            for feeds in samples.feeds[: request.count]:
+                session.run(feeds)
+        except WinMLError:
+            continue
+        if samples.feeds:
+            values = tuple(Values(inputs, feeds) for feeds in samples.feeds[: request.count])
+            return SampleValues(values, "file", request.run.seed, data=samples.name)
+    return None
+
+
 def _decoded_values(inputs: Sequence[InputTensorSpec], request: SampleRequest) -> SampleValues | None:
     """Record decoder runs with a cache of fixed length while it continues texts; ``None`` for another graph."""
     run = request.run
@@ -288,5 +314,17 @@ def _random_values(session: Session, request: SampleRequest) -> SampleValues:
             f"input {undrawn[0].name} takes {undrawn[0].dtype}, for which no random values can be generated"
         )
     run = with_fitting_sizes(session, with_whole_prompts(graph_inputs(session), request.run))
-    drawn = (values_for(session, replace(run, seed=run.seed + number)) for number in range(request.samples))
+    # A graph without inputs has one result.
+    count = request.samples if graph_inputs(session) else 1
+    drawn = [values_for(session, replace(run, seed=run.seed + number)) for number in range(count)]
+    if may_refuse_values(graph_inputs(session)):
+        drawn = [drawn[0], *(values for values in drawn[1:] if _can_run(session, values))]
     return SampleValues(tuple(drawn), "random", request.run.seed)
+
+
+def _can_run(session: Session, values: Values) -> bool:
+    try:
+        run_generated(session, values.feeds, as_declared=True)
+    except StageError:
+        return False
+    return True

@@ -570,7 +570,7 @@ def _machine_notes(record: Mapping[str, Any]) -> tuple[str, ...]:
         if record.get("shares_weights"):
             notes.append(
                 f"The parts share their weights in one file, which opens on an {device} only: each part was compared "
-                "as compiled alone."
+                "in a file of its own."
             )
         notes.append(f"This machine has no {device}: {record['provider']} simulates it on the {simulator}.")
     return tuple(notes)

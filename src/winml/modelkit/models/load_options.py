@@ -97,7 +97,7 @@ class InputFields:
     """Batch size."""
     input_specs: str | None = declare(None, SIZES, metavar="JSON")
     """Shape, and if needed dtype and value range, of inputs by name: JSON text, a file or pairs such as
-    input_ids=int64[batch,16]. Other inputs remain as the model has them. Takes precedence over --shape-config."""
+    `input_ids=int64[batch,16]`. Other inputs remain as the model has them. Takes precedence over --shape-config."""
 
 
 def declared_options() -> tuple[Field, ...]:

@@ -384,7 +384,7 @@ def _check_shared_names(inputs: Sequence[InputTensorSpec], feeds: Arrays, source
         UsageError: the message names the dimension and both inputs.
     """
     first_sizes: dict[str, tuple[int, str]] = {}
-    for input_name, name, size in _named_sizes(inputs, feeds):
+    for input_name, name, size in named_sizes(inputs, feeds):
         first_size, first_input = first_sizes.setdefault(name, (size, input_name))
         if first_size != size:
             raise UsageError(
@@ -393,7 +393,7 @@ def _check_shared_names(inputs: Sequence[InputTensorSpec], feeds: Arrays, source
             )
 
 
-def _named_sizes(inputs: Iterable[InputTensorSpec], feeds: Arrays) -> Iterator[tuple[str, str, int]]:
+def named_sizes(inputs: Iterable[InputTensorSpec], feeds: Arrays) -> Iterator[tuple[str, str, int]]:
     """Yield input, dimension and size for each named dimension."""
     for spec in inputs:
         for key, size in zip(spec.shape, feeds[spec.name].shape, strict=spec.has_rank):
@@ -407,7 +407,7 @@ def batch_of(inputs: Sequence[InputTensorSpec], feeds: Arrays, outputs: Mapping[
     The source is a dimension named batch. Without such a dimension, or if texts and images differ in number, the source
     is the first size shared by all inputs and outputs; without a shared size, a run counts as one sample.
     """
-    rows = {name: size for _, name, size in _named_sizes(inputs, feeds) if counts_rows(name)}
+    rows = {name: size for _, name, size in named_sizes(inputs, feeds) if counts_rows(name)}
     if len(set(rows.values())) == 1:
         return next(iter(rows.values())), f"dimension {' and '.join(rows)}"
     shapes = [array.shape for array in (*feeds.values(), *outputs.values()) if array is not None and array.ndim]
