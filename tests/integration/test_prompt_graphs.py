@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +12,15 @@ import torch
 import transformers
 from transformers import AutoTokenizer
 
+from e2e.in_process import run_here
 from generating import save_decoder
 from winml.modelkit import WinMLAutoModel, build_hf_model
 from winml.modelkit.builds.config import LoaderSection
 from winml.modelkit.builds.manifest_records import BuildResult
 from winml.modelkit.errors import ConfigError, UsageError
-from winml.modelkit.generate.generation.measurement import measure_generation
 from winml.modelkit.models.load_options import declared_options
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, rows_of
-from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.ort.sessions import Session
-from winml.modelkit.profile.latency import LatencyOptions
 from winml.modelkit.samples.generated_samples import decoding_samples
 
 PROMPT_LENGTH, READ_TOKENS, NEW_TOKENS = 4, 8, 8
@@ -117,9 +116,9 @@ def test_prompt_is_read_by_the_shortest_graph_that_takes_it(checkpoint: Path, tm
         (7, 8): [(4, 4), (1, 1), (1, 1), (1, 1)],
         (13, 8): [(4, 4), (1, 1), (8, 8)],
     } == splits
-    parts = {part: tmp_path / "built" / f"{part}.onnx" for part in ("prompt_4", "prompt_8", "decoder")}
-    measured = measure_generation(parts, RunOptions(str(tmp_path / "built")), LatencyOptions(iterations=1, warmup=0))
-    assert [16] == [prompt.tokens for prompt in measured.prompts], "64 do not fit into the cache"
+    measured = run_here("perf", tmp_path / "built", "--generation", "--iterations", "1", "-f", "json")
+    assert 0 == measured.code, measured.err
+    assert [16] == [prompt["tokens"] for prompt in json.loads(measured.out)["prompts"]]
     model = transformers.LlamaForCausalLM.from_pretrained(checkpoint)
     tokens = torch.arange(3, 35)[None]
     with torch.no_grad():
