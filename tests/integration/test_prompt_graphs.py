@@ -148,9 +148,7 @@ def test_trained_decoder_in_w8a16_keeps_nine_of_ten_tokens(checkpoint: Path, bui
     """Both parts are compared together with their float files, in the record of the decoder."""
     assert _share_of_equal_tokens(checkpoint, _open_stage(built.folder, "quantized")) >= 0.9
     stages = [part.stage("quantize") for part in built.manifest.parts]
-    assert ["", True] == [
-        stage.together and stage.together.startswith("all parts together SQNR") for stage in stages if stage
-    ]
+    assert ["", True] == [stage.together and "SQNR" in stage.together for stage in stages if stage]
 
 
 def test_prompt_graph_gets_samples_that_fill_its_cache(checkpoint: Path, built: BuildResult) -> None:
