@@ -308,7 +308,7 @@ class Preprocessor:
             fitted = [fit_to_grid(image, self._inputs.values(), processor) for image in images]
             arrays = dict(processor(images=fitted, return_tensors="np"))
             arrays["pixel_values"] = arrays["pixel_values"].reshape(len(rows), -1, arrays["pixel_values"].shape[-1])
-            return arrays, rows
+            return arrays, [*rows]
         arrays = dict(processor(images=images, return_tensors="np", **self._image_arguments))
         size = self._fixed_size("pixel_values", -2), self._fixed_size("pixel_values", -1)
         processed_size = arrays["pixel_values"].shape[-2:]

@@ -540,7 +540,8 @@ class _TransformationRun(Generic[ResultT]):
                 checked = check_source(task, work)
             _refuse_unfit_data(task, work, is_remote=True)
             # The structure only: a copy by reference never reads the weights.
-            model, raised = checked.model, ()
+            model = checked.model
+            raised: tuple[str, ...] = ()
             before = summarize_graph(model, sum(file.stat().st_size for file in (task.source, *checked.data)))
             is_plain, can_copy = is_normalized(model), may_be_copy(task, checked) and task.functions is None
             if work.may_be_requested or not can_copy:

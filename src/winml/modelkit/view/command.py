@@ -48,5 +48,10 @@ def _file_content(page: ModelPage, path: Path) -> str | bytes:
     """Return the page, or the picture if the name of the file ends in ``.svg`` or ``.png``."""
     from winml.modelkit.view.picture import draw_png, draw_svg
 
-    draw = {".svg": draw_svg, ".png": draw_png}.get(path.suffix.lower())
-    return draw(page) if draw is not None else page_text(page.document(), path, {})
+    match path.suffix.lower():
+        case ".svg":
+            return draw_svg(page)
+        case ".png":
+            return draw_png(page)
+        case _:
+            return page_text(page.document(), path, {})

@@ -230,7 +230,7 @@ def _memory(rows: Sequence[Mapping[str, Any]], ending: str) -> Iterator[Measure]
     }
 
     def total(row: Mapping[str, Any], keys: Sequence[str]) -> float:
-        return sum((row.get("memory") or {}).get(key, 0) for key in keys)
+        return float(sum((row.get("memory") or {}).get(key, 0) for key in keys))
 
     for title, keys in found.items():
         own = {

@@ -70,7 +70,7 @@ def with_open_grids(decision: InputDecision, dynamic: DynamicRequest, vectors: i
 def fixed_grids(decision: InputDecision) -> dict[str, torch.Tensor]:
     """Return the grids of images of a fixed size, by input; ``{}`` if the sizes are dynamic, or no input is a grid."""
     return {
-        spec.name: torch.tensor(spec.fixed_grid).expand(*spec.shape)
+        spec.name: torch.tensor(spec.fixed_grid).expand([int(size) for size in spec.shape])
         for spec in decision.inputs
         if spec.fixed_grid and not decision.dimensions
     }

@@ -57,8 +57,8 @@ def _decoder_parts(
         cache=cache,
         entry=forward_with_states(cache.of_modules, cache.argument) if cache.of_modules else None,
     )
-    lengths = request.prompt_length or ()
-    lengths = sorted({lengths} if isinstance(lengths, int) else {*lengths})
+    requested = request.prompt_length or ()
+    lengths = sorted({requested} if isinstance(requested, int) else {*requested})
     if not lengths:
         return family.FoundParts((part,))
     if decision.dimensions:
