@@ -318,7 +318,11 @@ def _model_folder(folder: Path) -> Path:
             for file, entry in zip(files.values(), status, strict=True)
         ],
     )
-    show_paths_as({**{str(copy / name): str(file) for name, file in files.items()}, str(copy): str(folder)})
+    # A model is opened by the folder of its variant, which knows the shared weights.
+    originals = {
+        copy / name: file.parent if file.suffix == file_names.MODEL_SUFFIX else file for name, file in files.items()
+    }
+    show_paths_as({str(path): str(original) for path, original in (*originals.items(), (copy, folder))})
     return copy
 
 
