@@ -107,6 +107,8 @@ class ModelPart:
     """The cache as input and output; `None` without a cache."""
     first_position: int = 0
     """Position of the first token in the forward; the graph's position inputs count from 0."""
+    marked: tuple[InputTensorSpec, ...] = ()
+    """Arguments of the model that the graph reads from marks in another input: token types in embeddings."""
     branches: tuple[LoraBranch, ...] = ()
     """LoRA branches of the graph beside its modules: over quantized weights, and of swappable adapters."""
     adapters: tuple[Adapter, ...] = ()

@@ -396,7 +396,8 @@ class _VisionLanguageParts(TextParts):
         decoder = weighted.part
         if reason := reason_against(decoder):
             return reason
-        tokens, mask = self._create_prompt(seed, is_padded=any(spec.first_values for spec in decoder.inputs))
+        kinds = [spec for spec in (*decoder.inputs, *decoder.marked) if spec.first_values]
+        tokens, mask = self._create_prompt(seed, is_padded=bool(kinds))
         cache_length = held_tokens(decoder)
         room = decoder.most_tokens if cache_length is None else cache_length + 1
         free = room - tokens.shape[1] - SECOND_PROMPT if room is not None else NEW_TOKENS
@@ -406,10 +407,9 @@ class _VisionLanguageParts(TextParts):
         is_place = torch.isin(tokens, torch.tensor(places))
         images = self._create_images(seed, len(tokens))
         extra = dict(images)
-        for spec in decoder.inputs:
-            if spec.first_values:
-                # A decoder input states for each token whether it is a placeholder.
-                extra[spec.name] = torch.where(is_place, spec.first_values[0][0], plain_value(spec))
+        for spec in kinds:
+            # A decoder input, or a mark, states for each token whether it is a placeholder.
+            extra[spec.name] = torch.where(is_place, spec.first_values[0][0], plain_value(spec))
         if several_positions(decoder.inputs) is not None:
             # The model computes its positions from these.
             extra[KINDS_PARAMETER] = is_place.long()

@@ -557,7 +557,7 @@ class VisionLanguageModel(DecoderModel):
 
     def _validate_model_kwargs(self, model_kwargs: dict[str, object]) -> None:
         # Called by transformers' loop, which knows the names in a signature only.
-        names = {*self._extra_argument_names, "labels"}
+        names = {*self._extra_argument_names, "labels", TOKEN_TYPES}
         model_kwargs.pop("labels", None)  # outputs of processors for training; no forward takes them
         general = {name: value for name, value in model_kwargs.items() if name not in names}
         loop: Any = super()  # declared for models of torch
@@ -617,6 +617,8 @@ class VisionLanguageModel(DecoderModel):
             position_ids = self._positions.of_prompt(torch.as_tensor(input_ids), beside)
             position_ids = position_ids[..., -len(input_ids[0]) :]
         images.pop(KINDS_PARAMETER, None)
+        if not self.graph.takes_kinds:
+            images.pop(TOKEN_TYPES, None)  # the embeddings mark the tokens of images
         seen_before = images.pop(_IMAGES_KEY, None)
         image_arrays = {name: to_numpy(images.pop(name)) for name in names if images.get(name) is not None}
         if seen_before is not None:

@@ -470,6 +470,7 @@ class _DividedModel:
             path=self.decoder_path,
             entry=None if self.code.layered is None else partial(self.code.decode, path=self.decoder_path),
             first_position=self.first_position,
+            marked=() if kinds is None or not self.marks else (kinds.spec(decision.inputs[0]),),
             feeds=layout.feeds_to(DECODER),
             cache=layout,
         )
