@@ -222,6 +222,8 @@ def save_with_genai_marks(folder: Path, kind: str) -> Path:
     model_class: Any = getattr(transformers, class_name)
     model = model_class(model_class.config_class(**{**config, "text_config": text, **further}))
     make_distinct(model)
+    # Trained models write no placeholder of an image either: it would have no features.
+    model.get_output_embeddings().weight.data[PLACE] = 0
     model.save_pretrained(folder)
     genai_processor(kind).save_pretrained(folder)
     return folder

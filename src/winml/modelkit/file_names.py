@@ -84,6 +84,8 @@ AUDIO_PROCESSOR_NAME = "audio_processor_config.json"
 IMAGE_PROCESSOR_NAME = "image_processor.json"
 """Name of the description of the image processor for onnxruntime-genai; its default is the name of a file of the
 checkpoint."""
+TRANSFORMERS_EXPORT_NAME = "export.json"
+"""Name used by the exporters of transformers for the description of their files."""
 FOUNDRY_NAME = "inference_model.json"
 """Name of the file by which Foundry Local finds a folder of onnxruntime-genai."""
 MODEL_CARD_NAME = "README.md"

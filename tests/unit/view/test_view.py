@@ -23,7 +23,6 @@ from winml.modelkit.report.html import render_html
 from winml.modelkit.tags.tagging import NodeTag, write_tag
 from winml.modelkit.view.histograms import _MOST_VALUES, _histogram
 from winml.modelkit.view.pairing import _find_replaced_nodes
-from winml.modelkit.view.picture import draw_png
 from winml.modelkit.view.records import ModelPage
 
 LAYERS = 4
@@ -273,7 +272,7 @@ def test_texts_of_a_picture_are_no_markup(tmp_path: Path) -> None:
     page = view_model(_saved(model, tmp_path / "net.onnx"), width="nodes")
     root = ET.fromstring(page.svg())
     assert not {"script", "img", "b"} & {element.tag.rpartition("}")[2] for element in root.iter()}
-    assert draw_png(page)[:4] == b"\x89PNG"
+    assert page.png()[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize("option", ["width", "colour"])

@@ -284,7 +284,7 @@ def _path_of(side: Side) -> Path | None:
 
 
 def create_file_samples(
-    session: Session, options: CompareOptions, folder: Path | None, model: Path | None
+    session: Session, options: CompareOptions, folder: Path | None, model: Path | None, *, takes_stored: bool = True
 ) -> SampleValues:
     """Create the samples of a comparison with a file: values of the user, a dataset, or generated samples.
 
@@ -293,13 +293,16 @@ def create_file_samples(
         options: The requested samples.
         folder: Folder of tokenizer and processor; ``None`` without one.
         model: File of the reference, whose size determines the number of samples; ``None`` for a PyTorch model.
+        takes_stored: Use samples stored beside the file, if any, instead of generated ones.
     """
     run = options.run
     count = options.draws
     if options.step is not None:
         run = replace(run, decoding=prompt_before(graph_inputs(session), run.sizes, options.step))
         count = count or 1
-    return quality_values(session, SampleRequest(run, folder, options.data_set, count, model=model))
+    return quality_values(
+        session, SampleRequest(run, folder, options.data_set, count, model=model, takes_stored=takes_stored)
+    )
 
 
 def _create_torch_samples(part: ModelPart, options: CompareOptions, folder: Path | None) -> list[Values]:

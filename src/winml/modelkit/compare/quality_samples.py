@@ -88,6 +88,8 @@ class SampleRequest:
     arrays."""
     model: Path | None = None
     """File of the reference, whose size determines the number of samples."""
+    takes_stored: bool = True
+    """Use samples stored beside the model, if any, instead of generated ones."""
 
     @property
     def samples(self) -> int:
@@ -150,7 +152,8 @@ def quality_values(session: Session, request: SampleRequest) -> SampleValues:
     if request.data_set is not None:
         assert request.folder is not None  # the caller refuses a dataset for models without a folder
         return data_set_values(inputs, run.sizes, request.data_set, request.folder, request.model)
-    if run.decoding is None and (stored := _stored_values(session, request)) is not None:
+    may_take_stored = request.takes_stored and run.decoding is None
+    if may_take_stored and (stored := _stored_values(session, request)) is not None:
         return stored
     if run.decoding is None and (decoded := _decoded_values(inputs, request)) is not None:
         return decoded

@@ -87,7 +87,7 @@ class RunRequest(AnswerRequest, ProviderFields):
     )
     """Minimum score of boxes and segments, from 0 to 1."""
     save: Path | None = declare(None, OUTPUT, is_common=True)
-    """Also write the result to this file: boxes, segments or depth as an image (.png, .jpg), embeddings or tensors as
+    """Also write the result to this file: boxes, segments, depth or a new image (.png, .jpg), embeddings or tensors as
     arrays (.npz)."""
 
 
@@ -385,6 +385,8 @@ def example_command(
         name = _add_provider_options(name, path)
     if task == "text-generation":
         return f'winml generate {name} -p "Once upon a time"'
+    if task == "image-text-to-text" and files and VISION in files:
+        return f'winml generate {name} --image photo.jpg -p "What is this?"'
     return None if definition is None else _format_run_command(name, definition)
 
 
@@ -588,8 +590,8 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
 
 
 _OF_PIPELINES = frozenset({
-    "automatic-speech-recognition", "depth-estimation", "image-segmentation", "object-detection",
-    "text2text-generation", "zero-shot-object-detection",
+    "automatic-speech-recognition", "depth-estimation", "document-question-answering", "image-segmentation",
+    "object-detection", "text2text-generation", "zero-shot-object-detection",
 })  # fmt: skip
 """Tasks whose results transformers computes from tensors of PyTorch."""
 
@@ -863,10 +865,12 @@ def _make_writer(answer: Answer, values: Mapping[str, Any], path: Path | None) -
                 np.savez(file, **answer.arrays)  # type: ignore[arg-type]  # numpy declares a flag among the keywords
 
         return {path: write_arrays}
-    from winml.modelkit.evaluate.drawing import depth_image, save_image, with_boxes, with_segments
+    from winml.modelkit.evaluate.drawing import depth_image, image_of_pixels, save_image, with_boxes, with_segments
 
     image = values["image"]
-    if answer.kind == "depth":
+    if answer.kind == "image":
+        image = image_of_pixels(answer.arrays["image"])
+    elif answer.kind == "depth":
         image = depth_image(answer.arrays["depth"], image.size)
     elif answer.kind == "segments":
         image = with_segments(image, answer.arrays["segments"], len(answer.entries))

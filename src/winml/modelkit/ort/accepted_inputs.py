@@ -263,7 +263,7 @@ def _refuse_other_shapes(declared: Mapping[str, Sequence[int | str | None]], out
         StageError: names the output and both shapes.
     """
     for name, array in outputs.items():
-        shape = tuple(declared[name])
+        shape = tuple(declared.get(name, ()))  # elements of a sequence have no declared shape
         if shape and (
             len(shape) != array.ndim
             or any(isinstance(size, int) and size != found for size, found in zip(shape, array.shape, strict=True))

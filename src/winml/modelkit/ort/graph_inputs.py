@@ -23,7 +23,7 @@ from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, refuse_special_file
 from winml.modelkit.onnx.specs import (
     DTYPES,
-    PAST_PREFIX,
+    STATE_PREFIXES,
     CacheSlot,
     DynamicDimension,
     InputTensorSpec,
@@ -129,9 +129,10 @@ def described_inputs(
 
 def _add_cache_kind(spec: InputTensorSpec) -> InputTensorSpec:
     """Return an input with the kind of its cache tensor, read from the input name if the file states no kind."""
-    if spec.cache is not None or not spec.name.startswith(PAST_PREFIX):
+    if spec.cache is not None or not spec.name.startswith(tuple(STATE_PREFIXES)):
         return spec
-    return spec.model_copy(update={"cache": CacheSlot.model_construct(kind=spec.name.rpartition(".")[2])})
+    kind = spec.name.rpartition(".")[2].removesuffix("s")  # the exporters of transformers write keys and values
+    return spec.model_copy(update={"cache": CacheSlot.model_construct(kind=kind)})
 
 
 def element_type(type_name: str) -> str:

@@ -193,7 +193,7 @@ def profile_beside_file(
     """
     assert options.baseline is not None  # the file
     shown = options.baseline.name
-    weights = read_weight_bytes(path), read_weight_bytes(baseline)
+    weights = _read_weight_bytes(path), _read_weight_bytes(baseline)
     if options.run.choose_provider().provider.compiles:
         sides = [
             profile_by_module(file, run, options.latency, progress=progress)
@@ -366,7 +366,7 @@ def _read_executed(path: Path) -> onnx.ModelProto:
     return read_structure(path)
 
 
-def read_weight_bytes(path: Path) -> dict[str, int]:
+def _read_weight_bytes(path: Path) -> dict[str, int]:
     """Return tag of a module → size of its weights and those of its submodules, as stored in the file."""
     model = read_structure(path)
     contents = read_contents(model)

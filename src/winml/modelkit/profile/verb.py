@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.export.declared_options import DynamicFields
 from winml.modelkit.fields import INPUTS, OUTPUT, declare, refuse_stated
-from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART
+from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART, prompt_parts
 from winml.modelkit.models.load_options import InputFields
 from winml.modelkit.progress import OnStep, Progress, Tell, notebook_progress
 from winml.modelkit.python_functions import python_function
@@ -206,7 +206,8 @@ def _refuse_for_several_parts(request: PerfRequest) -> None:
         f"{{}} requires one graph, and {request.name} contains {parts}",
         f"Select a part: {opt.submodel} {next(iter(request.models))}",
     )
-    if request.generation and not {ENCODER, DECODER} <= request.models.keys():
+    is_generating = DECODER in request.models and (ENCODER in request.models or prompt_parts(request.models))
+    if request.generation and not is_generating:
         raise UsageError(
             f"{opt.generation} measures decoders and encoder-decoder models, and {request.name} contains {parts}",
             hint=f"Name the file of a part: {next(iter(request.models.values())).path}",
@@ -355,7 +356,8 @@ def _measure_generation(
     latency = replace(subject.latency, iterations=request.iterations or _GENERATION_RUNS, warmup=warmup)
     paths = {part: exported(model) for part, model in subject.models.items()}
     if len(paths) > 1:
-        return measure_generation(paths, replace(subject.runs[ENCODER], shown=request.name), latency)
+        run = subject.runs.get(ENCODER) or subject.runs[DECODER]
+        return measure_generation(paths, replace(run, shown=request.name), latency)
     ((part, run),) = subject.runs.items()
     return measure_generation({ONLY_PART: paths[part]}, run, latency)
 

@@ -681,15 +681,7 @@ def _compare_with_source(
         The comparison, `None` if the source accepts no generated inputs, and notes on the inputs and the source.
     """
     try:
-        comparison = work.compare(task.source, staged, task.seed)
-        return comparison, _notes_of(comparison)
-    except NoInputsError as error:
-        from winml.modelkit.compare.files import refuse_unopenable
-
-        refuse_unopenable(task.source, staged)
-        reason = error.message.rstrip(".")
-        remedy = f"pass inputs that it accepts ({opt.dataset})"
-        return None, (f"Not checked: the source accepts none of the generated inputs: {reason}; {remedy}.",)
+        return _compare_if_fed(task.source, work, staged, task.seed)
     except StageError:
         source = load_by_reference(task.source)
         opset = source.opset_imports.get("", OLDEST_OPSET)
@@ -701,12 +693,28 @@ def _compare_with_source(
         converted, _ = convert_opset(source, OLDEST_OPSET)
         path = folder / task.source.name
         write_model(converted, path)
-        comparison = work.compare(path, staged, task.seed)
+        comparison, notes = _compare_if_fed(path, work, staged, task.seed)
     note = (
         f"Compared with the source at opset {OLDEST_OPSET}, to which it was converted: ONNX Runtime does not run it "
         f"at opset {opset}."
     )
-    return comparison, (note, *_notes_of(comparison))
+    return comparison, ((note, *notes) if comparison is not None else notes)
+
+
+def _compare_if_fed(
+    source: Path, work: GraphWork[ResultT], staged: Path, seed: int
+) -> tuple[Comparison | None, tuple[str, ...]]:
+    """Compare a result with its source, and return notes on the inputs; `None` if no generated inputs are accepted."""
+    try:
+        comparison = work.compare(source, staged, seed)
+    except NoInputsError as error:
+        from winml.modelkit.compare.files import refuse_unopenable
+
+        refuse_unopenable(source, staged)
+        reason = error.message.replace(str(source), source.name).rstrip(".")
+        remedy = f"pass inputs that it accepts ({opt.dataset})"
+        return None, (f"Not checked: the source accepts none of the generated inputs: {reason}; {remedy}.",)
+    return comparison, _notes_of(comparison)
 
 
 def _notes_of(comparison: Comparison | None) -> tuple[str, ...]:

@@ -25,16 +25,7 @@ from winml.modelkit.view.known import (
     results_beside,
 )
 from winml.modelkit.view.pairing import Pairing
-from winml.modelkit.view.records import (
-    BITS,
-    CHANGE,
-    CLASS,
-    STRUCTURE,
-    KnownNumbers,
-    ModelPage,
-    ViewedModel,
-    ViewedPart,
-)
+from winml.modelkit.view.records import KnownNumbers, ModelPage, ViewedModel, ViewedPart
 from winml.modelkit.view.structure import (
     GraphFile,
     ModuleLevel,
@@ -44,6 +35,7 @@ from winml.modelkit.view.structure import (
     build_levels,
     read_graph_file,
 )
+from winml.modelkit.view.titles import BITS, CHANGE, CLASS, PARAMETERS, STRUCTURE
 from winml.modelkit.words import printable, size_words
 
 Sides = Mapping[str, Mapping[str, Path] | ModelRequest]
@@ -91,7 +83,7 @@ def collect_page(
     measure_missing: MeasureMissing | None = None,
     *,
     histograms: bool = False,
-    width: str = STRUCTURE[1],
+    width: str = PARAMETERS,
     colour: str | None = None,
 ) -> ModelPage:
     """Collect the data of the page of one or two models.

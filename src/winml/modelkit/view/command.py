@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,8 +13,10 @@ from winml.modelkit.cli._options import request_options, result_options
 from winml.modelkit.cli._progress import show_wait
 from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import page_text, show_result, write_answer
-from winml.modelkit.view.records import ModelPage
 from winml.modelkit.view.verb import ViewRequest, plan_view, run_view
+
+if TYPE_CHECKING:
+    from winml.modelkit.view.records import ModelPage
 
 
 @click.command(name="view", cls=WinMLCommand)
@@ -46,12 +48,10 @@ def command(**options: Any) -> None:
 
 def _file_content(page: ModelPage, path: Path) -> str | bytes:
     """Return the page, or the picture if the name of the file ends in ``.svg`` or ``.png``."""
-    from winml.modelkit.view.picture import draw_png, draw_svg
-
     match path.suffix.lower():
         case ".svg":
-            return draw_svg(page)
+            return page.svg()
         case ".png":
-            return draw_png(page)
+            return page.png()
         case _:
             return page_text(page.document(), path, {})

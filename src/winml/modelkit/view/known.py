@@ -171,7 +171,7 @@ _PHASES = ("prompt", "step")
 
 
 def _read_ratios(record: Mapping[str, Any], path: Path, phase: str) -> Iterator[EarlierResult]:
-    """Yield the verdicts of ``winml perf --by-module`` on the time of each module beside a baseline.
+    """Yield the verdicts of ``winml perf --by-module`` on the time of a model and of each module beside a baseline.
 
     Args:
         record: JSON of a model, or of the phases of a decoder.
@@ -180,18 +180,20 @@ def _read_ratios(record: Mapping[str, Any], path: Path, phase: str) -> Iterator[
     """
     baseline = record.get("baseline") or {}
     times, ratios = (side.get(phase) or {} if phase else side for side in (record, baseline))
-    if not ratios.get("ratios") or "by_module" not in times:
+    if not baseline or "by_module" not in times:
         return
-    ending, name = f" of {phase}" if phase else "", PurePath(baseline["name"]).name
-    rows = [row for row in ratios["ratios"] if row["ratio"]]
-    title = f"time{ending} relative to {name}"
+    where, name = f" in a {phase}" if phase else "", PurePath(baseline["name"]).name
+    rows = [row for row in ratios.get("ratios") or () if row["ratio"]]
+    title = f"time{where} relative to {name}"
     values = {row["tag"]: _number(row["ratio"]["value"]) for row in rows if row["verdict"] != _UNDECIDED}
     answers = {row["tag"]: _FASTER.get(row["verdict"], "no") for row in rows}
     measures = [
         Measure(f"ratio {phase}".strip(), title, values),
-        Measure(f"faster {phase}".strip(), f"faster{ending} than {name}", answers, kind="text", is_verdict=True),
+        Measure(f"faster {phase}".strip(), f"faster{where} than {name}", answers, kind="text", is_verdict=True),
     ]
-    yield _result(path, times["by_module"].get("fingerprint", ""), measures)
+    verdict = baseline.get("verdict")
+    words = f"{verdict['question']}: {verdict['answer']} ({verdict['reason']})" if isinstance(verdict, dict) else ""
+    yield _result(path, times["by_module"].get("fingerprint", ""), measures, words)
 
 
 _UNDECIDED = "undecided"
@@ -217,9 +219,7 @@ def _read_times(record: Mapping[str, Any], path: Path, phase: str) -> EarlierRes
     measures += _memory(rows, ending)
     if times.get("placement"):
         measures.append(_placement(times["placement"], "provider"))
-    verdict = (record.get("baseline") or {}).get("verdict")
-    words = f"{verdict['question']}: {verdict['answer']} ({verdict['reason']})" if isinstance(verdict, dict) else ""
-    return _result(path, times.get("fingerprint", ""), measures, words)
+    return _result(path, times.get("fingerprint", ""), measures)
 
 
 def _memory(rows: Sequence[Mapping[str, Any]], ending: str) -> Iterator[Measure]:

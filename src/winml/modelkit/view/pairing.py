@@ -11,8 +11,8 @@ import onnx
 from winml.modelkit.compare.diff import diff_models
 from winml.modelkit.compare.records import ChangedModule
 from winml.modelkit.view.known import Measure
-from winml.modelkit.view.records import UNCHANGED
 from winml.modelkit.view.structure import GraphFile, ModuleLevel
+from winml.modelkit.view.titles import UNCHANGED
 from winml.modelkit.words import count_noun, first_words, size_words
 
 _MAX_LISTED = 8

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from winml.modelkit.report.html import STYLE, read_resource
 from winml.modelkit.report.module_tree import TreeRow
-from winml.modelkit.view.records import BITS, CLASS, STRUCTURE, UNCHANGED, ModelPage
+from winml.modelkit.view.titles import BITS, CLASS, PARAMETERS, STRUCTURE, UNCHANGED
 from winml.modelkit.words import count_words, size_words
 
 _WIDTH, _MARGIN, _ROW, _LINE = 1000, 8, 38, 15
@@ -87,7 +86,7 @@ class _Chart:
     def _width(self) -> str:
         """Title of the width: parameters for a model without the chosen number."""
         title: str = self.data["width"]
-        return title if title in STRUCTURE or title in self._measures else STRUCTURE[1]
+        return title if title in STRUCTURE or title in self._measures else PARAMETERS
 
     @property
     def _colour(self) -> Mapping[str, Any]:
@@ -197,11 +196,12 @@ class _Chart:
             entries.append((_COLOURS, "unknown"))
         else:
             low, high = (self._words(self.data["colour"], end) for end in ends)
+            low = f"≤ {low}" if self._colour.get("logarithmic") else low
             steps = [(0.0, low), (0.25, ""), (0.5, ""), (0.75, ""), (1.0, high)]
             entries += [(1 - step if self._colour.get("darkLow") else step, text) for step, text in steps]
         left = float(_MARGIN)
         for number, text in entries:
-            width = (len(text) + 2) * _LETTER
+            width = min((len(text) + 2) * _LETTER, _WIDTH - 2 * _MARGIN - _LINE)
             if left + _LINE + width > _WIDTH - _MARGIN:
                 left, top = float(_MARGIN), top + 1.5 * _LINE
             if number is not None:
@@ -247,18 +247,18 @@ def _colour_kinds(charts: Iterable[_Chart]) -> dict[str, int]:
     return {kind: min(number, _COLOURS) for number, kind in enumerate(kinds)} | grey
 
 
-def _draw(page: ModelPage) -> tuple[list[_Shape], int]:
-    """Return the shapes of the picture of the modules of a page, and its height in pixels."""
+def _draw(data: Mapping[str, Any], headings: Sequence[str]) -> tuple[list[_Shape], int]:
+    """Return the shapes of a picture, and its height in pixels.
+
+    Args:
+        data: Data of a page.
+        headings: Heading of each model.
+    """
     shapes: list[_Shape] = []
-    charts = [_Chart(page.data, side) for side in range(len(page.models))]
+    charts = [_Chart(data, side) for side in range(len(headings))]
     kinds = _colour_kinds(charts)
-    for chart, model in zip(charts, page.models, strict=True):
+    for chart, heading in zip(charts, headings, strict=True):
         top = max((shape.top + shape.height for shape in shapes), default=0.0) + _MARGIN
-        total = model.total
-        numbers = [f"{count_words(total.parameters)} parameters"]
-        numbers += [size_words(total.size_bytes)] if total.size_bytes else []
-        numbers += [f"{total.nodes} nodes"] if total.nodes else []
-        heading = f"{Path(model.name).name}: {', '.join(numbers)}"
         shapes.append(_Shape(_MARGIN, top, _WIDTH - 2 * _MARGIN, _LINE + 6, None, (heading,)))
         shapes += chart.shapes(top + _LINE + 10, kinds)
     return shapes, math.ceil(max(shape.top + shape.height for shape in shapes) + _MARGIN)
@@ -277,9 +277,14 @@ def _visible_text(text: str, width: float) -> str:
     return text if len(text) <= letters else f"{text[: letters - 1]}…" if letters > 2 else ""
 
 
-def draw_svg(page: ModelPage) -> str:
-    """Draw the modules of a page as an SVG, with the width and colour of the page; light or dark as its reader."""
-    shapes, height = _draw(page)
+def draw_svg(data: Mapping[str, Any], headings: Sequence[str]) -> str:
+    """Draw the modules of models as an SVG, with width and colour of their page; light or dark as its reader.
+
+    Args:
+        data: Data of the page.
+        headings: Heading of each model.
+    """
+    shapes, height = _draw(data, headings)
 
     def rules(palette: Mapping[str, str]) -> str:
         fills = "".join(f".c{number}{{fill:{palette[f'c{number}']}}}" for number in range(_COLOURS + 1))
@@ -313,15 +318,15 @@ def draw_svg(page: ModelPage) -> str:
     )
 
 
-def draw_png(page: ModelPage) -> bytes:
-    """Draw the modules of a page as a light PNG; see :func:`draw_svg`.
+def draw_png(data: Mapping[str, Any], headings: Sequence[str]) -> bytes:
+    """Draw the modules of models as a light PNG; see :func:`draw_svg`.
 
     Raises:
         ImportError: Pillow is not installed.
     """
     from PIL import Image, ImageColor, ImageDraw, ImageFont
 
-    shapes, height = _draw(page)
+    shapes, height = _draw(data, headings)
     palette = {name: ImageColor.getrgb(colour) for name, colour in _palettes()[0].items()}
     image = Image.new("RGB", (_WIDTH * _SCALE, height * _SCALE), palette["page"])
     canvas, font = ImageDraw.Draw(image), ImageFont.load_default(12 * _SCALE)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from winml.modelkit.onnx.module_costs import Cost
 from winml.modelkit.report import document as doc
-from winml.modelkit.view.records import UNCHANGED, ModelPage, ViewedModel
+from winml.modelkit.view.records import ModelPage, ViewedModel
+from winml.modelkit.view.titles import UNCHANGED
 from winml.modelkit.words import count_noun, count_words, size_words
 
 

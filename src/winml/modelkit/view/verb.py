@@ -16,7 +16,7 @@ from winml.modelkit.python_functions import python_function
 from winml.modelkit.report.plan import PlannedStep
 from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
 from winml.modelkit.verbs.named_models import model_request
-from winml.modelkit.view.records import STRUCTURE
+from winml.modelkit.view.titles import PARAMETERS
 
 if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest
@@ -54,7 +54,7 @@ class ViewRequest(AnswerRequest):
     """Measure the time of each module, and of two models the error of each module, unless an earlier run did."""
     histograms: bool = declare(False, MODEL)
     """Read the weights and show the distribution of the values of each."""
-    width: str = declare(STRUCTURE[1], OUTPUT, metavar="NUMBER")
+    width: str = declare(PARAMETERS, OUTPUT, metavar="NUMBER")
     """Number that is the width of the modules, by its name on the page, such as `time`."""
     colour: str | None = declare(
         None, OUTPUT, spelling="--colour --color", metavar="NAME", default_words="change of two models, else class"
@@ -203,7 +203,7 @@ def view_model(
     results: Sequence[str | os.PathLike[str]] = (),
     measure: bool = False,
     histograms: bool = False,
-    width: str = STRUCTURE[1],
+    width: str = PARAMETERS,
     colour: str | None = None,
 ) -> ModelPage:
     """Show the modules and the graph of a model, or of two side by side (``winml view``).

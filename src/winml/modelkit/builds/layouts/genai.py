@@ -302,7 +302,7 @@ def _vision_config(
                 hint=f"Build from the checkpoint, or remove {opt.layout}: winml generate runs the model.",
             )
     whole = genai_config(*models[file_names.DECODER], config, generation, ep, tokens=_EMBEDDED)
-    sizes = {key: config["vision_config"][name] for key, name in kind.sizes.items() if name in config["vision_config"]}
+    sizes = {key: config["vision_config"][key] for key in kind.sizes if key in config["vision_config"]}
     model: dict[str, object] = {
         **whole["model"],
         "type": kind.name,

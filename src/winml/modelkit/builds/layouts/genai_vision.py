@@ -5,7 +5,7 @@ A type has a fixed signature of vision encoder, embedding and decoder, and fixed
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +20,14 @@ class VisionType:
     name: str
     vision_inputs: tuple[str, ...]
     """Inputs of the vision encoder."""
+    settings: Mapping[str, object]
+    """Settings of the image processor that a checkpoint may omit; the defaults of transformers."""
     tokens: tuple[str, ...] = ()
     """Token numbers of ``config.json`` that the type reads."""
-    sizes: Mapping[str, str] = field(default_factory=dict)
-    """Entry of the section ``vision`` → key in ``vision_config``."""
+    sizes: tuple[str, ...] = ()
+    """Sizes of ``vision_config`` that the type reads."""
+    cuts_patches: bool = False
+    """True if images of any size are resized to whole patches, and passed as patches."""
     fixed: Mapping[str, int] = field(default_factory=dict)
     """Key of ``config.json`` → the only number that the type supports."""
 
@@ -31,11 +35,15 @@ class VisionType:
 _QWEN = VisionType(
     "qwen2_5_vl",
     ("pixel_values", "image_grid_thw"),
+    {"resample": 3, "rescale_factor": 1 / 255},
     ("image_token_id", "video_token_id", "vision_start_token_id"),
-    {"spatial_merge_size": "spatial_merge_size", "patch_size": "patch_size"},
+    ("spatial_merge_size", "patch_size"),
+    cuts_patches=True,
 )
 VISION_TYPES: Mapping[str, VisionType] = {
-    "gemma3": VisionType("gemma3", ("pixel_values",), fixed={"mm_tokens_per_image": 256}),
+    "gemma3": VisionType(
+        "gemma3", ("pixel_values",), {"resample": 2, "rescale_factor": 1 / 255}, fixed={"mm_tokens_per_image": 256}
+    ),
     "qwen2_vl": _QWEN,
     "qwen2_5_vl": _QWEN,
 }
@@ -52,24 +60,29 @@ def image_processor(kind: VisionType, settings: Mapping[str, Any]) -> dict[str, 
         kind: The type of the model.
         settings: Settings of the image processor of the checkpoint.
     """
-    size = settings.get("size") or {}
+    settings = {**kind.settings, **settings}
     try:
-        resizing = _resize_attributes(kind, settings, size)
         operations: list[_Operation] = [
             ("DecodeImage", {"color_space": "RGB"}),
-            ("Resize", {"interpolation": _RESAMPLING[settings["resample"]], **resizing}),
+            ("Resize", {"interpolation": _RESAMPLING[settings["resample"]], **_resize_attributes(kind, settings)}),
             ("Rescale", {"rescale_factor": settings["rescale_factor"]}),
             ("Normalize", {"mean": settings["image_mean"], "std": settings["image_std"]}),
             _last_operation(kind, settings),
         ]
     except KeyError:
         return {}
-    return {"processor": {"name": "image_processor", "transforms": _transforms(operations)}}
+    transforms = [
+        {"operation": {"name": name, "type": name, "attrs": dict(attributes)}}
+        for name, attributes in operations
+        if settings.get(f"do_{name.lower()}") is not False
+    ]
+    return {"processor": {"name": "image_processor", "transforms": transforms}}
 
 
-def _resize_attributes(kind: VisionType, settings: Mapping[str, Any], size: Mapping[str, int]) -> dict[str, object]:
+def _resize_attributes(kind: VisionType, settings: Mapping[str, Any]) -> dict[str, object]:
     """Return the size of an image after resizing: fixed, or a number of pixels in whole patches."""
-    if kind is not _QWEN:
+    size = settings.get("size") or {}
+    if not kind.cuts_patches:
         return {"height": size["height"], "width": size["width"], "keep_aspect_ratio": 0}
     return {
         "smart_resize": 1,
@@ -82,11 +95,6 @@ def _resize_attributes(kind: VisionType, settings: Mapping[str, Any], size: Mapp
 
 def _last_operation(kind: VisionType, settings: Mapping[str, Any]) -> _Operation:
     """Return the operation that brings pixels into the order of the vision encoder."""
-    if kind is not _QWEN:
+    if not kind.cuts_patches:
         return "Permute3D", {"dims": [2, 0, 1]}
     return "PatchImage", {name: settings[name] for name in ("patch_size", "temporal_patch_size", "merge_size")}
-
-
-def _transforms(operations: Sequence[_Operation]) -> list[dict[str, object]]:
-    """Return operations as entries of the description."""
-    return [{"operation": {"name": kind, "type": kind, "attrs": dict(attrs)}} for kind, attrs in operations]

@@ -105,7 +105,9 @@ class ProofMaker:
         limit_bytes = _part_limit(tagged, self.part_count)
         file = OnnxSide(tagged, by_module=True)
         run = RunOptions(tagged.name, input_data=self.request.inputs, seed=self.request.seed)
-        samples = create_file_samples(file.session(), CompareOptions(run, draws=MOST_SAMPLES), self.processors, tagged)
+        options = CompareOptions(run, draws=MOST_SAMPLES)
+        # The user's inputs in an earlier proof do not go into this one.
+        samples = create_file_samples(file.session(), options, self.processors, tagged, takes_stored=False)
         part, arrays = _record_part(name, reference, file, samples, limit_bytes)
         self.parts.append(_with_quality(part, arrays, deployed, minimum, provider))
         self.arrays.update(arrays)
