@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from winml.modelkit.compare.fidelity import measure_fidelity
 from winml.modelkit.compare.outputs import MINIMUM_SCALE, THRESHOLDS, Rounding, VerificationInfo, compare_outputs
 
 Array = np.ndarray[Any, Any]
@@ -299,3 +300,11 @@ def test_equal_probabilities_keep_their_threshold() -> None:
     reference = [{"y": _near_zero(seed) * np.float32(1e-3)} for seed in (0, 1)]
     info = compare_outputs(reference, reference, rounding=Rounding(probabilities=lambda: frozenset("y")))
     assert (True, 1e-4) == (info.is_verified, info.worst.threshold)
+
+
+def test_sequences_of_different_lengths_are_compared() -> None:
+    """An element that a sample lacks is compared in the other samples."""
+    short, long = {"y[0]": np.float32([1, 2])}, {"y[0]": np.float32([3, 4]), "y[1]": np.float32([5, 6])}
+    for samples in ([short, long], [long, short]):
+        assert compare_outputs(samples, samples).agrees
+        assert measure_fidelity(samples, samples, 20.0).is_verified

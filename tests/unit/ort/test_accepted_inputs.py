@@ -120,7 +120,7 @@ def test_library_of_custom_operators_must_exist(tmp_path: Path, monkeypatch: pyt
 def test_sizes_that_a_graph_was_not_made_for_are_not_accepted(tmp_path: Path) -> None:
     """An input holds the sizes of an output whose shape the file declares."""
     body = "g (float[2, 3] x, int64[2] s) => (float[3, 2] y) { y = Reshape (x, s) }"
-    with pytest.raises(NoInputsError, match=r"declares \[3, 2\]|cannot be reshaped"):
+    with pytest.raises(NoInputsError):
         accepted(body, tmp_path)
 
 

@@ -72,7 +72,7 @@ def test_verbs_compare_on_stored_samples_and_the_users_before_them(tmp_path: Pat
     assert not any("test_data_set_0" in note for note in result.notes)
     assert [1] == [entry.draw for entry in result.verification.comparisons]
     np.savez(tmp_path / "bad.npz", x=X)
-    with pytest.raises(UsageError, match="no array for input 'i'"):
+    with pytest.raises(UsageError, match="'i'"):
         optimize_model(path, tmp_path / "new.onnx", level="full", input_data=tmp_path / "bad.npz")
-    with pytest.raises(UsageError, match="cannot be combined"):
+    with pytest.raises(UsageError, match="dataset"):
         optimize_model(path, tmp_path / "new.onnx", input_data=tmp_path / "own.npz", dataset="texts.txt")

@@ -314,16 +314,20 @@ def measure_fidelity(
         samples: Description of the samples.
         least_agreement: Minimum top-1 agreement of outputs with scores; ``None``: the SQNR applies to them.
     """
-    outputs = tuple(
-        output_fidelity(name, [sample[name] for sample in reference], [sample[name] for sample in answers])
-        if all(name in sample for sample in answers)
-        else _incomparable_output(name, "is missing")
-        for name in reference[0]
-    )
+    outputs = []
+    for name in reference[0]:
+        # Of a sequence, a sample may lack elements.
+        pairs = [
+            (ours[name], theirs.get(name)) for ours, theirs in zip(reference, answers, strict=True) if name in ours
+        ]
+        found = [theirs for _, theirs in pairs if theirs is not None]
+        is_there = len(found) == len(pairs)
+        expected = [ours for ours, _ in pairs]
+        outputs.append(output_fidelity(name, expected, found) if is_there else _incomparable_output(name, "is missing"))
     has_signal = any(output.has_signal for output in outputs)
     silent = None if has_signal else silent_kinds(values for sample in reference for values in sample.values())
     return FidelityInfo(
-        outputs,
+        tuple(outputs),
         least_sqnr_db,
         has_signal,
         len(reference),
