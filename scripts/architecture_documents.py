@@ -29,11 +29,11 @@ _TOOL = "winml-modelkit"
 _FIRST: ExporterWish = "torchscript"
 _OTHER_STATES = ("plain", "failed", "not run", "not built")
 _GENERATION_HEAD = """Written by `scripts/architecture_eval.py --task text-generation --docs`; a type that an earlier
-run verified is not run again. Every model type that transformers has a class for text generation for, small and random
-as above, an encoder with `is_decoder`, exported with `--task text-generation`. *With a cache* means: the graph takes
-and returns one, is equal to PyTorch on the draws, and gives the scores of `generate()` in each step of a text, with its
-own cache, and of a second prompt after it. *Plain* is verified as well and reads all tokens in each run. *Not run* is
-refused in these words before anything is traced, by the export or by PyTorch."""
+run verified is not run again. Each model type of transformers that has a class for text generation is tried, small and
+random as above, an encoder with `is_decoder`, and exported with `--task text-generation`. *With a cache* means: the
+graph takes and returns a cache, equals PyTorch on the random inputs, and gives the scores of `generate()` in each step
+of a text, with its own cache, and of a second prompt after it. *Plain* is verified as well, and reads all tokens in
+each run. *Not run* is refused with this message before anything is traced, by the export or by PyTorch."""
 _NAMED: tuple[ExporterWish, ...] = ("torchscript", "dynamo")
 _EXPORTER_HEAD = """Written by `scripts/architecture_eval.py --docs` from this sweep:
 
@@ -42,8 +42,8 @@ _EXPORTER_HEAD = """Written by `scripts/architecture_eval.py --docs` from this s
 winml sweep scripts/plans/architectures.json -o build/architectures --set export.exporter=torchscript,dynamo
 ```
 
-Each of torch's exporters was told to export the models above. `auto` takes TorchScript, and dynamo where that fails;
-a type whose attempt with TorchScript is known from it was not always run again. *Exported* means the same as above."""
+The models above, exported with each of torch's exporters. `auto` is TorchScript, or dynamo if that fails; a type whose
+result with TorchScript was known was not always run again. *Exported* means the same as above."""
 _LISTS = ("architectures", "exporters", "generation")
 """Those of the summary, in their order in the file."""
 _LONGEST_REASON = 160
@@ -54,14 +54,16 @@ _HEAD = """# Architectures
 Written by `scripts/architecture_eval.py --docs` from [architectures.json](architectures.json), the summary of one run.
 Another run is `python scripts/architecture_eval.py`; on two cores it takes half an hour.
 
-Every model type transformers has a base model for is taken. Its default config is cut down by rules that know no
-model – narrower, fewer layers of each kind, shorter vocabulary – and, where a class refuses its own default,
-filled with what every checkpoint says; it is built with seeded random weights, and its inputs
-are those `winml export` decides. What PyTorch runs then is *attempted*: it is exported with `--random-weights` on that
-config, each in a process of its own (at most {seconds:.0f} s, {gigabytes:g} GiB). *Exported* means: the file agrees
-with PyTorch in ONNX Runtime on two draws of inputs (images keep their size and place in the text, masks over audio
-frames hide nothing), every node of it carries a tag, and every tag is that of a module
-that ran. Base models are exported, as a config without `architectures` asks for; heads add few operators of their own.
+Is your model in it? Look for the `model_type` of its config in the tables below.
+
+Each model type of transformers that has a base model is tried. Its default config is made small by rules that hold for
+all types (narrower, fewer layers of each kind, a shorter vocabulary). If a class refuses its own default config, the
+values that its checkpoints state are added. The model has seeded random weights, and the inputs that `winml export`
+determines. If PyTorch runs it, it is *attempted*: exported with `--random-weights` in a process of its own (at most
+{seconds:.0f} s, {gigabytes:g} GiB). *Exported* means: the file agrees with PyTorch in ONNX Runtime on two random inputs
+(images keep their size and their position in the text, masks over audio frames hide nothing), every node has a tag, and
+every tag is that of a module that ran. Heads add few operators, so base models are exported, as for a config without
+`architectures`.
 """
 
 

@@ -1,16 +1,19 @@
-"""Makes the pictures of the documentation that show reports: real reports, as a browser draws them.
+"""Makes the pictures of the documentation that show models and reports: real reports, as a browser draws them.
 
     python scripts/report_pictures.py [BROWSER]    # chromium, where none is named
 
-Each is the report of the commands of one page in docs/how_to, run on MiniLM or on the network of that page.
+Each is the report of the commands of one page in docs/how_to, run on MiniLM or on the network of that page, or the
+picture of the commands of the README.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -38,6 +41,12 @@ REPORTS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }
 """Picture to the commands whose last one writes the report."""
+_MODULES = (
+    ("build", "-m", "MINILM", "-o", "minilm", "-p", "int8", "-q"),
+    ("perf", "minilm/model.onnx", "--by-module", "--iterations", "30", "-o", "minilm/time.json", "-q"),
+    ("view", "minilm/model.onnx", "-o", "modules.svg", "--width", "time"),
+)
+"""Commands of the README; the last one writes the picture."""
 
 
 def _minilm() -> str:
@@ -54,13 +63,24 @@ def make_picture(name: str, browser: str) -> None:
     assert network is not None
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "net.py").write_text(network[1], encoding="utf-8")
-        for command in REPORTS[name]:
-            words = [word.replace("MINILM", _minilm()) for word in command]
-            subprocess.run([sys.executable, "-m", "winml.modelkit", *words], cwd=folder, check=True)
+        _run(REPORTS[name], folder)
         screen = ["--virtual-time-budget=4000", "--window-size=1100,760", f"--screenshot={PICTURES / name}.png"]
         report = Path(folder, "report.html").as_uri()
         subprocess.run([browser, "--headless", "--no-sandbox", "--hide-scrollbars", *screen, report], check=True)
     _sign(PICTURES / f"{name}.png")
+
+
+def _run(commands: Iterable[tuple[str, ...]], folder: str) -> None:
+    for command in commands:
+        words = [word.replace("MINILM", _minilm()) for word in command]
+        subprocess.run([sys.executable, "-m", "winml.modelkit", *words], cwd=folder, check=True)
+
+
+def draw_modules() -> None:
+    """Write the picture that ``winml view`` draws."""
+    with tempfile.TemporaryDirectory() as folder:
+        _run(_MODULES, folder)
+        shutil.copyfile(Path(folder, "modules.svg"), PICTURES / "modules.svg")
 
 
 def _sign(path: Path) -> None:
@@ -72,6 +92,7 @@ def _sign(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    draw_modules()
     for picture in REPORTS:
         make_picture(picture, sys.argv[1] if len(sys.argv) > 1 else "chromium")
         print(f"wrote {picture}.png")

@@ -195,6 +195,69 @@ def vision_language_processor(kind: str) -> Any:
     )
 
 
+GENAI_MARKS: Mapping[str, Mapping[str, str]] = {
+    "gemma3": {
+        "image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>",
+    },
+    "qwen2_5_vl": {
+        "image_token": "<|image_pad|>", "vision_bos_token": "<|vision_start|>", "vision_eos_token": "<|vision_end|>",
+        "video_token": "<|video_pad|>",
+    },
+}  # fmt: skip
+"""Model type → special tokens from number 3 on. onnxruntime-genai writes these names into prompts."""
+
+
+def save_with_genai_marks(folder: Path, kind: str) -> Path:
+    """Write a checkpoint with the tokens and the number of image tokens that onnxruntime-genai expects."""
+    import torch
+    import transformers
+
+    tokenizer = _byte_tokenizer(GENAI_MARKS[kind])
+    class_name, config = _CONFIGS[kind]
+    text = {**config["text_config"], "vocab_size": len(tokenizer), "max_position_embeddings": 512}
+    further: dict[str, Any] = {"video_token_id": 6}
+    if kind == "gemma3":
+        further = {"mm_tokens_per_image": 256, "vision_config": {**config["vision_config"], "image_size": 64}}
+    torch.manual_seed(0)
+    model_class: Any = getattr(transformers, class_name)
+    model = model_class(model_class.config_class(**{**config, "text_config": text, **further}))
+    make_distinct(model)
+    # Trained models write no placeholder of an image either: it would have no features.
+    model.get_output_embeddings().weight.data[PLACE] = 0
+    model.save_pretrained(folder)
+    genai_processor(kind).save_pretrained(folder)
+    return folder
+
+
+def genai_processor(kind: str) -> Any:
+    """Return the processor of a checkpoint with the marks of onnxruntime-genai."""
+    from transformers import Gemma3Processor
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    tokenizer = _byte_tokenizer(GENAI_MARKS[kind])
+    if kind == "gemma3":
+        return Gemma3Processor(Gemma3ImageProcessorPil(size={"height": 64, "width": 64}), tokenizer)
+    processor = vision_language_processor(kind)
+    return type(processor)(processor.image_processor, tokenizer)
+
+
+def _byte_tokenizer(roles: Mapping[str, str]) -> Any:
+    """Return a tokenizer of bytes, which every reader knows, with special tokens."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    specials = ["<s>", "</s>", "<pad>", *roles.values()]
+    words = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    of_bytes = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, []))
+    of_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    of_bytes.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    of_bytes.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in specials])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=of_bytes, bos_token="<s>", eos_token="</s>", pad_token="<pad>",
+        extra_special_tokens=dict(roles),
+    )  # fmt: skip
+
+
 def _tokenizer(*names: str) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -90,11 +90,14 @@ def test_by_module_sets_two_models_side_by_side(workplace: Workplace, model: Pat
     done = workplace.winml("perf", "other.onnx", model.name, *output)
     assert 0 == done.code, done.err
     head = next(line.split() for line in done.out.splitlines() if line.startswith("module "))
-    assert ["module", "other.onnx", "ms", "net.onnx", "ms", "ratio", "change", "ms", "weights"] == head
+    assert ["module", "other.onnx", "ms", "net.onnx", "ms", "ratio", "change", "ms", "verdict", "weights"] == head
     record = json.loads((workplace.folder / "pair.json").read_text(encoding="utf-8"))
     assert record["baseline"]["ratio"]["value"] > 0
     trees = [side["by_module"]["tree"] for side in (record, record["baseline"])]
     assert [["/M"], ["/M"]] == [[module["tag"] for module in tree] for tree in trees]
+    ratios = {row["module"]: row for row in record["baseline"]["ratios"]}
+    assert 3 == ratios[""]["ratio"]["pairs"]
+    assert {"undecided"} == {row["verdict"] for row in ratios.values() if row["ratio"]}  # three pairs have no interval
     assert 2112 == record["weight_bytes"]["/M"] == record["baseline"]["weight_bytes"]["/M"]
     assert "other.onnx ms" in (workplace.folder / "pair.html").read_text(encoding="utf-8")
 

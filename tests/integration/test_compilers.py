@@ -349,17 +349,17 @@ def test_decoder_is_built_for_an_npu_and_generates_there(name: str, tmp_path: Pa
 def test_prompt_and_step_share_their_weights_in_one_file(tmp_path: Path) -> None:
     """Both models name one file, smaller than two; only a device opens it, and an unchanged build reuses it."""
     folder = save_decoder(tmp_path / "llama", "llama", **one_layer("llama"))
-    quantized = ("-p", "w8a16", "--min-sqnr", "0", "--prompt-length", "4")
+    quantized = ("-p", "w8a16", "--min-sqnr", "0", "--prompt-length", "4,8")
     place = ("--ep", "qnn", "--ep-options", "soc_model=60", *quantized)
     sizes = []
     for name, shared in (("alone", ()), ("shared", ("--share-weights",))):
         code, record, err = winml(QNN, "build", "-m", folder, "-o", tmp_path / name, *place, *shared)
         assert 0 == code, err
-        assert ["prompt", "decoder"] == [part["name"] for part in record["parts"]]
+        assert ["prompt_4", "prompt_8", "decoder"] == [part["name"] for part in record["parts"]]
         sizes.append([file["size_bytes"] for file in record["deploy"] if file["name"].endswith(".data")])
-    assert [2, 1] == [len(names) for names in sizes]
+    assert [3, 1] == [len(names) for names in sizes]
     assert sum(sizes[1]) < sum(sizes[0])
-    for part in ("prompt.onnx", "decoder.onnx"):
+    for part in ("prompt_4.onnx", "prompt_8.onnx", "decoder.onnx"):
         alone, shared = (read_trace(tmp_path / name / part) for name in ("alone", "shared"))
         assert alone == shared, "each part keeps the trace of its own compilation"
     code, _, err = winml(QNN, "generate", tmp_path / "shared", *place[:4], "-p", "the king")
@@ -369,9 +369,11 @@ def test_prompt_and_step_share_their_weights_in_one_file(tmp_path: Path) -> None
     code, record, err = winml(QNN, "build", "-m", folder, "-o", tmp_path / "shared", *again)
     assert 0 == code, err
     parts = json.loads((tmp_path / "shared/proof/proof.json").read_text(encoding="utf-8"))["parts"]
-    assert ["export_prompt.onnx", "export_decoder.onnx"] == [part["file"] for part in parts], "no simulator opens them"
+    assert ["export_prompt_4.onnx", "export_prompt_8.onnx", "export_decoder.onnx"] == [
+        part["file"] for part in parts
+    ], "no simulator opens them"
     stages = [stage for part in record["parts"] for stage in part["stages"] if stage["name"] == "compile"]
-    assert ["reused", "reused"] == [stage["status"] for stage in stages], err
+    assert ["reused"] * 3 == [stage["status"] for stage in stages], err
 
 
 @pytest.mark.reader(QNN)

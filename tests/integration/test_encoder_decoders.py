@@ -373,6 +373,24 @@ def test_step_of_fixed_sizes_writes_the_same_text(architecture: str, tmp_path: P
     _assert_samples_are_runs_of_a_text(decoder.model_path, folder)
     # Texts without a tokenizer are 24 random tokens, more than the cache holds.
     _assert_samples_are_runs_of_a_text(decoder.model_path, tmp_path)
+    if architecture == "t5":
+        _assert_encoder_reads_the_texts_of_the_user(decoder.model_path, folder)
+
+
+def _assert_encoder_reads_the_texts_of_the_user(path: Path, folder: Path) -> None:
+    """Check that the steps of a decoder read the encoder's outputs for each text of the user."""
+    texts = folder / "texts.txt"
+    texts.write_text("the king was\nthe queen had a token\n", encoding="utf-8")
+    options = QuantizeOptions(precision="w8a16", ep="qnn", calibration_data=str(texts))
+    samples = list(Calibration(options, folder, {}, 0, path).read_samples(graph_inputs(Session(path))))
+    encoder = Session(path.with_name(path.name.replace("decoder", "encoder")))
+    inputs = list(Calibration(options, folder, {}, 0).read_samples(graph_inputs(encoder)))
+    masks = [feeds["encoder_attention_mask"] for feeds in samples]
+    first, second = (feeds["attention_mask"] for feeds in inputs)
+    assert not np.array_equal(first, second)
+    runs = len(masks) // 2
+    assert all(np.array_equal(first, mask) for mask in masks[:runs])
+    assert all(np.array_equal(second, mask) for mask in masks[runs:])
 
 
 def _assert_samples_are_runs_of_a_text(path: Path, folder: Path) -> None:

@@ -30,7 +30,6 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
     AutoModelForSpeechSeq2Seq,
-    AutoProcessor,
     AutoTokenizer,
     CLIPImageProcessor,
     GenerationMixin,
@@ -43,7 +42,13 @@ from e2e.workplace import Outcome
 from encoder_decoder import save_encoder_decoder
 from generating import PROMPT, build_decoder, counting_graph, save_decoder, save_tokenizer
 from readers import BROWSERS, REPOSITORY, find_program, folder_of, python_of
-from vision_language import save_image, save_vision_language
+from vision_language import (
+    genai_processor,
+    save_image,
+    save_vision_language,
+    save_with_genai_marks,
+    vision_language_processor,
+)
 from winml.modelkit.builds.found_models import onnx_file
 from winml.modelkit.builds.layouts.foundry import foundry_record
 from winml.modelkit.builds.manifest_records import read_manifest
@@ -102,7 +107,8 @@ const tensor = ([type, dims, data]) =>
 const made = Object.entries(JSON.parse(readFileSync(file))).map(([name, value]) => [name, tensor(value)]);
 const inputs = Object.fromEntries(made);
 const model = await AutoModelForImageTextToText.from_pretrained(folder, { dtype: 'fp32' });
-const settings = { max_new_tokens: Number(count), min_new_tokens: Number(count), do_sample: false };
+const length = { max_new_tokens: Number(count), min_new_tokens: Number(count) };
+const settings = { ...length, no_repeat_ngram_size: 1, do_sample: false };
 const all = await model.generate({ ...inputs, ...settings });
 console.log(JSON.stringify(all.tolist()[0].slice(inputs.input_ids.dims[1]).map(Number)));
 """
@@ -162,6 +168,24 @@ while not generator.is_done():
     generator.generate_next_token()
     written.append(generator.get_next_tokens().tolist())
 print(json.dumps([made.tolist(), np.transpose(written).tolist()]))
+"""
+SEEN_BY_GENAI = """
+import json, sys, numpy as np, onnxruntime_genai as og
+folder, text, image, count = sys.argv[1:]
+model = og.Model(folder)
+processor = model.create_multimodal_processor()
+made = processor(text, images=og.Images.open(image)) if image else processor(text)
+tokens = made["input_ids"].as_numpy()
+options, length = og.GeneratorParams(model), tokens.shape[1] + int(count)
+options.set_search_options(do_sample=False, max_length=length, min_length=length, no_repeat_ngram_size=1)
+generator = og.Generator(model, options)
+generator.set_inputs(made)
+scores, written = np.ravel(generator.get_logits()), []
+while not generator.is_done():
+    generator.generate_next_token()
+    written += generator.get_next_tokens().tolist()
+pixels = made["pixel_values"].as_numpy().tolist() if image else []
+print(json.dumps([tokens.tolist(), pixels, scores.tolist(), written]))
 """
 ROWS_OF_TOKENS = """
 import json, sys, numpy as np, onnxruntime_genai as og
@@ -731,13 +755,24 @@ def test_embedding_for_transformers_js_takes_tokens_alone(seeing: tuple[Path, Pa
 
 
 @pytest.mark.reader("transformers.js")
-def test_transformers_js_reads_images_as_pytorch(seeing: tuple[Path, Path], tmp_path: Path) -> None:
-    """The reader inserts the features of the image into the embeddings of the tokens."""
-    checkpoint, folder = seeing
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("llava", "w5 <image> w6 w7"), ("gemma3", "w5 <boi> w6 w7"), ("qwen2_5_vl", "w5 <boi> <image> <eoi> w6 w7")],
+)
+def test_transformers_js_reads_images_as_pytorch(
+    kind: str, text: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The reader inserts image features; image tokens that attend to later ones, and rows and columns, are covered."""
+    if kind == "llava":
+        checkpoint, folder = request.getfixturevalue("seeing")
+    else:
+        checkpoint = save_vision_language(tmp_path / "checkpoint", kind)
+        folder = laid_out(checkpoint, tmp_path / "folder", "transformers.js", "--no-verify")
     image = Image.open(save_image(tmp_path / "image.png"))
-    made = AutoProcessor.from_pretrained(checkpoint)(text="w5 <image> w6 w7", images=image, return_tensors="pt")
+    made = vision_language_processor(kind)(text=[text], images=[image], return_tensors="pt")
     model: Any = AutoModelForImageTextToText.from_pretrained(checkpoint).eval()
-    limits = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False}
+    # Without repetitions, each token depends on the scores of several.
+    limits = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "no_repeat_ngram_size": 1}
     expected = model.generate(**made, **limits)[0, made["input_ids"].shape[1] :].tolist()
     tensors = {
         name: (str(value.dtype).removeprefix("torch."), list(value.shape), value.flatten().tolist())
@@ -745,6 +780,40 @@ def test_transformers_js_reads_images_as_pytorch(seeing: tuple[Path, Path], tmp_
     }
     (tmp_path / "inputs.json").write_text(json.dumps(tensors), encoding="utf-8")
     assert expected == read_with("transformers.js", SEEN, folder, tmp_path / "inputs.json", str(NEW_TOKENS))
+
+
+@pytest.mark.reader("genai")
+@pytest.mark.parametrize(
+    ("kind", "text"), [("gemma3", "ab<start_of_image>cd"), ("qwen2_5_vl", "ab<|vision_start|><|vision_end|>cd")]
+)
+def test_genai_reads_images_as_pytorch(kind: str, text: str, tmp_path: Path) -> None:
+    """Tokens, pixels, scores and text are made by the reader's own processor; a text without image is covered too."""
+    checkpoint = save_with_genai_marks(tmp_path / "checkpoint", kind)
+    outcome = run_here("build", "-m", checkpoint, "-o", tmp_path / "folder", "--layout", "genai", "--no-verify")
+    assert 0 == outcome.code, outcome.err
+    image = save_image(tmp_path / "image.png")
+    model: Any = AutoModelForImageTextToText.from_pretrained(checkpoint).eval()
+    processor = genai_processor(kind)
+    for picture in (image, None):
+        words = text.replace("<|vision_end|>", "<|image_pad|><|vision_end|>") if picture else "abc"
+        pictures = {} if picture is None else {"images": [Image.open(picture)]}
+        made = processor(text=[words], **pictures, return_tensors="pt")
+        limits = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "no_repeat_ngram_size": 1}
+        expected = model.generate(**made, **limits)[0, made["input_ids"].shape[1] :].tolist()
+        with torch.no_grad():
+            scores = model(**made).logits[0, -1].tolist()
+        asked = (text if picture else "abc", picture or "", str(NEW_TOKENS))
+        tokens, pixels, seen_scores, written = read_with("genai", SEEN_BY_GENAI, tmp_path / "folder", *asked)
+        assert made["input_ids"].tolist() == tokens
+        if picture is not None:
+            # Resized by the same code; only the rounding of the normalization differs.
+            np.testing.assert_allclose(np.ravel(pixels), made["pixel_values"].numpy().ravel(), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(seen_scores, scores, rtol=0, atol=1e-4)
+        assert expected == written
+    first = next(line for line in outcome.out.splitlines() if line.startswith("use "))
+    lines = outcome.out.splitlines()[outcome.out.splitlines().index(first) :]
+    code = "\n".join(line[len("use") + len(first[3:]) - len(first[3:].lstrip()) :] for line in lines)
+    assert run_code("genai", code.replace("image.png", str(image))).strip()
 
 
 @pytest.mark.reader("lm-eval")
@@ -1089,8 +1158,8 @@ def test_states_and_tasks_unknown_to_a_reader_are_refused(bert: Path, tmp_path: 
 UNKNOWN: list[tuple[str, str, str]] = [
     ("mixtral", "transformers.js", "mixtral"),
     ("roberta-prelayernorm", "transformers.js", "roberta-prelayernorm"),
-    *((name, layout, "vision-language") for name in ("llava", "qwen2_5_vl") for layout in ("genai", "optimum")),
-    ("qwen2_5_vl", "transformers.js", "image-text-to-text"),
+    *((name, layout, "vision-language") for name in ("llava", "qwen3_vl") for layout in ("genai", "optimum")),
+    ("qwen3_vl", "transformers.js", "image-text-to-text"),
     *(("mamba", layout, "states") for layout in PROGRAMS),
     *(("qwen3_next", layout, "states") for layout in PROGRAMS),
     ("t5", "genai", "encoder-decoder"),
@@ -1100,7 +1169,8 @@ UNKNOWN: list[tuple[str, str, str]] = [
 ARCHITECTURES = {
     "bert": "BertForMaskedLM", "granitemoehybrid": "GraniteMoeHybridForCausalLM", "llama": "LlamaForCausalLM",
     "llava": "LlavaForConditionalGeneration", "mamba": "MambaForCausalLM", "mixtral": "MixtralForCausalLM",
-    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration", "qwen3_next": "Qwen3NextForCausalLM",
+    "gemma3": "Gemma3ForConditionalGeneration", "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen3_next": "Qwen3NextForCausalLM", "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "roberta-prelayernorm": "RobertaPreLayerNormForSequenceClassification", "t5": "T5ForConditionalGeneration",
     "whisper": "WhisperForConditionalGeneration",
 }  # fmt: skip
@@ -1136,9 +1206,17 @@ def test_model_types_with_a_class_are_planned(tmp_path: Path) -> None:
         ("mixtral", "transformers.js", ("--task", "feature-extraction"), {}),
         ("granitemoehybrid", "transformers.js", (), {"layer_types": ["attention"] * 2, "num_hidden_layers": 2}),
         ("mamba", "optimum", ("--no-cache",), {}),
+        *((name, layout, (), {}) for name in ("gemma3", "qwen2_5_vl") for layout in ("genai", "transformers.js")),
     ):
         outcome = _dry_run(model_type, layout, tmp_path / model_type / layout, *options, **changes)
         assert 0 == outcome.code, outcome.err
+
+
+def test_number_of_image_tokens_unknown_to_genai_is_refused(tmp_path: Path) -> None:
+    """The processor of onnxruntime-genai writes 256 tokens for an image of Gemma 3."""
+    outcome = _dry_run("gemma3", "genai", tmp_path, mm_tokens_per_image=64)
+    assert 2 == outcome.code
+    assert "mm_tokens_per_image 64; expected 256" in outcome.err
 
 
 def test_graph_with_recurrent_states_is_refused_with_any_config(tmp_path: Path) -> None:

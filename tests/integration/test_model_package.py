@@ -25,6 +25,7 @@ from winml.modelkit.builds.package_writing import PackageContent, write_package
 from winml.modelkit.errors import ModelPathError, OutputExistsError, UsageError
 from winml.modelkit.onnx.files import output_files
 from winml.modelkit.onnx.files.moving import move_file
+from winml.modelkit.onnx.files.named_paths import COPIES_FOLDER, cache_root
 
 pytestmark = pytest.mark.skipif(
     not hasattr(onnxruntime, "ModelPackage"), reason="this ONNX Runtime has no model packages; 1.32 has"
@@ -113,6 +114,20 @@ def test_package_is_a_model_of_every_command(built: tuple[Path, dict[str, Any]],
     done = run_here("quantize", folder, "-o", tmp_path / "int8", "-p", "int8", "-q")
     assert 0 == done.code, done.err
     assert (tmp_path / "int8" / "tokenizer_config.json").is_file() == (folder / "tokenizer_config.json").is_file()
+
+
+def test_messages_name_the_variant_of_a_package(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """The copy that is opened lies in the cache."""
+    standard = built[0] / "model" / "standard"
+    shown = run_here("inspect", standard)
+    assert str(standard) in shown.out
+    listed = run_here("inspect", standard, "-f", "json")
+    viewed = run_here("view", built[0], standard, "-o", tmp_path / "page.html")
+    refused = run_here("extract", standard, "--module", "nowhere", "-o", tmp_path / "part.onnx")
+    assert (0, 0, 0) == (shown.code, listed.code, viewed.code), viewed.err
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    for text in (shown.out, listed.out, viewed.out, refused.err, page):
+        assert str(cache_root() / COPIES_FOLDER) not in text
 
 
 def test_package_without_the_cpu_names_its_variants(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_text_of_three_parts_may_have_three_errors() -> None:
     zeros = output_fidelity("logits", [np.zeros(8)], expected)
     silent = FidelityInfo((), 11.0, zeros.has_signal, draws=1, together=zeros, parts=3, silent=("zeros",))
     refuse_below_minimum_sqnr(silent, "the model", {})
-    assert "inconclusive:" in fidelity_words(silent)
+    assert "not checked:" in fidelity_words(silent)
 
 
 def test_files_beyond_a_size_are_not_run_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,14 @@ def _save_depth(path: Path) -> None:
     transformers.GLPNImageProcessorPil(size_divisor=32).save_pretrained(path)
 
 
+def _save_swin2sr(path: Path) -> None:
+    config = transformers.Swin2SRConfig(
+        image_size=32, embed_dim=16, depths=[1], num_heads=[2], window_size=4, upscale=LARGER
+    )
+    _save_model(path, transformers.Swin2SRForImageSuperResolution(config))
+    transformers.Swin2SRImageProcessorPil().save_pretrained(path)
+
+
 def _save_audio(class_name: str) -> Callable[[Path], object]:
     def save(path: Path) -> None:
         labels = ("speech", "music", "noise") if class_name.endswith("Classification") else None
@@ -96,6 +104,14 @@ def _save_audio(class_name: str) -> Callable[[Path], object]:
             ).save_pretrained(path)
 
     return save
+
+
+def _save_layoutlm(path: Path) -> None:
+    tokenizer = text_tokenizer()
+    config = transformers.LayoutLMConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_attention_heads=2, intermediate_size=64, **_ONE_LAYER
+    )
+    _save_model(path, transformers.LayoutLMForQuestionAnswering(config), tokenizer)
 
 
 def _save_owl(path: Path) -> None:
@@ -139,7 +155,10 @@ def _save_model(path: Path, model: Any, *processors: Any) -> None:
 
 
 PHOTO = ("--image", "photo.png")
-DRAWN = {"object-detection", "zero-shot-object-detection", "image-segmentation", "depth-estimation"}
+LARGER = 2
+"""Factor of the image-to-image model."""
+DRAWN = {"image-to-image", "object-detection", "zero-shot-object-detection", "image-segmentation", "depth-estimation"}
+PAGE = [[word, [10 * place, 20, 10 * place + 9, 40]] for place, word in enumerate(TEXT.split())]
 LABELS = ("--label", WORDS[0], "--label", WORDS[1])
 CASES = {
     "text-classification": Case(_text("BertForSequenceClassification", ("bad", "good", "so")), ("--text", TEXT), TEXT),
@@ -149,6 +168,10 @@ CASES = {
     ),
     "question-answering": Case(
         _text("BertForQuestionAnswering"), ("--input", f"question={OTHER}", "--input", f"context={TEXT}")
+    ),
+    "document-question-answering": Case(
+        _save_layoutlm, ("--input", f"question={OTHER}", "--input", f"word_boxes={json.dumps(PAGE)}"),
+        {"question": OTHER, "word_boxes": PAGE},
     ),
     "fill-mask": Case(_text("BertForMaskedLM"), ("--text", f"{TEXT} [MASK]"), f"{TEXT} [MASK]"),
     "feature-extraction": Case(_text("BertModel"), ("--text", TEXT, "--text", OTHER)),
@@ -177,6 +200,7 @@ CASES = {
         is_open=False,
     ),
     "video-classification": Case(_save_video, PHOTO * 5, is_open=False),
+    "image-to-image": Case(_save_swin2sr, PHOTO, is_open=False),
     "depth-estimation": Case(_save_depth, PHOTO, "photo.png", is_open=False),
     "automatic-speech-recognition": Case(_save_audio("Wav2Vec2ForCTC"), ("--audio", "sound.wav"), "sound"),
     "audio-classification": Case(_save_audio("Wav2Vec2ForSequenceClassification"), ("--audio", "sound.wav"), "sound"),
@@ -199,7 +223,7 @@ def exported(checkpoint: Path, task: str, *, is_open: bool) -> Path:
     """Export a checkpoint; config and processor files go beside the ONNX file."""
     model = checkpoint.parent / f"{checkpoint.name}-onnx" / "model.onnx"
     model.parent.mkdir()
-    dynamic = DynamicRequest(batch=is_open, sequence=is_open, image_size=task == "depth-estimation")
+    dynamic = DynamicRequest(batch=is_open, sequence=is_open, image_size=task in ("depth-estimation", "image-to-image"))
     HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint(
         ModelRequest(str(checkpoint), task=LOADED_TASKS.get(task, task), dynamic=dynamic), model
     )
@@ -236,8 +260,13 @@ def test_task_answer_equals_the_pipeline(task: str, folder: Path, monkeypatch: p
         assert long["reference"]["is_same"], long["reference"]
         assert 1 == sum("is cut to" in note for note in long["notes"])
     if save:
-        assert Image.open(f"{task}.png").size == Image.open("photo.png").size
-        assert np.any(np.asarray(Image.open(f"{task}.png").convert("RGB")) != np.asarray(Image.open("photo.png")))
+        drawn, photo = (Image.open(name).convert("RGB") for name in (f"{task}.png", "photo.png"))
+        if task == "image-to-image":
+            # The processor fills the image up to whole windows.
+            assert tuple(size * LARGER for size in photo.size) <= drawn.size
+            return
+        assert drawn.size == photo.size
+        assert np.any(np.asarray(drawn) != np.asarray(photo))
     if case.passed is None:
         return
     passed = case.passed
@@ -259,6 +288,8 @@ def test_task_answer_equals_the_pipeline(task: str, folder: Path, monkeypatch: p
             assert item[names.pop()] == entry["label"]
         if task == "automatic-speech-recognition":
             assert item["text"] == entry["text"]
+        if "answer" in item:
+            assert (item["answer"], item["start"], item["end"]) == (entry["text"], entry["start"], entry["end"])
         if "box" in item:
             assert list(item["box"].values()) == entry["box"]
 

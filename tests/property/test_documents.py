@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from winml.modelkit.report.document import (
-    Bar,
-    Bars,
     Block,
     Box,
     Boxes,
@@ -191,7 +189,7 @@ def test_page_prints_every_text_literally(document: Document) -> None:
         assert _joined(word) in shown
 
 
-bars = st.lists(st.builds(Bar, texts, st.floats(-9, 9), texts, texts), max_size=3)
+figures = st.lists(st.builds(Figure, texts, texts, texts), max_size=3)
 boxes = st.lists(
     st.builds(
         Box, texts, st.just(""), texts, st.floats(0, 9), st.one_of(st.floats(0, 9), st.just(float("nan"))), texts,
@@ -211,17 +209,15 @@ shades = st.sampled_from([None, Shades("error", 1e-8, 1.0, is_logarithmic=True),
 
 
 @settings(max_examples=20)
-@given(boxes, bars, dots, shades)
+@given(boxes, figures, dots, shades)
 def test_charts_contain_their_texts_as_data(
-    boxes: list[Box], bars: list[Bar], dots: list[Dot], scale: Shades | None
+    boxes: list[Box], figures: list[Figure], dots: list[Dot], scale: Shades | None
 ) -> None:
-    """Bars and dots are elements of the template; boxes are JSON in the page, which their texts cannot end."""
+    """Dots are elements of the template; boxes are JSON in the page, which their texts cannot end."""
     charts: list[Block] = [
         Boxes(boxes, "modules", "caption", shades=scale),
-        Bars(bars, "classes"),
         Dots(dots, "times", "time", "dB", 1.0, 30.0),
     ]
-    figures = [Figure(bar.name, bar.words, bar.detail) for bar in bars]
     own = render_html(Document(charts, figures=figures)).partition("<body>")[2].rpartition("<script>")[0]
     assert not _OBEYED.search(own)
     page = _Texts()
@@ -233,6 +229,6 @@ def test_charts_contain_their_texts_as_data(
         printable(text) != text for box in boxes for text in (box.label, box.kind, box.words)
     )
     shown = _joined("".join(page.words))
-    texts = [text for bar in bars for text in (bar.name, bar.words, bar.detail)]
+    texts = [text for figure in figures for text in (figure.label, figure.value, figure.meaning)]
     texts += [text for dot in dots for text in (dot.name, dot.bar_words)]
     assert [] == [text for text in texts if _joined(printable(text)) not in shown]

@@ -199,8 +199,8 @@ class VerificationError(WinMLError):
         is_graph_wrong: True if the graph is the likely cause, not the reference or the inputs.
         inputs: Input values for which the outputs differ, by name, if both models ran.
         most: Name of a dynamic dimension → largest size with equal outputs, if only larger sizes differ.
-        is_silent: True if all outputs are equal but none depends on the inputs, so that a wrong graph would go
-            unnoticed.
+        unchecked: Record of the comparison, if all outputs are equal but none depends on the inputs, so that a wrong
+            graph would go unnoticed; None otherwise.
         is_quality: True if a quantized result is below its minimum SQNR, which another export would not change.
         is_normalization_wrong: True if the graph before normalization passes the same verification.
     """
@@ -214,7 +214,7 @@ class VerificationError(WinMLError):
         self.is_graph_wrong = is_graph_wrong
         self.inputs = inputs
         self.most: Mapping[str, int] = {}
-        self.is_silent = False
+        self.unchecked: Any = None
         self.is_quality = False
         self.is_normalization_wrong = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 MODEL_SUFFIX = ".onnx"
@@ -13,7 +14,8 @@ ONLY_PART = "model"
 ENCODER, DECODER = "encoder", "decoder"
 """Part names of an encoder-decoder model."""
 PROMPT = "prompt"
-"""Name of the part that reads the prompt, for a decoder of fixed sizes; the decoder then reads single tokens."""
+"""Name of the part that reads the prompt, for a decoder of fixed sizes; the decoder then reads single tokens. Of
+several such parts, each has its number of tokens in its name: ``prompt_64``."""
 VISION, EMBEDDING = "vision", "embedding"
 """Names of the parts before the decoder of a vision-language model."""
 PIPELINE_INDEX_NAME = "model_index.json"
@@ -79,6 +81,11 @@ GENAI_CONFIG_NAME = "genai_config.json"
 """Name used by onnxruntime-genai for the description of a model."""
 AUDIO_PROCESSOR_NAME = "audio_processor_config.json"
 """Name used by onnxruntime-genai for the description of the audio feature extractor."""
+IMAGE_PROCESSOR_NAME = "image_processor.json"
+"""Name of the description of the image processor for onnxruntime-genai; its default is the name of a file of the
+checkpoint."""
+TRANSFORMERS_EXPORT_NAME = "export.json"
+"""Name used by the exporters of transformers for the description of their files."""
 FOUNDRY_NAME = "inference_model.json"
 """Name of the file by which Foundry Local finds a folder of onnxruntime-genai."""
 MODEL_CARD_NAME = "README.md"
@@ -100,6 +107,15 @@ TUNE_FIXED_NAME = "fixed.onnx"
 OPTIMIZED_SUFFIX = "_opt"
 _MEASURED_SUFFIX = ".measured.json"
 """Name suffix of a file beside an unfinished result: its measurements."""
+
+
+def prompt_parts(parts: Iterable[str]) -> list[str]:
+    """Return the names of the parts that read prompts.
+
+    >>> prompt_parts(["prompt_16", "prompt_64", "decoder"])
+    ['prompt_16', 'prompt_64']
+    """
+    return [name for name in parts if re.fullmatch(rf"{PROMPT}(_\d+)?", name)]
 
 
 def unfinished_work_path(output: Path) -> Path:

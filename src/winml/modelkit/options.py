@@ -136,7 +136,11 @@ def _limited_type(field: Field) -> Any:
         return Annotated[field.annotation, limits]
     if field.minimum is None and field.maximum is None:
         return field.annotation
-    return Annotated[field.annotation, pydantic.Field(ge=field.minimum, le=field.maximum)]
+    limits = pydantic.Field(ge=field.minimum, le=field.maximum)
+    if any(get_origin(part) is tuple for part in get_args(field.annotation)):
+        number = Annotated[int, limits]
+        return number | tuple[number, ...] | None
+    return Annotated[field.annotation, limits]
 
 
 def nearest(text: str, names: Iterable[str]) -> str | None:

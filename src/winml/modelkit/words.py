@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 import shlex
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 MOST_DB = 200.0
 """Chosen: equal outputs have an infinite ratio, which JSON cannot represent; rounding of float64 is at about 300."""
@@ -162,6 +163,25 @@ def shape_words(dtype: str, shape: Sequence[int | str | None]) -> str:
     return f"{dtype}[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
+_shown_paths: dict[str, str] = {}
+"""Path of a copy in the cache → the user's path that messages and reports have instead."""
+
+
+def show_paths_as(paths: Mapping[str, str]) -> None:
+    """Write the user's paths instead of those of copies from now on, in messages, reports and JSON.
+
+    Args:
+        paths: Path of a copy → path of the original. A folder comes after its files.
+    """
+    _shown_paths.update(paths)
+
+
+def _with_shown_paths(text: str) -> str:
+    for copy, original in _shown_paths.items():
+        text = text.replace(copy, original)
+    return text
+
+
 def printable(text: str) -> str:
     r"""Escape a foreign text to one line without characters that a terminal or a page interprets.
 
@@ -171,6 +191,7 @@ def printable(text: str) -> str:
     >>> printable("a\x1b[31m\n\u202eb")
     'a\\x1b[31m\\n\\u202eb'
     """
+    text = _with_shown_paths(text)
     if text.isascii() and text.isprintable():
         return text
     return "".join(map(_escape_unprintable, text))
@@ -202,6 +223,8 @@ def json_printable(text: str) -> str:
     >>> json_printable('"\u202e"')
     '"\\u202e"'
     """
+    for copy, original in _shown_paths.items():
+        text = text.replace(json.dumps(copy)[1:-1], json.dumps(original, ensure_ascii=False)[1:-1])
     if text.isascii() and "\x7f" not in text:
         return text
     return "".join(character if character == "\n" else _escape_unprintable_in_json(character) for character in text)

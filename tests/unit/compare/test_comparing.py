@@ -22,6 +22,7 @@ from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.profile.latency import LatencyOptions
 from winml.modelkit.profile.perf import PerfOptions, measure_model
 from winml.modelkit.report.terminal import print_document
+from winml.modelkit.tags.tagging import clear_tag
 
 
 def _compared(folder: Path, reference: str, candidate: str, declared: str) -> ModelComparison:
@@ -189,3 +190,24 @@ def test_values_of_a_file_are_named_like_the_inputs_of_the_candidate(tmp_path: P
     np.savez(tmp_path / "wrong.npz", ids=np.ones((4, 8), np.float32))
     with pytest.raises(UsageError, match="'ids'"):
         compare_by_name(model, model, run=RunOptions("model.onnx", input_data=tmp_path / "wrong.npz"))
+
+
+def test_files_without_tags_and_common_modules_are_compared_by_node(tmp_path: Path) -> None:
+    """One tool names nodes after modules, another one does not: values with the same names are compared."""
+    for name, factor in (("scoped", 2), ("bare", 3)):
+        header = f"m (float[2, 4] x) => (float[2, 4] y) <float c = {{{factor}}}>"
+        model = parse(f"{header} {{ a = Relu (x) b = Mul (a, c) y = Neg (b) }}")
+        for number, node in enumerate(model.graph):
+            clear_tag(node)
+            node.name = f"/layer.{number}/act/{node.op_type}" if name == "scoped" else ""
+        ir.save(model, tmp_path / f"{name}.onnx")
+    result = compare_by_name(tmp_path / "scoped.onnx", tmp_path / "bare.onnx", by_module=True)
+    assert result.first_divergence is not None
+    assert "b" == result.first_divergence.identity.module
+    assert any("nodes are compared" in note for note in result.notes)
+
+
+def test_output_that_never_changes_is_not_checked(tmp_path: Path) -> None:
+    """Equal zeros prove nothing: a note says what to do."""
+    result = _compared(tmp_path, "n = Neg (x) a = Abs (n) b = Neg (a) y = Relu (b)", "y = Sub (x, x)", "float[4, 8] y")
+    assert any(note.startswith("Not checked: ") and "--input-data" in note for note in result.notes)

@@ -154,15 +154,23 @@ def test_values_missing_on_both_sides_are_ignored() -> None:
         (np.full(4, np.nan, np.float32), "only NaN"),
         (np.array([0, -np.inf, 0]), "only zeros and infinities"),
         (np.zeros((0, 4)), "no value"),
-        (np.array(["a"]), "no number"),
     ],
 )
 def test_reference_without_signal_is_no_evidence(values: Array, words: str) -> None:
     """Equal zeros are no verification; the message names the constant values."""
     info = measure_fidelity([{"y": values}], [{"y": values}], 10.0)
     assert (False, False) == (info.has_signal, info.is_verified)
-    assert f"inconclusive: the source returns {words}, so a wrong graph would go unnoticed" == comparison_words(info)
+    assert f"not checked: the source returns {words}, so a wrong graph would go unnoticed" in comparison_words(info)
     assert info.as_record().get("answers_only") == (None if info.silent is None else list(info.silent))
+
+
+def test_reference_that_never_changes_is_no_evidence() -> None:
+    """Equal constants are not checked; a result that differs from them is refused all the same."""
+    constant = np.full(4, 3, np.float32)
+    info = measure_fidelity([{"y": constant}] * 2, [{"y": constant}] * 2, 10.0)
+    assert (False, False, None) == (info.is_verified, info.is_refused, info.silent)
+    assert "not checked: no output of the source depends on its inputs" in comparison_words(info)
+    assert measure_fidelity([{"y": constant}] * 2, [{"y": -constant}] * 2, 10.0).is_refused
 
 
 @pytest.mark.parametrize(("actual", "is_verified"), [(["yes", "no"], True), (["yes", "yes"], False)])
@@ -245,8 +253,8 @@ def test_compiled_file_is_judged_relative_to_its_quantized_source() -> None:
 def test_predictions_decide_on_scores_and_decibels_on_other_outputs(
     name: str, answer: list[float], is_verified: bool
 ) -> None:
-    reference = [{name: np.array([[0.9, 1.0]], np.float32)}] * 4
-    answers = [{name: np.array([answer], np.float32)}] * 4
+    reference = [{name: np.array([[0.9 * scale, scale]], np.float32)} for scale in (1, 2, 3, 4)]
+    answers = [{name: np.array([answer], np.float32) * scale} for scale in (1, 2, 3, 4)]
     samples = QualitySamples("processor", 4, 0)
     assert is_verified == measure_fidelity(reference, answers, 10.0, samples, least_agreement=0.85).is_verified
     by_decibels = measure_fidelity(reference, answers, 10.0, samples)

@@ -87,6 +87,12 @@ def test_folding_leaves_no_note_of_removed_names() -> None:
             "m (float[1,3] x, int64[1] i) => (float[1,4] y, float[1,3] e) <float[4,3] w = {0,0,0,0,0,0,0,0,0,0,0,0}>"
             "{ a = Transpose <perm=[1,0]> (w)  y = MatMul (x, a)  e = Gather (w, i) }"
         ),
+        # The matrices of experts stay stacked, as MoE takes them.
+        (
+            "m (float[1,2] x) => (float[1,2] y)"
+            " <float[2,2,2] w = {1,2,3,4,5,6,7,8}, int64 i = {0}, int64 j = {1}>"
+            "{ a = Gather <axis=0> (w, i)  b = Gather <axis=0> (w, j)  h = MatMul (x, a)  y = MatMul (h, b) }"
+        ),
         # Random on purpose.
         "m (float[1] x) => (float[3] y) { r = RandomUniform <shape=[3]> ()  y = Mul (x, r) }",
         # Depends on an input.
@@ -94,7 +100,7 @@ def test_folding_leaves_no_note_of_removed_names() -> None:
     ],
 )
 def test_folding_does_not_fire(body: str) -> None:
-    """Large results, weights, tied weights, random numbers and inputs are left alone."""
+    """Large results, weights, tied and stacked weights, random numbers and inputs are left alone."""
     model = parse(body)
     before = operators(model)
     assert not _fold_constants(model)

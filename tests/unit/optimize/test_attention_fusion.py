@@ -70,25 +70,11 @@ def _fuse_attention(model: ir.Model) -> ir.Model:
 
 @pytest.mark.parametrize("masked_row", [False, True])
 def test_guarded_attention_becomes_one_operator_with_the_same_numbers(masked_row: bool) -> None:
-    """A fully masked row is zero before and after."""
+    """A fully masked row is zero before and after. It is found in the mask, as WebGPU has no kernel of IsNaN."""
     feeds = _attention_feeds(masked_row=masked_row)
     expected = _run_model(_attention_model(), feeds)
     fused = _fuse_attention(_attention_model())
-    assert Counter(["MultiHeadAttention", "IsNaN", "Where"]) == Counter(operators(fused))
-    actual = _run_model(fused, feeds)
-    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
-    assert (actual[1, 2] == 0).all() == masked_row
-
-
-@pytest.mark.parametrize("masked_row", [False, True])
-def test_provider_without_a_kernel_of_isnan_finds_masked_rows_in_the_mask(masked_row: bool) -> None:
-    """Else the output of each attention would be copied to the CPU and back."""
-    feeds = _attention_feeds(masked_row=masked_row)
-    expected = _run_model(_attention_model(), feeds)
-    options = OptimizeOptions.model_validate({"attention_fusion": True, "ep": "webgpu"})
-    fused = optimize(_attention_model(), options).model
-    expected_operators = {"MultiHeadAttention": 1, "ReduceMax": 1, "Less": 1, "Reshape": 1, "Where": 1, "Constant": 2}
-    assert expected_operators == Counter(operators(fused))
+    assert Counter(["MultiHeadAttention", "ReduceMax", "Transpose", "Equal", "Where"]) == Counter(operators(fused))
     assert all(tags(fused))
     actual = _run_model(fused, feeds)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)

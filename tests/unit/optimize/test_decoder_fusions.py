@@ -19,6 +19,7 @@ from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.metadata_keys import INPUTS_KEY
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.optimize.capabilities import ATTENTION_VARIANT
+from winml.modelkit.optimize.decoders.packed_projections import PackedProjectionPass
 from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
 from winml.modelkit.ort.sessions import Session
@@ -172,6 +173,15 @@ def test_attention_rotates_and_reads_packed_projections(tmp_path: Path, kind: st
         for is_padded in (False, variant is VARIANT):
             expected, found = (_run_text(file, is_padded=is_padded) for file in (path, model))
             np.testing.assert_allclose(found, expected, atol=TOLERANCE * np.abs(expected).max(), rtol=0)
+
+
+def test_slices_of_an_undivided_product_are_removed(tmp_path: Path) -> None:
+    """A build merges projections after their weights are quantized, and optimizes no more."""
+    model = ir.load(_export(tmp_path, _build("phi3")))
+    model = optimize(model, OptimizeOptions().with_decoder_fusions(VARIANT[:1])).model
+    before = _count(model)["Slice"]
+    PackedProjectionPass()(model)
+    assert (5, 2) == (before, _count(model)["Slice"])
 
 
 def test_packed_projection_names_the_modules_of_its_weights(llama: Path) -> None:

@@ -115,3 +115,16 @@ def test_library_of_custom_operators_must_exist(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv(LIBRARIES_VARIABLE, add_custom_library(str(tmp_path / "ops.so"), ""))
     with pytest.raises(StageError, match=r"ops\.so"):
         accepted(TABLE, tmp_path)
+
+
+def test_sizes_that_a_graph_was_not_made_for_are_not_accepted(tmp_path: Path) -> None:
+    """An input holds the sizes of an output whose shape the file declares."""
+    body = "g (float[2, 3] x, int64[2] s) => (float[3, 2] y) { y = Reshape (x, s) }"
+    with pytest.raises(NoInputsError, match=r"declares \[3, 2\]|cannot be reshaped"):
+        accepted(body, tmp_path)
+
+
+def test_setting_outside_of_its_range_is_replaced(tmp_path: Path) -> None:
+    """A ratio is a float from 0 to 1."""
+    body = "g (float[2, 3] x, float r) => (float[2, 3] y) { y = Dropout (x, r) }"
+    assert all(0 <= entry.feeds["r"] < 1 for entry in accepted(body, tmp_path))

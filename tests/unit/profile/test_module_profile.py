@@ -155,7 +155,7 @@ def test_ratio_of_equal_layers_is_that_of_their_sums() -> None:
         for number, (torch_ms, model_ms) in enumerate([([2.0] * 6, [1.0] * 6), ([4.0] * 6, [2.0] * 5 + [8.0])])
     ]
     joined = ModuleRatio.of_layers(layers)
-    assert (6.0, 3.0) == (joined.torch_ms, joined.model_ms)
+    assert (6.0, 3.0) == (joined.baseline_ms, joined.model_ms)
     assert joined.ratio is not None
     assert (0.5, 0.5, 1.5) == (joined.ratio.value, joined.ratio.low, joined.ratio.high)
     assert "undecided" == joined.verdict_words

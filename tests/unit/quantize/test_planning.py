@@ -79,8 +79,10 @@ def test_batch_of_matrices_has_one_scale_on_request() -> None:
 
 
 def test_node_of_a_branch_is_counted_and_left() -> None:
-    """A node in a branch has a weight and a module, but activations are measured in the main graph only."""
-    made = plan(IF, mode="qdq")
+    """Activations are measured in the main graph only: those of a branch get their scale at run time, or stay float."""
+    outer = plan(IF.replace("MatMul (h, w2)", "MatMul (h, w1)"), mode="qdq")
+    assert ["qdq", "dynamic"] == [node.mode for node in outer.nodes]
+    made = plan(IF, precision="w8a8")
     assert ["", "qdq does not quantize subgraphs and functions"] == [node.reason for node in made.nodes]
     assert ["/M/MatMul"] * 2 == [node.tag for node in made.nodes]
 

@@ -6,11 +6,13 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from PIL import Image
 
 from browser import Browser
 from e2e.in_process import run_here
@@ -158,6 +160,130 @@ def test_unusable_result_is_refused(net: Path, text: str | None, code: int) -> N
     outcome = run_here("view", net, "--with", result, "-o", net.with_name("page.html"))
     assert code == outcome.code
     assert "result.json" in outcome.err
+
+
+def _known(page: ModelPage, title: str, side: int = 0) -> dict[str, Any]:
+    """Return tag → value of a number of modules."""
+    (key,) = [entry["key"] for entry in page.data["models"][side]["measures"] if entry["title"] == title]
+    values = _part(page, side)["measures"][key]
+    tags = ["/Net", *(f"/Net/Layer.{layer}{inner}" for layer in range(LAYERS) for inner in ("", "/Proj"))]
+    return {tag: value for tag, value in zip(tags, values, strict=True) if value is not None}
+
+
+def test_verdicts_on_times_of_modules_are_shown(net: Path) -> None:
+    """Each module has its ratio to the baseline, unless undecided, and the answer whether it is faster."""
+    times, verdicts = _times(net), ("faster", "no difference found", "slower", "undecided")
+    ratios = [
+        {"tag": f"/Net/Layer.{layer}", "ratio": {"value": 0.5 + layer}, "verdict": verdict}
+        for layer, verdict in enumerate(verdicts)
+    ]
+    unmeasured = {"tag": "/Net", "ratio": None, "verdict": ""}
+    times["baseline"] = {"name": "folder/before.onnx", "ratios": [*ratios, unmeasured]}
+    net.with_name("times.json").write_text(json.dumps(times))
+    page = view_model(net)
+    answers = _known(page, "faster than before.onnx")
+    assert ["yes", "no", "no", "undecided"] == [answers[f"/Net/Layer.{layer}"] for layer in range(LAYERS)]
+    assert [0.5, 1.5, 2.5] == [*_known(page, "time relative to before.onnx").values()]
+
+
+def test_moved_modules_are_named(net: Path, tmp_path: Path) -> None:
+    """A module whose nodes another provider runs, or that left the provider, has moved; its files may be equal."""
+    (tmp_path / "after").mkdir()
+    model = _layers()
+    model.graph.opset_imports[""] = 21
+    other = _saved(model, tmp_path / "after" / "net.onnx")
+    for side, count in ((net, 2), (other, 1)):
+        rows = [{"module": f"layers.{layer}", "nodes": 2, "on_device": 2, "reasons": {}} for layer in range(2)]
+        rows[1] |= {"on_device": count, "reasons": {} if count == 2 else {"no kernel": 1}}
+        fit = {"provider": "QNN", "modules": rows, "fingerprint": file_fingerprint(side)}
+        side.with_name("fit.json").write_text(json.dumps({"execution_provider": fit}))
+    page = view_model(net, other)
+    assert {"/Net/Layer.1": "moved", "/Net": "changed inside"} == {
+        tag: change for tag, change in _known(page, "change", 1).items() if change != "equal"
+    }
+    (words,) = page.data["changes"]["model /Net/Layer.1"]
+    assert "1 of 2 nodes: no kernel" in words
+
+
+def test_memory_of_modules_is_that_without_inner_modules(net: Path) -> None:
+    """``perf --memory`` states totals; the page adds up the values of modules."""
+    times = _times(net)
+    (root,) = times["by_module"]["tree"]
+    root["memory"] = {"weights_bytes": 1000, "packed_bytes": 10, "peak_bytes": 100}
+    root["children"][0]["memory"] = {"weights_bytes": 600, "packed_bytes": 10, "peak_bytes": 20}
+    net.with_name("times.json").write_text(json.dumps(times))
+    page = view_model(net, width="memory at the peak")
+    assert {"/Net": 480, "/Net/Layer.0": 630} == {
+        tag: value for tag, value in _known(page, "memory at the peak").items() if value
+    }
+    assert {"/Net": 400, "/Net/Layer.0": 610} == {
+        tag: value for tag, value in _known(page, "memory of weights").items() if value
+    }
+
+
+def test_proof_and_stages_of_a_build_are_shown(net: Path) -> None:
+    """A proof states the own error of modules; a manifest nodes, size and quality of each stage."""
+    boundaries = [{"identity": {"tag": f"/Net/Layer.{layer}"}} for layer in range(2)]
+    rows = [{"boundary": boundaries[0], "own_error": 0.1}, {"boundary": boundaries[1]}]
+    part = {"name": "model", "fingerprint": file_fingerprint(net), "tolerance": 1e-3, "modules": rows}
+    (net.parent / "proof").mkdir()
+    (net.parent / "proof" / "proof.json").write_text(json.dumps({"schema_version": 1, "parts": [part]}))
+    stage = {"name": "quantize", "status": "run", "nodes": 8, "summary": "SQNR 30.0 dB"}
+    files = [{"name": net.name, "size_bytes": net.stat().st_size, "sha256": "0" * 64}]
+    built = {
+        "name": "model",
+        "model": files,
+        "stages": [{**stage, "files": files}, {"name": "compile", "status": "skipped"}],
+    }
+    manifest = {"manifest_version": 2, "status": "done", "files": [net.name], "parts": [built]}
+    net.with_name("build_manifest.json").write_text(json.dumps(manifest))
+    page = view_model(net)
+    assert {"/Net/Layer.0": 0.1} == _known(page, "own error")
+    assert {"/Net/Layer.0": "no", "/Net/Layer.1": "undecided"} == _known(page, "adds no error")
+    assert ["quantize"] == [*page.models[0].build]
+    assert "SQNR 30.0 dB" in page.models[0].build["quantize"]
+    changed = view_model(_saved(_layers(2), net))
+    assert {} == changed.models[0].build
+    assert [] == [known for known in changed.models[0].known if known.title == "own error"]
+
+
+def test_picture_has_the_modules_of_the_chart(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """An SVG is XML with folded modules, their legend and no reference to other files; a PNG has twice its pixels."""
+    svg, png, both = tmp_path / "picture.svg", tmp_path / "picture.PNG", tmp_path / "both.svg"
+    for models, picture in ((pair[:1], svg), (pair[:1], png), (pair, both)):
+        assert 0 == run_here("view", *models, "-o", picture).code
+    text = svg.read_text(encoding="utf-8")
+    root = ET.fromstring(text)
+    texts = ["".join(entry.itertext()) for entry in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {f"Layer.0 … .{LAYERS - 1} ({LAYERS} ×)", f"Proj ({LAYERS} ×)", "width: parameters", "colour: class"} <= {
+        *texts
+    }
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "colour: change" in both.read_text(encoding="utf-8")
+    with Image.open(png) as image:
+        assert image.size == tuple(2 * int(root.attrib[name]) for name in ("width", "height"))
+
+
+def test_texts_of_a_picture_are_no_markup(tmp_path: Path) -> None:
+    """Names of a foreign file are texts, also of a module with many lines."""
+    model = _layers()
+    for node, name in zip(model.graph, NAMES, strict=False):
+        write_tag(node, NodeTag(f"/Net/{name.replace('/', '')}", name, "direct"))
+    page = view_model(_saved(model, tmp_path / "net.onnx"), width="nodes")
+    root = ET.fromstring(page.svg())
+    assert not {"script", "img", "b"} & {element.tag.rpartition("}")[2] for element in root.iter()}
+    assert page.png()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("option", ["width", "colour"])
+def test_unknown_number_is_refused(net: Path, option: str) -> None:
+    """The error lists the known ones; a text is no width."""
+    with pytest.raises(UsageError, match=option) as caught:
+        view_model(net, **{option: "tim"})
+    assert "bytes of weights" in caught.value.hint
+    assert "MACs" not in caught.value.hint  # the batch is dynamic
+    with pytest.raises(UsageError):
+        view_model(net, width="class")
 
 
 def test_pair_states_changes_by_module(pair: tuple[Path, Path]) -> None:
@@ -387,6 +513,28 @@ def test_modules_zoom_and_the_graph_follows(browser: Browser, net: Path, tmp_pat
 
 
 @pytest.mark.reader("chromium")
+def test_page_opens_with_width_and_colour(browser: Browser, net: Path, tmp_path: Path) -> None:
+    """The choices of the chart are those of the command."""
+    net.with_name("times.json").write_text(json.dumps(_times(net)))
+    browser.open(_written(view_model(net, width="time", colour="bits of a parameter"), tmp_path / "page.html"))
+    chosen = "[...document.querySelectorAll('.width, .colour')].map(choice => choice.selectedOptions[0].textContent)"
+    assert ["time", "by bits of a parameter"] == browser.run(chosen)
+    assert [] == browser.problems
+
+
+@pytest.mark.reader("chromium")
+def test_notebook_shows_the_page(browser: Browser, net: Path, tmp_path: Path) -> None:
+    """The page runs in the frame of a notebook, where it may run no other script."""
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(f"<!doctype html><meta charset=utf-8>{view_model(net)._repr_html_()}", encoding="utf-8")
+    browser.open(notebook)
+    browser.run("globalThis.inner = () => document.querySelector('iframe').contentDocument")
+    browser.run("inner().querySelector('.flow .box.module').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    assert "Layer.0" == browser.run("inner().querySelector('.details h3').textContent")
+    assert [] == browser.problems
+
+
+@pytest.mark.reader("chromium")
 def test_keys_walk_through_the_graph(browser: Browser, net: Path, tmp_path: Path) -> None:
     """Arrow keys follow the data, Enter opens a module, Escape returns to the module around it."""
     browser.open(_written(view_model(net), tmp_path / "page.html"))
@@ -433,7 +581,7 @@ def test_two_models_are_compared(browser: Browser, pair: tuple[Path, Path], tmp_
         zip(_texts(browser, ".details tr td:first-child"), _texts(browser, ".details tr td:last-child"), strict=True)
     )
     assert rows["parameters"] == "equal"
-    assert rows["bytes of weights"].startswith("× 0.")
+    assert rows["bytes of weights"].startswith("×\u00a00.")
     assert any("new" in text for text in _texts(browser, "#graph2 .box.changed"))
     assert [] == browser.problems
 

@@ -299,6 +299,7 @@ class _Build(StageWalk):
                 coverage=coverage,
                 normalizations=outcome.normalizations,
                 summary=outcome.summary,
+                quality=outcome.quality,
                 assumed=outcome.assumed,
                 resolved=dict(outcome.resolved),
                 dynamic=outcome.dynamic,
@@ -614,7 +615,7 @@ def _compare_generated_text(plan: BuildPlan, parts: Sequence[BuiltPart], earlier
     if options is None:
         return  # float32 parts: the export compared them
     work = Quantization(decoder.current or paths[file_names.DECODER], options, {})
-    if file_names.PROMPT not in paths:
+    if not file_names.prompt_parts(paths):
         comparison = words_of_text_together(plan.request, config, paths, work.least_sqnr_db)
     elif sources := _sources_of(parts):
         comparison = work.compare_parts(sources, paths, processor_folder(plan.request), plan.request.seed)

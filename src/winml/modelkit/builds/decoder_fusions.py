@@ -53,8 +53,8 @@ def note_on_bfloat16(model: Path) -> str:
     if is_other or any(node.op_type == "GroupQueryAttention" for node in graph):
         return ""
     return (
-        "The decoder computes in bfloat16: its attention and its normalizations stay as exported, for only CUDA has "
-        f"kernels of the fused operators in bfloat16 ({opt.dtype} fp16, or {opt.layout} genai with {opt.ep} cuda)."
+        "The decoder computes in bfloat16: its attention and its normalizations stay as exported, since only CUDA "
+        f"has kernels of the fused operators in bfloat16 ({opt.dtype} fp16, or {opt.layout} genai with {opt.ep} cuda)."
     )
 
 

@@ -23,7 +23,8 @@ from winml.modelkit.onnx.files.foreign_files import library_file
 from winml.modelkit.onnx.files.foreign_names import file_within, name_problem
 from winml.modelkit.onnx.files.moving import move_file, remove_folder
 from winml.modelkit.onnx.files.named_paths import COPIES_FOLDER, cache_root, named_path
-from winml.modelkit.words import message_words
+from winml.modelkit.options import JsonError, read_json_file
+from winml.modelkit.words import message_words, show_paths_as
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.manifest_records import BuildManifest
@@ -310,13 +311,19 @@ def _model_folder(folder: Path) -> Path:
     if not (files := opened_variant_files(folder)):
         return folder
     status = [file.stat() for file in files.values()]
-    return _copy_files(
+    copy = _copy_files(
         files,
         [
             f"{file.resolve()}:{entry.st_size}:{entry.st_mtime_ns}"
             for file, entry in zip(files.values(), status, strict=True)
         ],
     )
+    # A model is opened by the folder of its variant, which knows the shared weights.
+    originals = {
+        copy / name: file.parent if file.suffix == file_names.MODEL_SUFFIX else file for name, file in files.items()
+    }
+    show_paths_as({str(path): str(original) for path, original in (*originals.items(), (copy, folder))})
+    return copy
 
 
 def part_files(name: str, *, beside_weights: bool = True) -> Mapping[str, Path]:
@@ -362,6 +369,8 @@ def _find_built_model(folder: Path) -> Path | None:
         InputError: the file is a link to another folder.
     """
     is_built = (folder / file_names.BUILD_MANIFEST_NAME).is_file()
+    if not is_built and (component := _exported_component(folder)) is not None:
+        return _check_path(folder, component)
     models = sorted(folder.glob(f"*{file_names.MODEL_SUFFIX}"))
     # The user chose the file name of an export.
     model = models[0] if len(models) == 1 and not is_built else folder / file_names.BUILT_MODEL_NAME
@@ -403,6 +412,42 @@ def _find_built_model(folder: Path) -> Path | None:
             else "Pass an ONNX file, a build folder or a checkpoint folder.",
         )
     return None
+
+
+_EXPORTED_PARTS = (file_names.ONLY_PART, "decode")
+"""Components of an export by transformers that run a whole model; ``decode`` also reads the prompt."""
+
+
+def _exported_component(folder: Path) -> Path | None:
+    """Return the file of an export by transformers (``ExportedModel``) that runs the model; ``None`` without one.
+
+    Raises:
+        ModelPathError: the export is not in ONNX, or no component runs the model alone.
+        InputError: the description is damaged, or names a file outside of the folder.
+    """
+    path = folder / file_names.TRANSFORMERS_EXPORT_NAME
+    if not path.is_file():
+        return None
+    try:
+        record = read_json_file(path)
+        files = {name: str(entry["file"]) for name, entry in record["components"].items()}
+        export_format = str(record["export_format"])
+    except (JsonError, KeyError, TypeError, AttributeError):
+        return None  # a file of another tool
+    if export_format != "onnx":
+        raise ModelPathError(
+            f"{folder}: is an export in the format {message_words(export_format)}; expected onnx",
+            hint="Export it with OnnxExporter of transformers, or pass the checkpoint.",
+        )
+    paths = {name: file_within(folder, file, f"{path}: component {name!r}") for name, file in files.items()}
+    is_whole = len(paths) == 1 or set(paths) == {"prefill", "decode"}
+    name = next((name for name in _EXPORTED_PARTS if name in paths), None) if is_whole else None
+    if name is None:
+        raise ModelPathError(
+            f"{folder}: no component runs the model alone: {message_words(', '.join(paths))}",
+            hint=f"Pass one of its files: {next(iter(paths.values()), folder)}.",
+        )
+    return paths[name]
 
 
 def _check_path(folder: Path, model: Path) -> Path:

@@ -22,6 +22,7 @@ from winml.modelkit.report.result import Result
 from winml.modelkit.words import size_words, sqnr_words
 
 if TYPE_CHECKING:
+    from winml.modelkit.compare.fidelity import FidelityInfo
     from winml.modelkit.evaluate.records import Evaluation
 
 MANIFEST_VERSION: Final = 2
@@ -111,6 +112,27 @@ class ProviderComparison(Options):
         return text if self.is_near else f"{text}{below}"
 
 
+class StageQuality(Options):
+    """Similarity of the output that differs most from the outputs of the source, of a stage that loses precision."""
+
+    sqnr_db: float
+    top1_agreement: float | None = None
+    """For scores of classes or tokens: share of equal predictions."""
+
+    @classmethod
+    def of(cls, fidelity: FidelityInfo | None) -> StageQuality | None:
+        """Return the quality in a comparison; `None` without a comparable output."""
+        if fidelity is None or not fidelity.has_signal or not fidelity.outputs or fidelity.worst.problem:
+            return None
+        return cls(sqnr_db=fidelity.worst.sqnr_db, top1_agreement=fidelity.worst.top1_agreement)
+
+    @property
+    def words(self) -> str:
+        """The numbers, for people."""
+        agreement = self.top1_agreement
+        return f"SQNR {self.sqnr_db:.1f} dB{'' if agreement is None else f', top-1 agreement {100 * agreement:.1f} %'}"
+
+
 class StageRecord(Options):
     """Result of one stage."""
 
@@ -132,6 +154,8 @@ class StageRecord(Options):
     normalizations: int = 0
     """How often it normalized the graph."""
     summary: str = ""
+    quality: StageQuality | None = None
+    """Null for a stage with equal outputs, or without a comparison."""
     assumed: tuple[dict[str, Any], ...] = ()
     """Of an export: assumptions of the graph about its inputs, as in ``verification.assumed``."""
     together: str = ""

@@ -6,7 +6,6 @@ The variants share the results of stages, so the model is exported once for each
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -48,10 +47,6 @@ _OPTIONS_OF_VARIANTS = ("ep", "operators", "dtypes", "share_weights")
 _OPTIONS_OF_FOLDERS = ("use_cache", "proof", "refittable", "deploy_only")
 """Options about files of stages, which a package does not have."""
 
-_SQNR = re.compile(r"SQNR -?\d+(\.\d+)? dB")
-"""Format of the ratio in the summary of a stage."""
-_AGREEMENT = re.compile(r"top-1 agreement \d+(\.\d+)? %")
-"""Format of the agreement of predictions in the summary of a stage."""
 _ITERATIONS, _WARMUP = 20, 3
 """Chosen: a median within some percent, in less time than the export takes."""
 _LEVEL = LEVELS[-1]
@@ -326,22 +321,16 @@ def _variant_facts(result: BuildResult, variant: package.Variant, *, is_verified
     manifest = result.manifest
     stages = [stage for part in manifest.parts for stage in part.stages]
     last = [next((stage for stage in reversed(part.stages) if stage.nodes), None) for part in manifest.parts]
-    found = [_quality_words(stage.summary) for stage in stages if stage.status != "skipped"]
-    ratios = sorted(filter(None, found), key=lambda words: float(words.split()[1]))
+    found = [stage.quality for stage in stages if stage.status != "skipped" and stage.quality is not None]
+    worst = min(found, key=lambda quality: quality.sqnr_db, default=None)
     # A verified build of the original precision fails unless its outputs are equal.
     without_ratio = "equal outputs" if is_verified and variant.precision is None else "not compared"
     return {
         "precision": variant.precision or FLOAT32,
         "nodes": sum(stage.nodes or 0 for stage in last if stage is not None),
-        "quality": ratios[0] if ratios else without_ratio,
+        "quality": without_ratio if worst is None else worst.words,
         "latency_ms": _measure_latency(result) if "CPUExecutionProvider" in variant.providers else None,
     }
-
-
-def _quality_words(summary: str) -> str:
-    """Return the ratio in the summary of a stage, with the agreement of a classifier; "" without a ratio."""
-    ratio, agreement = _SQNR.search(summary), _AGREEMENT.search(summary)
-    return "" if ratio is None else ratio[0] if agreement is None else f"{ratio[0]}, {agreement[0]}"
 
 
 def _measure_latency(result: BuildResult) -> float | None:

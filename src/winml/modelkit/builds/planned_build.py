@@ -30,7 +30,8 @@ from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep, interrupt
 
 _OUTSIDE = "the model has external data"
 _TRIED = (
-    "Batch size and length are dynamic as far as the model supports it, which the build tries; the first try is listed."
+    "The build tries dynamic sizes of batch and length, and fixes those that the model does not support; the plan "
+    "lists the first attempt."
 )
 
 
@@ -273,7 +274,7 @@ class _Outline(StageWalk):
         for name in adapter_names(plan):
             self._note_file(folder / name)
         for name in layout.described:
-            self._note_file(folder / name, f"{layout.readers} expect it for this kind of model")
+            self._note_file(folder / name, f"this kind of model needs it in {layout.readers}")
         if not plan.deploy_only:
             self._note_file(folder / file_names.BUILD_CONFIG_NAME)
         self._note_file(folder / file_names.BUILD_MANIFEST_NAME)

@@ -78,7 +78,7 @@ def record_build(
                     raise
                 maker.add(name, reference, tagged, tagged, file_minimum(tagged))
                 reason = first_line(error)
-                maker.notes.append(f"{path.name} cannot be opened here ({reason}): the proof is of {tagged.name}.")
+                maker.notes.append(f"{path.name} cannot be opened here ({reason}): the proof uses {tagged.name}.")
         if plan.verify:
             _refuse_other_model(plan.request.model, maker.parts[-1], file_minimum(path, provider))
     return maker
@@ -226,7 +226,7 @@ def replay_model(
         if of_part is None or baseline is None:
             return result
         if of_part.sha256 not in ("", result.sha256):
-            note = f"{baseline.name} is of another file than {path.name}: a difference may come from the file."
+            note = f"{baseline.name} is the result of another file than {path.name}: differences may come from it."
             result = replace(result, notes=(*result.notes, note))
         return replace(result, upgrade=check_upgrade(result, of_part))
 
@@ -282,9 +282,9 @@ def _change_notes(result: ProofReplay) -> Iterator[str]:
         words += f". The error begins in {origin.identity.words} ({origin.identity.tag})"
     if result.is_changed_file:
         change = f"{Path(result.candidate).name} differs from the file that the proof was made of"
-        yield f"{change}, and is worse: {words}." if words else f"{change}."
+        yield f"{change}, and its quality is lower: {words}." if words else f"{change}."
     elif words:
-        yield f"The same file is worse than when the proof was made: {words}."
+        yield f"The quality of the same file is lower than when the proof was made: {words}."
 
 
 _PROOF_KEYWORDS = {"by_module", "ep", "device", "ep_options"}

@@ -47,7 +47,6 @@ def judging_data(plan: BuildPlan, model: Path) -> JudgingData:
     """
     from winml.modelkit.compare.quality_samples import JudgingData, judging_request, refuse_unfit_data
     from winml.modelkit.models.request import processor_folder
-    from winml.modelkit.ort.decoding.inputs import inputs_of_file
     from winml.modelkit.quantize.calibration.calibration_files import calibration_kind
 
     options, seed = requested_quantization(plan.config), plan.request.seed
@@ -62,7 +61,7 @@ def judging_data(plan: BuildPlan, model: Path) -> JudgingData:
     folder = processor_folder(plan.onnx_path or plan.request)
     if request is not None and folder is not None:
         with contextlib.suppress(UsageError, InputError):
-            refuse_unfit_data(request, inputs_of_file(model), folder)
+            refuse_unfit_data(request, model, folder)
             return JudgingData(data_set=request)
     return JudgingData()
 
@@ -147,7 +146,7 @@ def _measure_quality(
     fidelity = measure_fidelity(expected, outputs, limit_db, samples)
     worst = fidelity.worst
     values |= {"output": worst.name, "sqnr_db": worst.sqnr_db, "min_sqnr_db": limit_db}
-    if chosen.stand_in and fidelity.has_signal and not fidelity.is_near:
+    if chosen.stand_in and fidelity.is_refused:
         # The driver in software may be wrong, and the file right.
         return comparison.model_copy(update={**values, "is_near": False})
     hint = (

@@ -31,7 +31,7 @@ from winml.modelkit.builds.dtypes import (
     requested_quantizations,
 )
 from winml.modelkit.builds.layouts.layout import find_layout, refuse_task
-from winml.modelkit.builds.manifest_records import FileRecord, StageName, StageRecord
+from winml.modelkit.builds.manifest_records import FileRecord, StageName, StageQuality, StageRecord
 from winml.modelkit.builds.plan import (
     BuildPlan,
     fused_attention_variant,
@@ -41,6 +41,7 @@ from winml.modelkit.builds.plan import (
     request_record,
     without_compilation,
 )
+from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.errors import StageError, UsageError, VerificationError, WinMLError, opt, spell
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.models.checkpoints.adapters import named_adapter
@@ -129,6 +130,8 @@ class StageOutcome:
     normalizations: int
     """Number of normalizations of the graph."""
     summary: str
+    quality: StageQuality | None = None
+    """Similarity to the source, of a stage that loses precision."""
     part: str = file_names.ONLY_PART
     """Name of the part; used for a stage that makes graphs."""
     seconds: float | None = None
@@ -310,6 +313,7 @@ def export_outcomes(
             files=tuple(file.path for file in part.files),
             normalizations=1,
             summary=summary(part) if summary else f"opset {part.opset_produced}, {part.comparison_words}",
+            quality=StageQuality.of(part.fidelity),
             part=part.name,
             seconds=None if is_single else part.seconds,
             notes=(*(result.model_notes if is_first else ()), *part.notes),
@@ -378,7 +382,9 @@ def _file_task(task: StageTask, writer: StageName) -> GraphFileTask:
 def _make_outcomes(result: TransformedFile, summary: str, notes: Sequence[str] = ()) -> tuple[StageOutcome, ...]:
     """Convert the result of a stage on a single file."""
     files = tuple(file.path for file in result.files)
-    return (StageOutcome(files, result.normalizations, summary, notes=(*notes, *result.notes)),)
+    fidelity = result.comparison if isinstance(result.comparison, FidelityInfo) else None
+    quality = StageQuality.of(fidelity)
+    return (StageOutcome(files, result.normalizations, summary, quality, notes=(*notes, *result.notes)),)
 
 
 def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:

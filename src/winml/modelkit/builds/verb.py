@@ -59,13 +59,14 @@ class BuildRequest(ProofFields):
     layout: str | None = declare(None, OUTPUT, only=LAYOUTS.names)
     """Arrange the folder for this runtime, which then loads it directly."""
     dtypes: str | None = declare(None, OUTPUT, metavar="NAMES")
-    """Files to write with --layout transformers.js, by its names of dtypes. Separated by commas, such as q4,q4f16,fp16;
+    """Files to write with --layout transformers.js, named by dtype. Separated by commas, such as q4,q4f16,fp16;
     one export serves all. The first one is the model that winml itself opens in the folder."""
     variants: str | None = declare(
         None, OUTPUT, metavar="NAMES", default_words="cpu,webgpu,standard, and qnn if it is installed"
     )
     """Variants of a model package, with --layout package: cpu, cpu-int8, cpu-int4, webgpu, cuda, dml, standard
-    (operators of ONNX only) and qnn. Separated by commas. Of two for one provider, ONNX Runtime chooses the first."""
+    (operators of ONNX only) and qnn. Separated by commas. Of variants for the same provider, ONNX Runtime
+    chooses the first."""
     fixed_sizes: bool = declare(False, SIZES)
     """Fix all sizes, as winml export does. By default, batch and sequence are dynamic as far as the model and the
     provider support it."""

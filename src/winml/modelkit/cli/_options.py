@@ -136,6 +136,8 @@ def _declared_option(field: Field, config_key: str = "") -> Callable[[_F], _F]:
         return click.option(*names, cls=GroupedOption, **settings)
     if field.is_repeatable:
         settings["default"] = ()
+        if (read := field.read) is not None and field.offered_with:  # no request reads an option of loading
+            settings["callback"] = lambda _context, _option, texts: read(texts) if texts else None
         return click.option(*names, cls=GroupedOption, multiple=True, metavar=field.metavar, **settings)
     metavar = field.metavar
     if field.choices:

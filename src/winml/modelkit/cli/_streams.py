@@ -266,13 +266,13 @@ def show_result(
 
 
 def write_answer(
-    files: Mapping[str, Sequence[Path]], texts: Mapping[str, Callable[[Path], str]], *, overwrite: bool
+    files: Mapping[str, Sequence[Path]], texts: Mapping[str, Callable[[Path], str | bytes]], *, overwrite: bool
 ) -> list[Path]:
     """Write the files of a result, all or none of them; return their paths.
 
     Args:
         files: Option → its files.
-        texts: Option → function that returns the text of one of these files.
+        texts: Option → function that returns the content of one of these files.
         overwrite: Replace existing files.
 
     Raises:
@@ -284,11 +284,11 @@ def write_answer(
     )
 
 
-def write_files(texts: Mapping[Path, Callable[[], str]], *, overwrite: bool) -> list[Path]:
+def write_files(texts: Mapping[Path, Callable[[], str | bytes]], *, overwrite: bool) -> list[Path]:
     """Write files, all or none of them; return their paths.
 
     Args:
-        texts: Path → function that returns the text of the file.
+        texts: Path → function that returns the text of the file, or its bytes.
         overwrite: Replace existing files.
 
     Raises:
@@ -299,7 +299,11 @@ def write_files(texts: Mapping[Path, Callable[[], str]], *, overwrite: bool) -> 
 
     with OutputFiles() as files:
         for path, text in texts.items():
-            files.write_text(path, text())
+            content = text()
+            if isinstance(content, bytes):
+                files.reserve(path).write_bytes(content)
+            else:
+                files.write_text(path, content)
         files.commit(overwrite=overwrite)
     return list(texts)
 

@@ -29,7 +29,7 @@ COMMANDS = {
     "view": "Write a page that shows the modules and the graph of a model, or of two side by side.",
     "perf": "Measure the latency and memory of a model, in total or by module.",
     "compare": "Run two models on the same inputs and find the first module whose outputs diverge.",
-    "verify": "Check a model on this machine against the recorded outputs of PyTorch, without PyTorch.",
+    "verify": "Compare a model on this machine with recorded outputs of PyTorch.",
     "diff": "Show the changes between two ONNX models by module, without running them.",
     "eval": "Evaluate a model on a dataset and compare it with its source model.",
     "extract": "Extract modules of a model as separate ONNX models.",

@@ -24,6 +24,7 @@ from winml.modelkit.compare.quality_samples import (
     value_files,
 )
 from winml.modelkit.compare.records import ModelComparison
+from winml.modelkit.compare.words import unchecked_words
 from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.request import ModelRequest, processor_folder, with_recorded_seed
 from winml.modelkit.onnx.files.graph_reading import graph_of
@@ -229,10 +230,11 @@ def _match_before_running(left: Side, right: Side, options: CompareOptions) -> l
     if not options.by_module:
         return []
     if isinstance(left, OnnxSide) and isinstance(right, OnnxSide):
-        if not left.boundaries and not right.boundaries:
+        matched = match_files(left, right)
+        if not _has_common_module(left, right, matched) and not (left.is_tagged or right.is_tagged):
             for file in (left, right):
                 file.read_nodes_as_modules()
-        matched = match_files(left, right)
+            matched = match_files(left, right)
         _refuse_no_module(left, right, matched)
         for number, file in enumerate((left, right)):
             file.session([names[number] for match in matched for names in match.taps])
@@ -282,7 +284,7 @@ def _path_of(side: Side) -> Path | None:
 
 
 def create_file_samples(
-    session: Session, options: CompareOptions, folder: Path | None, model: Path | None
+    session: Session, options: CompareOptions, folder: Path | None, model: Path | None, *, takes_stored: bool = True
 ) -> SampleValues:
     """Create the samples of a comparison with a file: values of the user, a dataset, or generated samples.
 
@@ -291,13 +293,16 @@ def create_file_samples(
         options: The requested samples.
         folder: Folder of tokenizer and processor; ``None`` without one.
         model: File of the reference, whose size determines the number of samples; ``None`` for a PyTorch model.
+        takes_stored: Use samples stored beside the file, if any, instead of generated ones.
     """
     run = options.run
     count = options.draws
     if options.step is not None:
         run = replace(run, decoding=prompt_before(graph_inputs(session), run.sizes, options.step))
         count = count or 1
-    return quality_values(session, SampleRequest(run, folder, options.data_set, count, model=model))
+    return quality_values(
+        session, SampleRequest(run, folder, options.data_set, count, model=model, takes_stored=takes_stored)
+    )
 
 
 def _create_torch_samples(part: ModelPart, options: CompareOptions, folder: Path | None) -> list[Values]:
@@ -342,6 +347,10 @@ def _compare_whole(
     if isinstance(pair.reference, OnnxSide) and isinstance(pair.candidate, OnnxSide):
         _refuse_other_inputs(pair.reference, pair.candidate, options.names)
     outputs, missing = pair.compared_outputs()
+    unchecked: tuple[str, ...] = ()
+    if not any(output.fidelity.has_signal for output in outputs):
+        words = unchecked_words(None, "reference", f"compare on real inputs ({opt.dataset} or {opt.input_data})")
+        unchecked = (f"{words[0].upper()}{words[1:]}.",)
     result = ModelComparison(
         reference=pair.reference.shown,
         candidate=pair.candidate.shown,
@@ -351,7 +360,7 @@ def _compare_whole(
         step=options.step,
         tolerance=options.tolerance,
         provider=options.run.stated_provider,
-        notes=(*samples.values[0].notes, *notes, *_missing_notes(pair, missing)),
+        notes=(*samples.values[0].notes, *notes, *_missing_notes(pair, missing), *unchecked),
     )
     _refuse_random_outputs(pair, result.worst.fidelity, options.tolerance)
     return result
@@ -662,17 +671,21 @@ def _refuse_no_module(reference: Side, candidate: Side, matched: Sequence[Matche
     for side in (reference, candidate):
         if isinstance(side, OnnxSide):
             _refuse_no_tree(side)
-    if any(match.outputs for match in matched if not match.is_root):
-        return
-    if isinstance(reference, OnnxSide) and isinstance(candidate, OnnxSide):
-        if reference.boundaries.keys() & candidate.boundaries.keys():
-            return
-    elif all(match.is_root for match in matched):
+    if _has_common_module(reference, candidate, matched):
         return
     raise UsageError(
         f"{opt.by_module}: {reference.shown} and {candidate.shown} have no module in common",
         hint=f"Compare two variants of one model, or omit {opt.by_module}.",
     )
+
+
+def _has_common_module(reference: Side, candidate: Side, matched: Sequence[MatchedBoundary]) -> bool:
+    """Return True if a module of one model is a module of the other, too; the root of two PyTorch models suffices."""
+    if any(match.outputs for match in matched if not match.is_root):
+        return True
+    if isinstance(reference, OnnxSide) and isinstance(candidate, OnnxSide):
+        return bool(reference.boundaries.keys() & candidate.boundaries.keys())
+    return all(match.is_root for match in matched)
 
 
 def _refuse_random_outputs(pair: SidePair, worst: OutputFidelity, tolerance: float) -> None:
@@ -706,7 +719,7 @@ def _node_notes(*sides: Side) -> tuple[str, ...]:
     """Note that nodes of files without module information are compared."""
     if not any(isinstance(side, OnnxSide) and side.is_by_node for side in sides):
         return ()
-    return ("The files have no module information: nodes are compared, named after their first output.",)
+    return ("The files have no module in common: nodes are compared, named after their first output.",)
 
 
 _FEW = 0.5

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from winml.modelkit.compare import records
-from winml.modelkit.compare.table import MAX_BARS
 from winml.modelkit.errors import opt
 from winml.modelkit.report import document as doc
 from winml.modelkit.words import count_noun, count_words, first_words, size_words
@@ -43,7 +42,6 @@ def diff_document(diff: records.StructureDiff, *, folds: bool = True, by_change:
     return doc.Document(
         [
             doc.Fields(list(_diff_fields(diff))),
-            *_diff_bars(diff),
             doc.Table(
                 doc.columns(
                     "change", ("module", "name"), ("nodes", "count"), "operators", "weights", ("size", "bytes")
@@ -93,36 +91,6 @@ def _diff_figures(diff: records.StructureDiff) -> Iterator[doc.Figure]:
     yield doc.Figure("size", f"{'-' if change < 0 else '+'}{size_words(abs(change))}", sizes)
     weights = sum(len(module.weights) for module in diff.modules)
     yield doc.Figure("weights that differ", str(weights), "by content, name, type or shape")
-
-
-def _diff_bars(diff: records.StructureDiff) -> Iterator[doc.Block]:
-    """Yield the bar charts of operators (difference of node counts) and of weights (difference of bytes, by type)."""
-    changes = sorted(diff.operators.items(), key=lambda pair: -abs(pair[1][1] - pair[1][0]))[:MAX_BARS]
-    yield doc.Bars(
-        [
-            doc.Bar(name, after - before, f"{after - before:+d}", f"{before} → {after}")
-            for name, (before, after) in changes
-        ],
-        heading="Operators: nodes after minus nodes before",
-    )
-    sizes: dict[str, list[int]] = {}
-    for module in diff.modules:
-        for kind, (before, after) in module.dtypes.items():
-            pair = sizes.setdefault(kind, [0, 0])
-            pair[0] += before
-            pair[1] += after
-    yield doc.Bars(
-        [
-            doc.Bar(
-                kind,
-                after - before,
-                f"{'-' if after < before else '+'}{size_words(abs(after - before))}",
-                f"{size_words(before)} → {size_words(after)}",
-            )
-            for kind, (before, after) in sorted(sizes.items(), key=lambda pair: -abs(pair[1][1] - pair[1][0]))
-        ],
-        heading="Weights of modules that differ, by type",
-    )
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ booleans are symbols, such as indices and labels, measured by the share of equal
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -97,7 +98,7 @@ class OutputFidelity(Record):
     equal_share: float | None = field(default=None, metadata=entry(before="problem", omit_none=True))
     """Share of equal symbols; the other measures are those of one-hot vectors. ``None`` for numbers."""
     has_signal: bool = field(default=True, metadata=entry(skip=True))
-    """True if the reference contains a nonzero value."""
+    """True if the reference has a value other than zero, and changes between several samples."""
     spread: SampleSpread | None = field(default=None, metadata=entry(skip=True))
     """Distribution of the SQNR over the samples; ``None`` if not comparable."""
     top1_agreement: float | None = field(default=None, metadata=entry(skip=True))
@@ -146,7 +147,8 @@ class FidelityInfo(Record):
     least_sqnr_db: float = field(metadata=entry("min_sqnr_db"))
     """Minimum SQNR in dB."""
     has_signal: bool = field(metadata=entry(before="min_sqnr_db"))
-    """True if the reference contains values that a wrong graph would change: neither only zeros nor only NaN."""
+    """True if the reference contains values that a wrong graph would change: neither zeros, NaN nor the same value for
+    all samples."""
     draws: int
     is_streamed: bool = field(default=False, metadata=entry(omit_empty=True))
     """True if the weights were streamed on both sides: the whole model was compared without being in memory."""
@@ -199,7 +201,16 @@ class FidelityInfo(Record):
     @property
     def is_verified(self) -> bool:
         """True if every judged output meets its limit and there is a signal."""
-        return self.has_signal and all(map(self._meets_limit, judged_outputs(self.outputs)))
+        return self.has_signal and self._are_within
+
+    @property
+    def _are_within(self) -> bool:
+        return all(map(self._meets_limit, judged_outputs(self.outputs)))
+
+    @property
+    def is_refused(self) -> bool:
+        """True if an output is beyond its limit, unless the reference has no values that limits apply to."""
+        return self.silent is None and not (self._are_within and self.are_verified_together)
 
     def is_by_agreement(self, output: OutputFidelity) -> bool:
         """Return True if the agreement of the task decides for an output, not its SQNR."""
@@ -309,12 +320,7 @@ def measure_fidelity(
         else _incomparable_output(name, "is missing")
         for name in reference[0]
     )
-    has_signal = any(
-        bool(np.any(np.isfinite(values) & (values != 0)))
-        for sample in reference
-        for values in sample.values()
-        if values.dtype.kind in "fiub"
-    )
+    has_signal = any(output.has_signal for output in outputs)
     silent = None if has_signal else silent_kinds(values for sample in reference for values in sample.values())
     return FidelityInfo(
         outputs,
@@ -355,6 +361,8 @@ class FidelitySum:
         self._signal = self._noise = self._other = self._product = self._largest = 0.0
         self._are_symbols = self._has_numbers = self._has_finite = False
         self._silent: set[str] = set()
+        self._has_value = False
+        self._digests: list[int] = []
         self._ratios: list[float] = []
         self._noises: list[float] = []
         self._are_single = True
@@ -372,6 +380,9 @@ class FidelitySum:
             self._has_numbers = True
             self._has_finite = self._has_finite or bool(np.isfinite(expected).any())
             self._silent.update(silent_kinds([expected]) or () if not self._has_finite else ())
+        self._has_value = self._has_value or silent_kinds([expected]) is None
+        is_text = expected.dtype.kind in TEXT_KINDS
+        self._digests.append(zlib.crc32(repr(expected.tolist()).encode() if is_text else expected.tobytes()))
         if self._problem:
             return
         if expected.shape != actual.shape:
@@ -404,7 +415,7 @@ class FidelitySum:
             relative,
             self._largest,
             equal_share=cosine if self._are_symbols else None,
-            has_signal=self._are_symbols or bool(signal),
+            has_signal=self._has_value and (len(self._digests) == 1 or len({*self._digests}) > 1),
             spread=SampleSpread.of(ratios) if ratios else None,
             top1_agreement=float(np.mean(self._agreeing)) if has_top1 and self._agreeing else None,
         )
@@ -416,7 +427,8 @@ class FidelitySum:
         problem: equal NaN prove nothing.
         """
         if self._has_numbers and not self._has_finite:
-            return _incomparable_output(self._name, f"the reference returns {silent_words(sorted(self._silent))}")
+            problem = f"the reference returns {silent_words(sorted(self._silent))}"
+            return replace(_incomparable_output(self._name, problem), has_signal=False)
         return self.of_value()
 
     def _add_symbols(self, expected: Array, actual: Array) -> None:

@@ -14,11 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
-from winml.modelkit.compare.outputs import ROUNDING_FACTOR, TEXT_KINDS, Rounding, VerificationInfo, compare_outputs
+from winml.modelkit.compare.outputs import (
+    ROUNDING_FACTOR,
+    Rounding,
+    VerificationInfo,
+    compare_outputs,
+    tells_graphs_apart,
+)
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.verification.single_rows import reads_consecutive_tokens, with_consecutive_tokens
 from winml.modelkit.compare.words import difference_words, fidelity_words, samples_words
@@ -149,10 +153,7 @@ def refuse_different(
             inputs=draws[verification.worst.draw - 1],
         )
     _refuse_crashing(reference, candidate)
-    # Models that ignore their inputs are detected at export; here only equality counts, even of zeros.
-    has_signal = any(
-        value.dtype.kind in TEXT_KINDS or bool(np.isfinite(value).any()) for draw in expected for value in draw.values()
-    )
+    has_signal = tells_graphs_apart(expected, draws)
     return replace(
         verification,
         note=next((entry.note for entry in accepted), ""),
@@ -290,7 +291,7 @@ def refuse_unfaithful(
     draws, expected, samples = reference_outputs(reference, read_samples)
     outputs = _candidate_outputs(candidate, draws, as_written=False)
     fidelity = measure_fidelity(expected, outputs, minimum.sqnr_db, samples, minimum.agreement)
-    if fidelity.has_signal and not fidelity.is_near:
+    if fidelity.is_refused:
         _refuse_random(reference, draws[0])
     refuse_below_minimum_sqnr(fidelity, reference.name, draws[0], hint)
     _refuse_unopenable_halves(candidate)
@@ -378,7 +379,7 @@ def refuse_below_minimum_sqnr(
     Raises:
         VerificationError: an output is below the minimum.
     """
-    if fidelity.has_signal and not fidelity.is_near:
+    if fidelity.is_refused:
         error = VerificationError(
             _below_minimum_words(fidelity, reference),
             hint=below_minimum_hint(()) if hint is None else hint,
@@ -473,7 +474,7 @@ def _runs_of_reference(reference: Path) -> Iterator[None]:
     try:
         yield
     except (StageError, UsageError) as error:
-        if error.message.startswith(opt.shape_config) or isinstance(error, NoInputsError):
+        if error.message.startswith((opt.shape_config, opt.input_data)) or isinstance(error, NoInputsError):
             raise
         remedies = (missing_kernel_hint(error.message), f"{opt.no_verify} writes the result without comparing it.")
         raise StageError(

@@ -205,6 +205,11 @@ class VerificationInfo(Record):
         return self.agrees and (self.accepts_assumptions or not self.assumed)
 
     @property
+    def lacks_numbers(self) -> bool:
+        """True if the reference returns NaN or infinities alone, as damaged weights do."""
+        return self.silent is not None and bool({_NAN, _INFINITIES}.intersection(self.silent))
+
+    @property
     def agrees(self) -> bool:
         """True if every output agrees and there is a signal."""
         return self.has_signal and all(comparison.is_equal for comparison in self.comparisons)
@@ -275,6 +280,19 @@ def _compare_all(reference: Sequence[Arrays], answers: Sequence[Arrays], toleran
     has_signal = _has_signal(reference, tolerance)
     silent = None if has_signal else silent_kinds(value for outputs in reference for value in outputs.values())
     return VerificationInfo(comparisons, has_signal, silent=silent)
+
+
+def tells_graphs_apart(reference: Sequence[Arrays], feeds: Sequence[Arrays]) -> bool:
+    """Return True if a wrong graph would change outputs: one has a value, and changes between different inputs.
+
+    Args:
+        reference: Reference outputs by name, one mapping per sample.
+        feeds: The inputs of the samples.
+    """
+    if silent_kinds(value for outputs in reference for value in outputs.values()) is not None:
+        return False
+    are_inputs_equal = len(constant_outputs(feeds)) == len(feeds[0])
+    return are_inputs_equal or len(constant_outputs(reference)) < len(reference[0])
 
 
 def constant_outputs(reference: Sequence[Arrays]) -> tuple[str, ...]:
@@ -504,8 +522,8 @@ class GenerationInfo(Record):
         if self.differs_in_pieces is None:
             return ()
         difference = f"{self.differs_in_pieces:.1e}"
-        text = f"the logits of PyTorch itself differ (relative difference {difference})"
-        return (f"Read a prompt in one run: in two, {text}.",)
+        text = f"differ in PyTorch itself (relative difference {difference})"
+        return (f"Read a prompt in one run: the logits after two runs {text}.",)
 
     @property
     def words(self) -> str:

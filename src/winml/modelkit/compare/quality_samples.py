@@ -1,7 +1,8 @@
 """Samples that the quality of a file is judged on, equal in all commands.
 
-Arrays or a dataset of the user, or realistic samples: sentences of the tokenizer's words, images and audio with natural
-spectra, converted by the processors beside the model. Without processors, random values.
+Arrays or a dataset of the user, samples stored beside the model, or realistic samples: sentences of the tokenizer's
+words, images and audio with natural spectra, converted by the processors beside the model. Without processors, random
+values.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ from pathlib import Path
 
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import QualitySamples, QualitySource
-from winml.modelkit.errors import NoInputsError, UsageError, WinMLError, opt
+from winml.modelkit.errors import NoInputsError, StageError, UsageError, WinMLError, opt
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.specs import InputTensorSpec
-from winml.modelkit.ort.decoding.inputs import decoder_tokens
+from winml.modelkit.ort.accepted_inputs import may_refuse_values, run_generated
+from winml.modelkit.ort.decoding.inputs import decoder_tokens, inputs_of_file
 from winml.modelkit.ort.graph_inputs import DRAWN_DTYPES, graph_inputs
 from winml.modelkit.ort.opened_model import RunOptions, Values, values_for, with_fitting_sizes, with_whole_prompts
 from winml.modelkit.ort.sessions import Session
+from winml.modelkit.ort.stored_samples import stored_samples
 from winml.modelkit.samples.data_sets import DataSetRequest, open_data_set
 from winml.modelkit.samples.generated_samples import (
-    decoder_texts,
-    decodes_texts,
+    decoder_data,
     decoding_samples,
     generate_samples,
     has_processors,
@@ -86,6 +88,8 @@ class SampleRequest:
     arrays."""
     model: Path | None = None
     """File of the reference, whose size determines the number of samples."""
+    takes_stored: bool = True
+    """Use samples stored beside the model, if any, instead of generated ones."""
 
     @property
     def samples(self) -> int:
@@ -148,6 +152,9 @@ def quality_values(session: Session, request: SampleRequest) -> SampleValues:
     if request.data_set is not None:
         assert request.folder is not None  # the caller refuses a dataset for models without a folder
         return data_set_values(inputs, run.sizes, request.data_set, request.folder, request.model)
+    may_take_stored = request.takes_stored and run.decoding is None
+    if may_take_stored and (stored := _stored_values(session, request)) is not None:
+        return stored
     if run.decoding is None and (decoded := _decoded_values(inputs, request)) is not None:
         return decoded
     note = ""
@@ -209,9 +216,10 @@ def data_set_values(
         from winml.modelkit.samples.preprocessing import SampleFeeds
 
         samples = SampleFeeds(data_set, folder)
-        if model is not None and _reads_texts_in_runs(inputs, sizes):
-            texts, count = decoder_texts(samples, inputs), request.samples or MOST_SAMPLES
-            runs = decoding_samples(model, folder, sizes, count, request.seed, every=RUNS_BETWEEN_SAMPLES, texts=texts)
+        data = decoder_data(samples, model) if model is not None and _holds_fixed_cache(inputs, sizes) else None
+        if model is not None and data is not None:
+            count = request.samples or MOST_SAMPLES
+            runs = decoding_samples(model, folder, sizes, count, request.seed, every=RUNS_BETWEEN_SAMPLES, data=data)
             draws = list(runs)
         else:
             draws = list(samples.read(with_fixed_sizes(inputs, sizes)))
@@ -220,8 +228,13 @@ def data_set_values(
         return SampleValues(values, "dataset", request.seed, data=data_set.words)
 
 
-def refuse_unfit_data(request: DataSetRequest, inputs: Sequence[InputTensorSpec], folder: Path) -> None:
+def refuse_unfit_data(request: DataSetRequest, model: Path, folder: Path) -> None:
     """Convert the first sample of a dataset, before work that a mistake in its request would waste.
+
+    Args:
+        request: The requested samples.
+        model: The ONNX file.
+        folder: Folder of the processors.
 
     Raises:
         UsageError: the dataset is missing, or does not fit the model.
@@ -230,18 +243,14 @@ def refuse_unfit_data(request: DataSetRequest, inputs: Sequence[InputTensorSpec]
     with open_data_set(request) as data_set:
         from winml.modelkit.samples.preprocessing import SampleFeeds
 
-        samples = SampleFeeds(data_set, folder)
-        next(decoder_texts(samples, inputs) if _reads_texts_in_runs(inputs, {}) else samples.read(inputs), None)
+        inputs, samples = inputs_of_file(model), SampleFeeds(data_set, folder)
+        data = decoder_data(samples, model) if _holds_fixed_cache(inputs, {}) else None
+        next(samples.read(inputs) if data is None else data, None)
 
 
 def _holds_fixed_cache(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> bool:
     """Return True for a decoder with a cache of a fixed length, which does not read a whole text in one run."""
     return any(spec.cache for spec in inputs) and decoder_tokens(inputs, sizes) is None
-
-
-def _reads_texts_in_runs(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> bool:
-    """Return True for a text decoder that needs several runs for a text, because its cache has a fixed length."""
-    return decodes_texts(inputs) and _holds_fixed_cache(inputs, sizes)
 
 
 def value_files(path: Path) -> list[Path]:
@@ -257,6 +266,27 @@ def value_files(path: Path) -> list[Path]:
     raise UsageError(
         f"{opt.input_data} {path}: no .npz file in this folder", hint="Pass an .npz file, or a folder of .npz files."
     )
+
+
+def _stored_values(session: Session, request: SampleRequest) -> SampleValues | None:
+    """Return the samples stored beside the model; ``None`` without any, for other sizes, or if the model refuses one.
+
+    Args:
+        session: The opened model.
+        request: The requested samples; its model may be the reference of the opened one.
+    """
+    inputs = graph_inputs(session)
+    for path in dict.fromkeys((request.model, session.source_path)) if not request.run.sizes else ():
+        samples = stored_samples(path, inputs)
+        try:
+            for feeds in samples.feeds[: request.count]:
+                session.run(feeds)
+        except WinMLError:
+            continue
+        if samples.feeds:
+            values = tuple(Values(inputs, feeds) for feeds in samples.feeds[: request.count])
+            return SampleValues(values, "file", request.run.seed, data=samples.name)
+    return None
 
 
 def _decoded_values(inputs: Sequence[InputTensorSpec], request: SampleRequest) -> SampleValues | None:
@@ -287,5 +317,17 @@ def _random_values(session: Session, request: SampleRequest) -> SampleValues:
             f"input {undrawn[0].name} takes {undrawn[0].dtype}, for which no random values can be generated"
         )
     run = with_fitting_sizes(session, with_whole_prompts(graph_inputs(session), request.run))
-    drawn = (values_for(session, replace(run, seed=run.seed + number)) for number in range(request.samples))
+    # A graph without inputs has one result.
+    count = request.samples if graph_inputs(session) else 1
+    drawn = [values_for(session, replace(run, seed=run.seed + number)) for number in range(count)]
+    if may_refuse_values(graph_inputs(session)):
+        drawn = [drawn[0], *(values for values in drawn[1:] if _can_run(session, values))]
     return SampleValues(tuple(drawn), "random", request.run.seed)
+
+
+def _can_run(session: Session, values: Values) -> bool:
+    try:
+        run_generated(session, values.feeds, as_declared=True)
+    except StageError:
+        return False
+    return True

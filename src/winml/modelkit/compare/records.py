@@ -222,6 +222,7 @@ class ModelComparison(Result, document="compare.table:comparison_document", rows
             "first_divergence": None
             if diverging is None
             else {**diverging.identity.as_record(), "metric": "own_error", "value": json_value(diverging.own_error)},
+            **({} if self.modules is None else {"tolerance": self.tolerance}),
             "modules": None if self.modules is None else [module.as_record() for module in self.modules_within(depth)],
             **(
                 {"parts": {name: part.as_record(depth=depth) for name, part in self.parts.items()}}

@@ -22,8 +22,6 @@ from winml.modelkit.words import MOST_DB, count_noun, percent_words, sqnr_words
 if TYPE_CHECKING:
     from winml.modelkit.compare.proof.records import ProofPart
 
-MAX_BARS = 10
-"""Number of modules in the bar chart. Chosen: it fits on a screen below the figures."""
 MAX_MODULE_ROWS = 12
 """Default number of rows of the module table. Chosen: the output fits on a screen."""
 LEAST, MOST = 1e-8, 1.0
@@ -258,24 +256,6 @@ def _module_blocks(result: records.ModelComparison, depth: int | None) -> Iterat
         size_title="number of modules",
         size_unit="modules",
         shades=doc.Shades("own error", LEAST, MOST, is_logarithmic=True),
-    )
-    erring = sorted(
-        (module for module in compared if module.own_error is not None and math.isfinite(module.own_error)),
-        key=lambda module: -(module.own_error or 0.0),
-    )
-    yield doc.Bars(
-        [
-            doc.Bar(
-                module.identity.words,
-                module.own_error or 0.0,
-                f"{module.own_error:.1e}",
-                f"{module.identity.class_name}{', first to diverge' if module is first else ''}",
-            )
-            for module in erring[:MAX_BARS]
-            if module.own_error
-        ],
-        heading="Modules with the largest own error",
-        caption="part of the relative error that the inputs do not explain",
     )
     names = (doc.Column("module", "name"), doc.Column("class", detail=doc.Detail.PAGE))
     error, *remaining = _ERRORS

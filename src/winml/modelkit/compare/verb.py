@@ -60,7 +60,7 @@ class CompareRequest(ModuleAnswerRequest, DataSetFields, DeviceFields):
     )
     """Sizes of dynamic dimensions by name or input:axis, such as batch_size=4: pairs, JSON text or a file."""
     dataset: str | None = declare(None, DATASET, metavar="DATA", is_common=True)
-    """Dataset to run on, instead of random values: a file, a folder, or a name on the Hub."""
+    """Dataset to run on, instead of generated samples: a file, a folder, or a name on the Hub."""
     samples: int | None = declare(None, DATASET, minimum=1, default_words="16, fewer for large models", is_common=True)
     """Number of samples. They come from the dataset, or are generated for the processor of the model, or random."""
     step: int | None = declare(None, _COMPARISON, minimum=0, metavar="N")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @request_options(VerifyRequest)
 @result_options(verbose="Show more detail: every module.")
 def command(**options: Any) -> None:
-    """Check a model on this machine against the recorded outputs of PyTorch, without PyTorch.
+    """Compare a model on this machine with recorded outputs of PyTorch. PyTorch is not needed.
 
     MODEL is a folder of winml build, or an ONNX file, with a proof beside it (winml build --proof). The model runs on
     the recorded inputs. Every output is compared with its limit. If one is beyond it, all modules are compared, and the

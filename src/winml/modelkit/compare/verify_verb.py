@@ -27,7 +27,7 @@ class VerifyRequest(ModuleAnswerRequest, DeviceFields):
     against: str | None = declare(None, MODEL, metavar="OTHER", is_common=True)
     """Check this folder or file in place of MODEL: a file that another tool wrote, or another variant of the model."""
     baseline: Path | None = declare(None, MODEL, metavar="JSON", is_common=True)
-    """Result of this command in another environment (-f json): lists by module what changed, and refuses more error."""
+    """JSON result of winml verify in another environment. Changes are listed by module, and larger errors fail."""
     submodel: tuple[str, ...] = declare((), MODEL, metavar="PART")
     """Check only this part of a folder."""
     by_module: bool = declare(False, OUTPUT, is_common=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from winml.modelkit.compare.outputs import CheckedValue, VerificationInfo, silent_words
+from winml.modelkit.errors import opt
 from winml.modelkit.tags.tagging import Coverage
 from winml.modelkit.words import MOST_DB, count_noun, count_words, percent_words
 
@@ -33,7 +34,7 @@ def comparison_words(comparison: VerificationInfo | FidelityInfo | None) -> str:
 def fidelity_words(fidelity: FidelityInfo) -> str:
     """Describe the similarity of the worst output to the source."""
     if not fidelity.has_signal:
-        return _inconclusive_words(fidelity.silent)
+        return _unchecked_source_words(fidelity.silent)
     if not fidelity.outputs:
         return _together_words(fidelity)
     worst = fidelity.worst
@@ -59,10 +60,24 @@ def _source_words(fidelity: FidelityInfo, output: OutputFidelity) -> str:
     return f", against {beside.reference}{reached}"
 
 
-def _inconclusive_words(silent: tuple[str, ...] | None) -> str:
-    """Describe a comparison of outputs without information."""
-    kinds = "no number" if silent is None else silent_words(silent)
-    return f"inconclusive: the source returns {kinds}, so a wrong graph would go unnoticed"
+def unchecked_words(silent: tuple[str, ...] | None, side: str, remedy: str) -> str:
+    """Describe a comparison of outputs that a wrong graph would not change.
+
+    Args:
+        silent: Kinds of values in the outputs; ``None``: the same values for all inputs.
+        side: The reference, such as ``source``.
+        remedy: Clause on what to do.
+    """
+    what = (
+        f"no output of the {side} depends on its inputs"
+        if silent is None
+        else f"the {side} returns {silent_words(silent)}"
+    )
+    return f"not checked: {what}, so a wrong graph would go unnoticed; {remedy}"
+
+
+def _unchecked_source_words(silent: tuple[str, ...] | None) -> str:
+    return unchecked_words(silent, "source", f"compare on real inputs ({opt.dataset})")
 
 
 def _together_words(fidelity: FidelityInfo) -> str:
@@ -129,7 +144,7 @@ def equality_words(verification: VerificationInfo | None) -> str:
     if verification is None:
         return "skipped: the files were not compared"
     if not verification.has_signal:
-        return _inconclusive_words(verification.silent)
+        return _unchecked_source_words(verification.silent)
     worst = verification.worst
     in_float32 = " in float32" if verification.in_float32 else ""
     if worst.threshold == 0:
@@ -188,12 +203,7 @@ def verification_words(verification: VerificationInfo | None) -> str:
     if worst.threshold == 0:
         bound = "equal" if worst.is_equal else f"largest difference {worst.max_abs_diff:g}, tolerance 0"
     if not verification.has_signal and all(item.is_equal for item in verification.comparisons):
-        if verification.silent is not None:
-            words = silent_words(verification.silent)
-            return f"inconclusive: the model returns {words}, so a wrong graph would go unnoticed"
-        return (
-            f"inconclusive: no output of the model depends on its inputs, so a wrong graph would go unnoticed ({bound})"
-        )
+        return unchecked_words(verification.silent, "model", f"use real weights or other inputs ({opt.input_specs})")
     on_copy = " on a copy with random weights" if verification.on_drawn_weights else ""
     on_copy += " in float32" if verification.in_float32 else ""
     on_copy += ", weights streamed" if verification.is_streamed else ""

@@ -299,7 +299,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
 
     def _with_comparison(self, task: graph_file.GraphFileTask) -> Compilation:
         """Return the work with its reference and samples."""
-        source, reference, data, inputs = task.source, self.reference, self.data, inputs_of_file(task.source)
+        source, reference, data = task.source, self.reference, self.data
         notes: list[str] = []
         metadata = read_metadata(source)
         if reference is None and self.chosen.provider.compiles:
@@ -310,7 +310,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
 
         def is_fit(request: DataSetRequest) -> bool:
             with contextlib.suppress(UsageError, InputError):
-                refuse_unfit_data(request, inputs, folder)
+                refuse_unfit_data(request, source, folder)
                 return True
             return False
 
@@ -323,7 +323,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
                     f"{source.name} was calibrated on {missing}, which cannot be read beside it, and is compared on "
                     f"other samples: name the data with {opt.dataset} or {opt.input_data}."
                 )
-            absent = missing_processors((spec.name for spec in inputs if spec.cache is None), folder)
+            absent = missing_processors((spec.name for spec in inputs_of_file(source) if spec.cache is None), folder)
             if absent and not data.is_stated:
                 notes.append(
                     f"Compared on random values, since {source.name} has no {absent[0][0]} beside it: on real inputs "
@@ -570,7 +570,7 @@ def _machine_notes(record: Mapping[str, Any]) -> tuple[str, ...]:
         if record.get("shares_weights"):
             notes.append(
                 f"The parts share their weights in one file, which opens on an {device} only: each part was compared "
-                "as compiled alone."
+                "in a file of its own."
             )
         notes.append(f"This machine has no {device}: {record['provider']} simulates it on the {simulator}.")
     return tuple(notes)

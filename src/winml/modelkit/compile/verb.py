@@ -191,7 +191,7 @@ def compile_model(
         submodel: Parts of a build folder; empty: all.
         options: Target and limits; `None` to use ``flags``.
         overwrite: Replace an existing file.
-        freeze_inputs: Make inputs with a default value constants.
+        freeze_inputs: Turn inputs that have a default value into constants.
         verify: Open the result, run it on the provider, and compare it with ``model``.
         seed: Seed of the inputs of the comparison.
         sizes: Sizes of dynamic dimensions in the comparison, by name, ``input:axis``, or key of ``--shape-config``.

@@ -58,6 +58,17 @@ def with_segments(image: Any, numbers: Array, count: int) -> Any:
     return Image.composite(colors, image.convert("RGB"), weight.resize(image.size, Image.Resampling.NEAREST))
 
 
+def image_of_pixels(pixels: Array) -> Any:
+    """Convert pixels to an image.
+
+    Args:
+        pixels: Red, green and blue, from 0 to 255, of shape [height, width, 3].
+    """
+    from PIL import Image
+
+    return Image.fromarray(pixels)
+
+
 def depth_image(distances: Array, size: tuple[int, int]) -> Any:
     """Convert depth to a grayscale image: the smallest depth is black, the largest white.
 

@@ -32,8 +32,8 @@ def evaluation_document(result: Evaluation) -> doc.Document:
         title=Path(result.model.name).name or result.model.name,
         subject=f"{result.task} on {result.data.name}",
         answer=_answer_words(result),
-        introduction=f"{result.data.words} of split {result.data.split}. An interval holds the value in 95 of 100 "
-        "draws of as many samples.",
+        introduction=f"{result.data.words} of split {result.data.split}. A 95 % interval contains the value of 95 "
+        "of 100 resamples of them.",
         figures=list(_evaluation_figures(result)),
     )
 

@@ -56,7 +56,7 @@ class ProofFields:
     """Store a proof beside the model: inputs, and PyTorch's outputs and values of modules. winml verify compares the
     model with it on any machine, without PyTorch."""
     proof_inputs: Path | None = declare(None, VERIFICATION, metavar="FILE", default_words="generated samples")
-    """Inputs of the proof, which it then contains: an .npz file with one array per input, or a folder of such files."""
+    """Inputs to store in the proof: an .npz file with one array per input, or a folder of such files."""
 
     def proof_request(self, seed: int) -> ProofRequest | None:
         """Return the request for a proof; ``None`` if none is requested.

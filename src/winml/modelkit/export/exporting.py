@@ -345,7 +345,10 @@ class HTPExporter:
         try:
             refuse_dynamic(self.config.ep, is_dynamic=is_dynamic, allow_dynamic=self.config.allow_dynamic)
         except UsageError as error:
-            if any(part.cache is not None for part in loaded.parts):
+            if any(part.open_grids is not None for part in loaded.requested_parts):
+                size = json.dumps({"height": _IMAGE_EDGE, "width": _IMAGE_EDGE})
+                error.hint = f"The images have any size. Fix it, for example with {opt.shape_config} '{size}'."
+            elif any(part.cache is not None for part in loaded.parts):
                 error.hint = (
                     "A graph with a KV cache has dynamic dimensions by default, and one of this graph has no key in "
                     f"{opt.shape_config}. Pass {opt.no_cache}, or add {opt.allow_dynamic} and fix the sizes later."
@@ -361,6 +364,10 @@ class HTPExporter:
                 f"output_tensors describes the outputs of one graph, and the model has several parts: {names}",
                 hint="Omit output_tensors.",
             )
+
+
+_IMAGE_EDGE = 448
+"""Chosen: a size in a hint, a multiple of 28 and 32, the merged patches of Qwen2-VL and Qwen3-VL."""
 
 
 def frozen_by_default(names: Collection[str], parts: Sequence[ModelPart]) -> dict[str, int]:

@@ -444,9 +444,14 @@ def _verify_part(
         is_streamed = streams_weights(prepared)
         verification = verify_written_file(graph, prepared, run.inputs(part), advice=advice, is_streamed=is_streamed)
     except VerificationError as error:
-        verified = _verify_on_copy(run, prepared, tagged_graph, advice) if error.is_silent else None
-        if verified is None:
+        unchecked: VerificationInfo | None = error.unchecked
+        if unchecked is None:
             raise
+        verified = _verify_on_copy(run, prepared, tagged_graph, advice)
+        if verified is None:
+            if unchecked.lacks_numbers:
+                raise
+            return replace(unchecked, accepts_assumptions=run.config.accept_assumptions)
         verification = replace(verified, on_drawn_weights=True)
     follows = partial(_follows_inputs, tagged_graph.model)
     if not verification.on_drawn_weights and any(map(follows, verification.constant)):

@@ -44,7 +44,7 @@ class DescribedFile:
 
 def adapted_sidecar_json(sidecar: Mapping[str, Any], file: DescribedFile) -> str:
     """Return the sidecar of an export as JSON text, with its file facts replaced by the facts of ``file``."""
-    note = f"Nodes, coverage and files are those of {file.files[0][0]}; all else was written down by the export."
+    note = f"Nodes, coverage and files are those of {file.files[0][0]}; everything else is that of the export."
     node_counts = Counter(file.nodes.values())
     record = {
         **sidecar,

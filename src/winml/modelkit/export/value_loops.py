@@ -58,8 +58,9 @@ class ValueLoops(ABC):
         """Notes on loops that have fewer iterations than positions."""
         counts = Counter(self._shortened.values())
         return tuple(
-            f"A loop over {places} places has {rounds} rounds in the graph{f' ({loops} times)' if loops > 1 else ''}: "
-            f"PyTorch finds nothing at {'those' if places - rounds > 1 else 'the one'} behind."
+            f"A loop over {places} positions has {rounds} iterations in the graph"
+            f"{f' ({loops} times)' if loops > 1 else ''}: PyTorch finds no element at the "
+            f"{'other positions' if places - rounds > 1 else 'last one'}."
             for (places, rounds), loops in counts.items()
         )
 

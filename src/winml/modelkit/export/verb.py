@@ -172,8 +172,8 @@ def _checkpoint_folder(source: ModelSource, model: ModelRequest) -> tuple[Path |
             notes.append(f"{source.name} is downloaded first; its files are read in addition to those listed.")
     if source.kind in CHECKPOINT_KINDS:
         notes.append(
-            "Whether the model has several parts shows when it is loaded; the files of one part are listed. Of "
-            "several, each is written as <stem>_<part>.onnx."
+            "The number of parts is known when the model is loaded; the files of one part are listed. With several, "
+            "each is written as <stem>_<part>.onnx."
         )
     return folder, tuple(notes)
 
@@ -250,7 +250,7 @@ def export_model(
         with_report: Also write the Markdown report.
         functions: Modules to write as ONNX functions: ``all``, ``classes`` or a selector.
         proof: Store a proof beside the model, for :func:`~winml.modelkit.verify_model`.
-        proof_inputs: Inputs of the proof, which it then contains: an .npz file, or a folder of such files.
+        proof_inputs: Inputs to store in the proof: an .npz file, or a folder of such files.
         on_step: Called when a step starts and when it ends.
         **options: Options of ``winml export``: ``opset_version``, ``exporter``, ``dynamic_batch``, ``ep`` and so on; of
             a checkpoint also ``task``, ``dtype``, ``sizes``, ``input_specs`` and the other options of loading.

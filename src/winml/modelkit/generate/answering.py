@@ -26,6 +26,7 @@ from winml.modelkit.generate.graph_model import GraphModel
 from winml.modelkit.generate.records import AnswerEntry, AnswerKind, ReferenceAnswer
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.specs import InputTensorSpec
+from winml.modelkit.options import JsonError, load_json
 from winml.modelkit.ort.foreign_libraries import local_files_only
 from winml.modelkit.samples.media import Recording, resampled
 from winml.modelkit.samples.preprocessing import text_limit
@@ -58,7 +59,8 @@ class Answer:
     kind: AnswerKind
     entries: tuple[AnswerEntry, ...]
     arrays: Arrays = field(default_factory=dict)
-    """Arrays of the result: embeddings, ``depth`` of each pixel, ``segments``: the segment number of each pixel."""
+    """Arrays of the result: embeddings, ``depth`` of each pixel, ``segments``: the segment number of each pixel,
+    ``image``: its red, green and blue values from 0 to 255."""
     notes: tuple[str, ...] = ()
 
 
@@ -353,6 +355,27 @@ class TaskRunner:
                 best = AnswerEntry(text=context[begin:stop], score=score, start=begin, end=stop)
         return Answer("spans", (best,))
 
+    def document_span(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the words of a page that answer the question; ``start`` and ``end`` count words.
+
+        Raises:
+            UsageError: neither the page nor its words are passed, or these are not as expected.
+        """
+        pipeline, words = self._pipeline("tokenizer"), inputs.get("word_boxes")
+        if words is None and inputs.get("image") is None:
+            raise UsageError(
+                f"{self._task} takes word_boxes or an image of the page", hint=f"{opt.input} word_boxes=@words.json"
+            )
+        boxes = None if words is None else _read_word_boxes(words)
+        results = pipeline(question=inputs["question"], image=inputs.get("image"), word_boxes=boxes)
+        return Answer(
+            "spans",
+            tuple(
+                AnswerEntry(text=found["answer"], score=found["score"], start=found["start"], end=found["end"])
+                for found in results
+            ),
+        )
+
     def _run_model(self, inputs: Mapping[str, Any]) -> Arrays:
         return run_arrays(self._model, {name: np.asarray(value) for name, value in inputs.items()})
 
@@ -509,6 +532,13 @@ class TaskRunner:
         result = self._pipeline("image processor")(inputs["image"])
         return Answer("depth", *_describe_tensors({"depth": result["predicted_depth"].numpy(force=True).squeeze()}))
 
+    def changed_image(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the image that the model makes of an image."""
+        tensors = self._image_processor(images=[inputs["image"]], return_tensors="np")
+        channels = named_output(self._run_model(dict(tensors)), "reconstruction")[0].astype(np.float32)
+        pixels = (np.moveaxis(channels, 0, -1).clip(0, 1) * 255).round().astype(np.uint8)
+        return Answer("image", *_describe_tensors({"image": pixels}))
+
     def image_embeddings(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the embedding of one image, or the similarity of each to the first."""
         images = _as_list(inputs["image"])
@@ -629,6 +659,7 @@ _ANSWERS: Mapping[str, Callable[[TaskRunner, Mapping[str, Any]], Answer]] = {
     "text-classification": TaskRunner.text_classes,
     "token-classification": TaskRunner.entities,
     "question-answering": TaskRunner.span,
+    "document-question-answering": TaskRunner.document_span,
     "fill-mask": TaskRunner.masked_tokens,
     "feature-extraction": TaskRunner.embeddings,
     "image-feature-extraction": TaskRunner.image_embeddings,
@@ -636,6 +667,7 @@ _ANSWERS: Mapping[str, Callable[[TaskRunner, Mapping[str, Any]], Answer]] = {
     "object-detection": TaskRunner.boxes,
     "image-segmentation": TaskRunner.segments,
     "depth-estimation": TaskRunner.depth,
+    "image-to-image": TaskRunner.changed_image,
     "zero-shot-object-detection": TaskRunner.described_objects,
     "video-classification": TaskRunner.video_classes,
     "zero-shot-audio-classification": TaskRunner.labelled_audio,
@@ -644,6 +676,20 @@ _ANSWERS: Mapping[str, Callable[[TaskRunner, Mapping[str, Any]], Answer]] = {
     "audio-classification": TaskRunner.audio_classes,
     "text2text-generation": TaskRunner.written_text,
 }
+
+
+def _read_word_boxes(text: str) -> list[tuple[str, list[int]]]:
+    """Return the words of a page with their boxes.
+
+    Raises:
+        UsageError: the text is no JSON of words and boxes.
+    """
+    try:
+        return [(str(word), [int(number) for number in box]) for word, box in load_json(text)]
+    except (JsonError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"word_boxes: expected words with boxes: {error}", hint='Example: [["Total", [10, 20, 90, 40]]]'
+        ) from error
 
 
 def run_arrays(model: Any, arrays: Arrays) -> Arrays:
@@ -786,7 +832,7 @@ def _find_differences(ours: Answer, theirs: Answer) -> Iterator[tuple[float | No
         yield from _array_differences(ours, theirs)
     if ours.kind == "labels":
         yield from _class_differences(ours.entries, theirs.entries)
-    elif ours.kind not in ("embedding", "depth", "tensors", "segments"):
+    elif ours.kind not in ("embedding", "depth", "image", "tensors", "segments"):
         yield from _entry_differences(ours.entries, theirs.entries)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +16,15 @@ from winml.modelkit.builds.build_model import build_onnx_model, build_with_open_
 from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
 from winml.modelkit.builds.found_models import onnx_file_in, part_files
 from winml.modelkit.errors import InputError, TaskError, UsageError, opt
-from winml.modelkit.file_names import BUILD_MANIFEST_NAME, DECODER, EMBEDDING, ENCODER, PROMPT, VISION, files_folder
+from winml.modelkit.file_names import (
+    BUILD_MANIFEST_NAME,
+    DECODER,
+    EMBEDDING,
+    ENCODER,
+    VISION,
+    files_folder,
+    prompt_parts,
+)
 from winml.modelkit.generate.built_model import WinMLModel
 from winml.modelkit.generate.generation.transformers_loop import (
     DecoderModel,
@@ -167,9 +175,9 @@ class _BuiltModel(WinMLModel):
         """Open a decoder and the graphs before it, as a generating object of this class."""
         cls._refuse_other_task(parts[DECODER])
         opened: Any
-        if PROMPT in parts:
+        if prompts := prompt_parts(parts):
             opened = cls._open_file(parts[DECODER], **options)
-            opened.prompt_path = parts[PROMPT]
+            opened.prompt_paths = [parts[name] for name in prompts]
             pair_model: WinMLModel = opened
             return pair_model
         base = VisionLanguageModel if VISION in parts else EncoderDecoderModel
@@ -204,9 +212,8 @@ def _generating_class(base: type[DecoderModel], name: str) -> Any:
 
 def _is_generating(parts: Collection[str]) -> bool:
     """Return True if these are the parts of a model that generates."""
-    return any(
-        set(needed) <= set(parts) for needed in ((ENCODER, DECODER), (VISION, EMBEDDING, DECODER), (PROMPT, DECODER))
-    )
+    is_split = any(set(needed) <= set(parts) for needed in ((ENCODER, DECODER), (VISION, EMBEDDING, DECODER)))
+    return is_split or (DECODER in parts and bool(prompt_parts(parts)))
 
 
 class WinMLAutoModel(_BuiltModel):
@@ -233,8 +240,8 @@ class WinMLAutoModel(_BuiltModel):
 class _GeneratingModel(DecoderModel, _BuiltModel):
     """A built model with transformers' ``generate()``."""
 
-    prompt_path: Path | None = None
-    """Graph of fixed sizes that reads a prompt; None: the model's graph also reads prompts."""
+    prompt_paths: Sequence[Path] = ()
+    """Graphs of fixed sizes that read a prompt; none: the model's graph also reads prompts."""
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         _BuiltModel.__init__(self, path, **options)
@@ -243,8 +250,7 @@ class _GeneratingModel(DecoderModel, _BuiltModel):
     @functools.cached_property
     def graph(self) -> DecoderGraph:  # type: ignore[override]  # opened the first time it is needed
         """The graph in its session; ``generate()`` is slow without a cache in it."""
-        path = self.prompt_path
-        return DecoderGraph(self._session, prompt=None if path is None else self._opened(path))
+        return DecoderGraph(self._session, prompts=map(self._opened, self.prompt_paths))
 
     @functools.cached_property
     def generation_config(self) -> GenerationConfig:  # type: ignore[override]  # as above

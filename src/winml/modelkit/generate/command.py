@@ -21,10 +21,10 @@ from winml.modelkit.file_names import (
     EMBEDDING,
     ENCODER,
     ONLY_PART,
-    PROMPT,
     TOKENIZER_NAME,
     VISION,
     files_folder,
+    prompt_parts,
 )
 from winml.modelkit.ort.execution_providers import find_execution_provider, parse_ep_options
 from winml.modelkit.verbs.named_models import model_name, resolve_named_model
@@ -222,7 +222,7 @@ def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
                 hint="Omit --reference; the export compared a text with PyTorch.",
             )
         return parts
-    path = parts.get(ONLY_PART) or (parts[DECODER] if {PROMPT, DECODER} <= parts.keys() else None)
+    path = parts.get(ONLY_PART) or (parts[DECODER] if DECODER in parts and prompt_parts(parts) else None)
     if path is None:
         raise UsageError(
             f"{options['model']}: of its parts {', '.join(parts)}, none generates text",

@@ -12,8 +12,8 @@ from winml.modelkit.records import Record, entry
 from winml.modelkit.report.result import Result
 
 AnswerKind = Literal[
-    "labels", "entities", "spans", "boxes", "segments", "text", "similarity", "embedding", "depth", "tensors"
-]
+    "labels", "entities", "spans", "boxes", "segments", "text", "similarity", "embedding", "depth", "image", "tensors"
+]  # fmt: skip
 
 
 class AnswerEntry(Record, digits=6):

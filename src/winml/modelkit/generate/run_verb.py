@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import ConfigError, InputError, ModelPathError, TaskError, UsageError, opt, spell
 from winml.modelkit.fields import INPUTS, OUTPUT, RECORDED, declare
-from winml.modelkit.file_names import DECODER, ENCODER, MODEL_SUFFIX, ONLY_PART, PROMPT, VISION, files_folder
+from winml.modelkit.file_names import DECODER, ENCODER, MODEL_SUFFIX, ONLY_PART, VISION, files_folder, prompt_parts
 from winml.modelkit.generate.task_inputs import IMAGE_SUFFIXES, LOADED_TASKS, RUN_TASKS, RunTask, TaskInput, run_task
 from winml.modelkit.models.checkpoints.task import canonical_task
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, refuse_special_file
@@ -87,7 +87,7 @@ class RunRequest(AnswerRequest, ProviderFields):
     )
     """Minimum score of boxes and segments, from 0 to 1."""
     save: Path | None = declare(None, OUTPUT, is_common=True)
-    """Also write the result to this file: boxes, segments or depth as an image (.png, .jpg), embeddings or tensors as
+    """Also write the result to this file: boxes, segments, depth or a new image (.png, .jpg), embeddings or tensors as
     arrays (.npz)."""
 
 
@@ -261,7 +261,7 @@ def _refuse_generating(request: RunRequest, task: str, definition: RunTask | Non
     Raises:
         UsageError: names the command to use.
     """
-    if PROMPT in request.files or VISION in request.files or task in ("text-generation", "image-text-to-text"):
+    if prompt_parts(request.files) or VISION in request.files or task in ("text-generation", "image-text-to-text"):
         raise UsageError(
             f"{request.name} is for {task}, whose result is generated token by token",
             hint=f'winml generate {_command_words(request)} -p "Once upon a time"',
@@ -380,11 +380,13 @@ def example_command(
         if missing_processors([*inputs], files_folder(path)):
             return None
         *_, token_count = inputs.get(TOKEN_IDS) or (None,)
-        if task == "text-generation" and PROMPT not in files and isinstance(token_count, int) and token_count > 1:
+        if task == "text-generation" and not prompt_parts(files) and isinstance(token_count, int) and token_count > 1:
             return None  # it reads so many tokens in each run
         name = _add_provider_options(name, path)
     if task == "text-generation":
         return f'winml generate {name} -p "Once upon a time"'
+    if task == "image-text-to-text" and files and VISION in files:
+        return f'winml generate {name} --image photo.jpg -p "What is this?"'
     return None if definition is None else _format_run_command(name, definition)
 
 
@@ -588,8 +590,8 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
 
 
 _OF_PIPELINES = frozenset({
-    "automatic-speech-recognition", "depth-estimation", "image-segmentation", "object-detection",
-    "text2text-generation", "zero-shot-object-detection",
+    "automatic-speech-recognition", "depth-estimation", "document-question-answering", "image-segmentation",
+    "object-detection", "text2text-generation", "zero-shot-object-detection",
 })  # fmt: skip
 """Tasks whose results transformers computes from tensors of PyTorch."""
 
@@ -863,10 +865,12 @@ def _make_writer(answer: Answer, values: Mapping[str, Any], path: Path | None) -
                 np.savez(file, **answer.arrays)  # type: ignore[arg-type]  # numpy declares a flag among the keywords
 
         return {path: write_arrays}
-    from winml.modelkit.evaluate.drawing import depth_image, save_image, with_boxes, with_segments
+    from winml.modelkit.evaluate.drawing import depth_image, image_of_pixels, save_image, with_boxes, with_segments
 
     image = values["image"]
-    if answer.kind == "depth":
+    if answer.kind == "image":
+        image = image_of_pixels(answer.arrays["image"])
+    elif answer.kind == "depth":
         image = depth_image(answer.arrays["depth"], image.size)
     elif answer.kind == "segments":
         image = with_segments(image, answer.arrays["segments"], len(answer.entries))

@@ -57,6 +57,13 @@ RUN_TASKS: Mapping[str, RunTask] = {
         TaskInput("question", "text", "the question", "What is old?"),
         TaskInput("context", "text", "the text that contains the answer", "The house is old."),
     )),
+    "document-question-answering": RunTask((
+        TaskInput("question", "text", "the question", "What is the total?"),
+        TaskInput("word_boxes", "text", 'the words of the page as JSON, each with left, top, right and bottom in '
+                  'thousandths of its size: [["Total", [10, 20, 90, 40]], …]', "@words.json", is_required=False),
+        TaskInput("image", "image", "the page, whose words Tesseract reads if there are no word_boxes", "page.png",
+                  is_required=False),
+    )),
     "fill-mask": RunTask((
         TaskInput("text", "text", "the text with the mask token of the tokenizer", "The [MASK] is old."),
     )),
@@ -74,6 +81,7 @@ RUN_TASKS: Mapping[str, RunTask] = {
     "object-detection": RunTask((_IMAGE,), "image"),
     "image-segmentation": RunTask((_IMAGE,), "image"),
     "depth-estimation": RunTask((_IMAGE,), "image"),
+    "image-to-image": RunTask((_IMAGE,), "image"),
     "zero-shot-image-classification": RunTask((
         _IMAGE,
         TaskInput("label", "text", "a candidate label, such as: a photo of a cat", "a photo of a cat",

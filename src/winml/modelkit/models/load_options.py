@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.fields import ADVANCED, GENERATION, MODEL, SIZES, Field, declare, fields_of
 
 Dtype = Literal["fp32", "fp16", "bf16"]
@@ -24,6 +25,22 @@ _LARGEST_PROMPT = 2**20
 """Chosen: more than any model has positions."""
 LARGEST_SEED = 2**63 - 1
 """Specified: the largest seed of torch.manual_seed."""
+
+
+def _read_lengths(texts: tuple[str, ...]) -> tuple[int, ...]:
+    """Parse comma-separated lengths of prompt graphs.
+
+    Raises:
+        UsageError: a length is no number, or outside of its range.
+    """
+    words = [word.strip() for text in texts for word in text.split(",")]
+    for word in words:
+        if not word.isdecimal() or not 2 <= int(word) <= _LARGEST_PROMPT:
+            raise UsageError(
+                f"{opt.prompt_length} {word or repr(word)}: expected a number of tokens from 2 to {_LARGEST_PROMPT}",
+                hint="Separate several numbers by commas, such as 16,64.",
+            )
+    return tuple(map(int, words))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +61,18 @@ class LoadOptions:
     """Export a generative model with its KV cache as inputs and outputs."""
     logits: Logits | None = declare(None, GENERATION, offered_with="export", default_words="all")
     """Output the logits of all tokens, or of the last token only."""
-    prompt_length: int | None = declare(None, GENERATION, offered_with="export", minimum=2, maximum=_LARGEST_PROMPT)
-    """Also write a prompt graph that reads N tokens per run. For decoders with fixed sizes, which execution providers
-    such as qnn require."""
+    prompt_length: int | tuple[int, ...] | None = declare(
+        None,
+        GENERATION,
+        offered_with="export",
+        minimum=2,
+        maximum=_LARGEST_PROMPT,
+        metavar="N[,N]",
+        is_repeatable=True,
+        read=_read_lengths,
+    )
+    """Also write a prompt graph that reads N tokens per run, or one graph for each of several numbers, such as 16,64.
+    For decoders with fixed sizes, which execution providers such as qnn require."""
     submodel: tuple[str, ...] = declare((), MODEL, offered_with="export", metavar="PART")
     """Part of a model with several parts, such as decoder."""
     adapter: tuple[str, ...] = declare((), MODEL, offered_with="source", metavar="[NAME=]PATH")
@@ -71,7 +97,7 @@ class InputFields:
     """Batch size."""
     input_specs: str | None = declare(None, SIZES, metavar="JSON")
     """Shape, and if needed dtype and value range, of inputs by name: JSON text, a file or pairs such as
-    input_ids=int64[batch,16]. Other inputs remain as the model has them. Takes precedence over --shape-config."""
+    `input_ids=int64[batch,16]`. Other inputs remain as the model has them. Takes precedence over --shape-config."""
 
 
 def declared_options() -> tuple[Field, ...]:

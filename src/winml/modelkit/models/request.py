@@ -79,9 +79,10 @@ class ModelRequest(LoadOptions):
     """Dynamic dimensions, besides those named in ``input_specs`` and ``shape_config``."""
     cross_keys: Literal["decoder"] | None = None
     """Part of an encoder-decoder that computes the cross-attention keys and values; `None`: the encoder."""
-    embedding_of: Literal["tokens"] | None = None
+    embedding_of: Literal["tokens", "features"] | None = None
     """Inputs of the embedding of a vision-language model: tokens alone, and whoever runs it inserts the image
-    features; `None`: tokens and image features."""
+    features; or tokens and image features with one row per image token; `None`: tokens and image features in the
+    model's own shape, and the decoder takes token types."""
 
     def __post_init__(self) -> None:
         """Convert a path to text.

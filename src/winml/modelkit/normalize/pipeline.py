@@ -149,6 +149,8 @@ of length 512 would add 2 MiB to the file, and ONNX Runtime computes it once whe
 """
 
 _SPLIT_INTO_EQUAL_PARTS = 18
+_STACK_RANK = 3
+"""Specified: axes of the weights of all experts, experts × rows × columns."""
 _SIZES_AS_INPUTS = 13
 _CONSTANT_INTEGERS = 12
 """Specified: the opsets in which ``Split`` got ``num_outputs``, sizes and axes became inputs, and ``Constant`` got
@@ -176,7 +178,8 @@ class ConstantFoldingPass(ir.passes.InPlacePass):
         2. the result has more than ``OUTPUT_LIMIT_ELEMENTS``: the file would grow;
         3. it transposes a weight with other readers: the file would hold it twice;
         4. the operator is random, or quantizes, so that its node is intended (checked by onnxscript);
-        5. the reference implementation of the operator is unreliable (``UNRELIABLE``).
+        5. the reference implementation of the operator is unreliable (``UNRELIABLE``);
+        6. it selects one matrix of a stack, such as that of an expert: a fusion needs the stack.
 
     Tags: merges. A node that produces the value of a removed node gets the removed node's tag, as does a node that
     reads a removed node's input. Further new nodes get the tag of the node they feed.
@@ -218,7 +221,7 @@ def _without_folding_warnings() -> Iterator[None]:
 
 
 def _should_fold(node: ir.Node) -> bool | None:
-    """Return False for cases 2, 3 and 5, True for a small ConstantOfShape, None if onnxscript decides."""
+    """Return False for cases 2, 3, 5 and 6, True for a small ConstantOfShape, None if onnxscript decides."""
     shape = node.outputs[0].shape
     size = math.prod(shape.numpy()) if shape is not None and shape.is_static() else None
     # Checked before it is computed: an Expand to gigabytes is not tried.
@@ -228,10 +231,19 @@ def _should_fold(node: ir.Node) -> bool | None:
         return False
     if node.op_type == "Transpose" and any(value is not None and len(value.uses()) > 1 for value in node.inputs):
         return False
+    if node.op_type == "Gather" and _is_stack(node.inputs[0]):
+        return False
     # onnxscript skips it because of its size, and then cannot fold the shapes computed from it.
     if node.op_type == "ConstantOfShape" and size is not None:
         return True
     return None
+
+
+def _is_stack(value: ir.Value | None) -> bool:
+    """Return True for a float weight of stacked matrices that several nodes read."""
+    if value is None or value.shape is None or value.dtype is None:
+        return False
+    return len(value.shape) == _STACK_RANK and value.dtype.is_floating_point() and len(value.uses()) > 1
 
 
 def _write_in_opset(model: ir.Model) -> None:

@@ -26,6 +26,13 @@ DTYPES = (
 """Names accepted for ``dtype``: numpy's, plus ``bfloat16``."""
 
 PAST_PREFIX, PRESENT_PREFIX = "past_key_values.", "present."
+STATE_PREFIXES = {
+    PAST_PREFIX: PRESENT_PREFIX,
+    "input.cache.layers.": "output.cache.layers.",
+    "input.past_key_values.layers.": "output.past_key_values.layers.",
+}
+"""Prefix of the keys and values that a decoder takes → prefix of their next values; the last two are written by the
+exporters of transformers (5.24, and before)."""
 """Specified: start of the names of KV caches among inputs and outputs, in optimum, transformers.js and
 onnxruntime-genai."""
 
@@ -171,6 +178,12 @@ class InputTensorSpec(_TensorSpec):
         completed = self.model_copy(update={name: getattr(own, name) for name in names})
         completed._is_typed = True
         return completed
+
+    @property
+    def fixed_grid(self) -> tuple[int, ...]:
+        """Frames, rows and columns of patches of each image, if the input has no other values; else ``()``."""
+        values = tuple(value for value, count in self.first_values for _ in range(count))
+        return values if len(values) == 3 and self.shape[1:] == (3,) else ()
 
     @property
     def has_rank(self) -> bool:

@@ -235,10 +235,14 @@ def _replace_attention(match: _Attention) -> None:
     graph_matching.take_over(old, result)
 
 
-def guard_by_masks(model: ir.Model) -> None:
+def guard_by_masks(model: ir.Model) -> bool:
     """Find the rows without a visible token in the masks of attentions instead of by ``IsNaN``, in place.
 
-    For providers without a kernel of IsNaN, which copy the output of each attention to the CPU and back.
+    Attentions with equal masks share these nodes. WebGPU has no kernel of IsNaN, and would copy the output of each
+    attention to the CPU and back.
+
+    Returns:
+        True if the graph was changed.
     """
     rows: dict[ir.Value, ir.Value] = {}
     for node in [node for node in model.graph if is_operator(node, "IsNaN")]:
@@ -252,21 +256,23 @@ def guard_by_masks(model: ir.Model) -> None:
             rows[mask] = _insert_masked_rows(model, node, mask)
         node.outputs[0].replace_all_uses_with(rows[mask])
         model.graph.remove(node, safe=True)
+    return bool(rows)
 
 
 def _insert_masked_rows(model: ir.Model, before: ir.Node, mask: ir.Value) -> ir.Value:
     """Insert nodes that find the rows of a mask [batch, 1, rows, columns] with -inf only; return [batch, rows, 1]."""
-    builder, dtype = graph_matching.NodeBuilder(f"{before.name}_rows"), mask.dtype
+    builder, dtype, shape = graph_matching.NodeBuilder(f"{before.name}_rows"), mask.dtype, mask.shape
     assert dtype is not None  # checked by the caller
+    assert shape is not None
+    row_shape, column_shape = ir.Shape([shape[0], 1, shape[2]]), ir.Shape([shape[0], shape[2], 1])
     if (model.opset_imports.get("") or 0) < _OPSET_OF_AXES:
-        largest = builder.add("ReduceMax", [mask], "_ReduceMax", dtype, axes=[-1], keepdims=1)
+        largest = builder.add("ReduceMax", [mask], "_ReduceMax", dtype, row_shape, axes=[-1], keepdims=0)
     else:
         axes = builder.constant(np.array([-1], np.int64), "_Axes")
-        largest = builder.add("ReduceMax", [mask, axes], "_ReduceMax", dtype, keepdims=1)
-    lowest = builder.constant(np.array(np.finfo(dtype.numpy()).min, dtype.numpy()), "_Lowest")
-    is_hidden = builder.add("Less", [largest, lowest], "_Less", ir.DataType.BOOL)
-    shape = builder.constant(np.array([0, -1, 1], np.int64), "_Shape")
-    rows = builder.add("Reshape", [is_hidden, shape], "_Reshape", ir.DataType.BOOL)
+        largest = builder.add("ReduceMax", [mask, axes], "_ReduceMax", dtype, row_shape, keepdims=0)
+    column = builder.add("Transpose", [largest], "_Transpose", dtype, column_shape, perm=[0, 2, 1])
+    hidden = builder.constant(np.array(-np.inf, dtype.numpy()), "_Hidden")
+    rows = builder.add("Equal", [column, hidden], "_Equal", ir.DataType.BOOL, column_shape)
     builder.tag(before)
     model.graph.insert_before(before, builder.nodes)
     return rows

@@ -103,6 +103,8 @@ def _check_files(request: OptimizeRequest, options: Mapping[str, Any]) -> None:
         ("output", "--output"),
         ("overwrite", "--overwrite"),
         ("sizes", "--shape-config"),
+        ("dataset", "--dataset"),
+        ("input_data", "--input-data"),
         ("external_data", "--external-data"),
         ("dry_run", "--dry-run"),
     ):

@@ -6,6 +6,7 @@ no PyTorch.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from abc import abstractmethod
@@ -19,7 +20,7 @@ import onnx_ir as ir
 
 from winml.modelkit.compare.files import ReadSamples, refuse_different
 from winml.modelkit.compare.outputs import VerificationInfo
-from winml.modelkit.compare.quality_samples import SampleRequest, judging_request
+from winml.modelkit.compare.quality_samples import JudgingData
 from winml.modelkit.errors import OptimizeError, StageError, UsageError, opt, spell
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
@@ -50,19 +51,21 @@ AnalyzeRound = Callable[[records.OptimizationRound], Mapping[str, Any] | None]
 """Called after each round; returns the flags of the next round, or None to keep the same flags."""
 
 
-def optimization(options: OptimizeOptions, sizes: Mapping[str, int], dataset: str | None = None) -> SingleOptimization:
+def optimization(
+    options: OptimizeOptions, sizes: Mapping[str, int], data: JudgingData | None = None
+) -> SingleOptimization:
     """Create the requested optimization.
 
     Args:
         options: Options of the optimization.
         sizes: Sizes of dynamic dimensions to compare at.
-        dataset: Dataset whose samples outputs are compared on; None: random values.
+        data: Data that outputs are compared on; None: samples beside the source, or random values.
 
     Raises:
         UsageError: the options contradict each other.
     """
     options.refuse_whole_graph_options()
-    return SingleOptimization(options, sizes, dataset)
+    return SingleOptimization(options, sizes, data or JudgingData())
 
 
 @python_function(opset="opset")
@@ -177,23 +180,23 @@ class SingleOptimization(_Optimization):
     options: OptimizeOptions
     sizes: Mapping[str, int]
     """Sizes of dynamic dimensions to compare at; for other dimensions, several sizes are tried."""
-    dataset: str | None = None
-    """Dataset whose samples outputs are compared on; ``None``: random samples."""
+    data: JudgingData = field(default_factory=JudgingData)
+    """Data that outputs are compared on."""
 
     @property
     def requested_options(self) -> Sequence[OptimizeOptions]:
         """The options."""
         return (self.options,)
 
-    def judging_request(self, seed: int) -> DataSetRequest | None:
+    def judging_request(self, seed: int) -> DataSetRequest | None:  # noqa: ARG002 - the data has its seed
         """Return the request for the samples of the dataset; ``None`` without a dataset."""
-        return judging_request(self.dataset, seed=seed)
+        return self.data.data_set
 
     def _sample_reader(self, source: Path, seed: int) -> ReadSamples | None:
-        """Return the function that reads the samples of the dataset; ``None`` without a dataset."""
-        data_set = self.judging_request(seed)
+        """Return the function that reads the samples of the user; ``None`` without data."""
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
-        return None if data_set is None else SampleRequest(run, files_folder(source.absolute()), data_set).read
+        request = self.data.request(run, files_folder(source.absolute()), source)
+        return request.read if self.data.is_stated else None
 
     def refuse_graph(self, model: ir.Model) -> None:
         """Refuse a graph that lacks a dimension with a requested size, or a selected module.
@@ -355,18 +358,26 @@ def _idle_selector_notes(original: ir.Model, optimized: ir.Model, options: Optim
     if not options.is_limited:
         return ()
     modules = graph_modules(original, original.graph.name or "graph")
+    everything = options.model_copy(update={"module": (), "exclude": ()})
     changed = _changed_nodes(original, optimized)
-    if options.exclude:
-        # Nodes count that change without the exclusion: also for selected modules, of which it may leave out all nodes.
-        everything = options.model_copy(update={"module": (), "exclude": ()})
-        try:
-            changed = _changed_nodes(original, optimize(original.clone(), everything).model)
-        except OptimizeError:
-            return ()  # only the exclusion makes it possible
-    selectors = [(opt.module, text) for text in options.module] + [(opt.exclude, text) for text in options.exclude]
+
+    def refuse_idle() -> None:
+        for option, texts in ((opt.module, options.module), (opt.exclude, options.exclude)):
+            for text in texts:
+                modules.refuse_idle(option, text, changed, "the optimization changes none of its nodes")
+
     try:
-        for option, text in selectors:
-            modules.refuse_idle(option, text, changed, "the optimization changes none of its nodes")
+        # Nodes count that change without the exclusion: also for selected modules, of which it may leave out all nodes.
+        # The excluded modules by themselves decide, as a rule; if not, fusions with other modules do.
+        for excluded in (options.exclude, ()) if options.exclude else ():
+            selected = selected_nodes(original, excluded, ())[0] if excluded else None
+            changed |= _changed_nodes(original, optimize(original.clone(), everything, selected).model)
+            with contextlib.suppress(UsageError):
+                refuse_idle()
+                return ()
+        refuse_idle()
+    except OptimizeError:
+        return ()  # only the exclusion makes it possible
     except UsageError as error:
         if not is_one_of_several(original.metadata_props):
             raise

@@ -6,6 +6,7 @@ each engine; their effects are counted, and lost tags are an error.
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -298,19 +299,15 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
         # ONNX Runtime's CPU provider would leave a Cast around each operator without a float16 kernel.
         notes += [_UNWIDENED] if any(entry.engine == "onnxruntime" for entry in enabled) else []
         enabled = [entry for entry in enabled if entry.engine != "onnxruntime"]
-    done = _run_engines(
-        model if twin is None else twin.widened,
-        enabled=enabled,
-        options=options,
-        selected=selected,
-        known_names=scopes.names,
-    )
+    engines = _Engines(options, selected, scopes.names)
+    done, failure_notes = engines.run_without_failures(model if twin is None else twin.widened, enabled)
+    notes += failure_notes
+    if options.operators != "standard" and narrow == ir.DataType.FLOAT16 and guard_by_masks(done.model):
+        run_passes(done.model, _CLEANUP, OptimizeError)
     if twin is not None:
         twin.restore(done.model)
     if options.operators == "standard":
         write_standard_operators(done.model)
-    elif options.ep in providers_in_table() and options.ep not in kernel_types("IsNaN"):
-        guard_by_masks(done.model)
     model, notes = done.model, [*notes, *done.notes]
     # Last: carrying tags reads in names which node was fused into which.
     _name_new_nodes(model, scopes)
@@ -343,44 +340,102 @@ class _EngineResult:
     fired_in: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
-def _run_engines(
-    model: ir.Model,
-    *,
-    enabled: Sequence[Capability],
-    options: OptimizeOptions,
-    selected: Collection[str] | None,
-    known_names: Collection[str | None],
-) -> _EngineResult:
-    """Run the engines in their order; the model is consumed.
+@dataclass(frozen=True)
+class _Engines:
+    """The engines, with the settings of one optimization."""
 
-    Args:
-        model: The model.
-        enabled: The enabled capabilities.
-        options: Options of the optimization.
-        selected: Names of the nodes that may be changed; None: all.
-        known_names: Names of the nodes before the optimization.
-    """
-    done = _EngineResult(model)
-    for engine in _ENGINES:
-        capabilities = [entry for entry in enabled if entry.engine == engine]
-        if not capabilities:
-            continue
-        before = GraphCensus.of(done.model)
-        rewrite: Rewrite = partial(_rewrite_with_passes, capabilities=capabilities, operators=options.operators)
-        if engine == "onnxruntime":
-            contrib = [entry for entry in capabilities if options.uses_contrib(entry)]
-            rewrite = partial(rewrite_with_onnxruntime, capabilities=capabilities, contrib=contrib)
-        if selected is None:
-            done.model, engine_notes = rewrite(done.model)
-        else:
-            # Nodes made by the previous engine replace selected nodes.
-            engine_notes = rewrite_selected(done.model, {*selected, *before.names.difference(known_names)}, rewrite)
-        done.notes += engine_notes
-        after = GraphCensus.of(done.model)
-        counts = {entry.name: after.fired(entry, before) for entry in capabilities}
-        done.fired |= {name: count for name, count in counts.items() if count is not None}
-        done.fired_in |= {entry.name: after.fired_in(entry, before) for entry in capabilities}
-    return done
+    options: OptimizeOptions
+    selected: Collection[str] | None
+    """Names of the nodes that may be changed; None: all."""
+    known_names: Collection[str | None]
+    """Names of the nodes before the optimization."""
+
+    def run_without_failures(
+        self, model: ir.Model, enabled: Sequence[Capability]
+    ) -> tuple[_EngineResult, tuple[str, ...]]:
+        """Run the engines; omit each capability that fails, or whose result ONNX Runtime cannot load.
+
+        Args:
+            model: The model; consumed.
+            enabled: The enabled capabilities.
+
+        Returns:
+            The result, and a note for each omitted capability.
+
+        Raises:
+            OptimizeError: an engine fails on the graph without any of its capabilities.
+        """
+        notes: tuple[str, ...] = ()
+        while True:
+            original = model.clone()
+            try:
+                return self.run(model, enabled), notes
+            except OptimizeError as error:
+                failed = self._find_failed(original, enabled, error)
+                if failed is None:
+                    raise
+                enabled = [entry for entry in enabled if entry.name != failed.name]
+                notes = (*notes, f"{failed.name} was omitted, because it failed: {error.message}.")
+                model = original
+
+    def run(self, model: ir.Model, enabled: Sequence[Capability]) -> _EngineResult:
+        """Run the engines in their order; the model is consumed."""
+        done = _EngineResult(model)
+        for engine in _ENGINES:
+            capabilities = [entry for entry in enabled if entry.engine == engine]
+            if not capabilities:
+                continue
+            before = GraphCensus.of(done.model)
+            rewrite: Rewrite = partial(
+                _rewrite_with_passes, capabilities=capabilities, operators=self.options.operators
+            )
+            if engine == "onnxruntime":
+                contrib = [entry for entry in capabilities if self.options.uses_contrib(entry)]
+                rewrite = partial(rewrite_with_onnxruntime, capabilities=capabilities, contrib=contrib)
+            if self.selected is None:
+                done.model, engine_notes = rewrite(done.model)
+            else:
+                # Nodes made by the previous engine replace selected nodes.
+                chosen = {*self.selected, *before.names.difference(self.known_names)}
+                engine_notes = rewrite_selected(done.model, chosen, rewrite)
+            done.notes += engine_notes
+            after = GraphCensus.of(done.model)
+            counts = {entry.name: after.fired(entry, before) for entry in capabilities}
+            done.fired |= {name: count for name, count in counts.items() if count is not None}
+            done.fired_in |= {entry.name: after.fired_in(entry, before) for entry in capabilities}
+        return done
+
+    def _find_failed(self, model: ir.Model, enabled: Sequence[Capability], error: OptimizeError) -> Capability | None:
+        """Return the capability whose pass failed, or made the first graph that ONNX Runtime cannot load.
+
+        Args:
+            model: The model before the engines.
+            enabled: The enabled capabilities.
+            error: The failure.
+
+        Returns:
+            The capability; None if the engine fails on the graph without it.
+        """
+        if error.failed_pass:
+            return next((entry for entry in enabled if error.failed_pass in _pass_names(entry)), None)
+        ordered = [entry for engine in _ENGINES for entry in enabled if entry.engine == engine]
+
+        def fails(count: int) -> bool:
+            try:
+                done = self.run(model.clone(), ordered[:count])
+                rewrite_with_onnxruntime(done.model, (), ())  # loads the result of the passes
+            except OptimizeError:
+                return True
+            return False
+
+        if fails(0):
+            return None
+        return ordered[bisect.bisect_left(range(len(ordered)), True, lo=1, key=fails) - 1]
+
+
+def _pass_names(capability: Capability) -> set[str]:
+    """Return the class names of the passes that implement a capability."""
+    return {name.rpartition(":")[2] for name in (capability.implementation, capability.standard_implementation)}
 
 
 def _provider_notes(model: ir.Model, options: OptimizeOptions) -> tuple[str, ...]:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from winml.modelkit.errors import opt
-from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare
+from winml.modelkit.fields import MODEL, OUTPUT, VERIFICATION, declare, refuse_stated
 from winml.modelkit.file_names import OPTIMIZED_SUFFIX, optimized_path
 from winml.modelkit.optimize.declared_options import OptimizeFields
 from winml.modelkit.python_functions import python_function
-from winml.modelkit.verbs.file_to_file import WeightsRequest
+from winml.modelkit.verbs.file_to_file import FilePlan, WeightsRequest
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.found_models import ModelFolder
@@ -42,6 +42,14 @@ class OptimizeRequest(WeightsRequest["OptimizeOptions", "OptimizedFile"]):
     dataset: str | None = declare(None, VERIFICATION, metavar="PATH|NAME", min_length=1, default_words="random values")
     """Dataset whose samples outputs are compared on: a file, a folder, or a name on the Hub. It requires the tokenizer
     or image processor beside the model."""
+    input_data: Path | None = declare(
+        None,
+        VERIFICATION,
+        metavar="FILE",
+        default_words="samples beside the model, else random values",
+        is_common=True,
+    )
+    """Inputs to compare on: an .npz file with one array per input, or a folder of such files."""
     skip_normalization: bool = declare(False, MODEL, in_command=False)
     """Treat the graph as normalized although its metadata does not state it."""
 
@@ -59,6 +67,11 @@ class OptimizeRequest(WeightsRequest["OptimizeOptions", "OptimizedFile"]):
             UsageError: the message names the option.
         """
         list(self.options.enabled())
+        if self.input_data is not None:
+            refuse_stated(self, ("dataset",), f"{{}} cannot be combined with {opt.input_data}", "Use one of them.")
+            from winml.modelkit.onnx.files.named_paths import refuse_missing_values
+
+            refuse_missing_values(self.input_data)
         if self.dataset is not None:
             from winml.modelkit.samples.data_sources import find_source, refuse_missing_datasets
 
@@ -78,11 +91,20 @@ class OptimizeRequest(WeightsRequest["OptimizeOptions", "OptimizedFile"]):
         task = super().task(source, output, folder)
         return replace(task, skip_normalization=self.skip_normalization, functions=self.functions)
 
+    def plan(self) -> FilePlan[OptimizedFile]:
+        """Plan the command, which also reads the inputs of the comparison."""
+        from winml.modelkit.compare.quality_samples import value_files
+
+        plan = super().plan()
+        return plan if self.input_data is None else replace(plan, reads=(*plan.reads, *value_files(self.input_data)))
+
     def work(self, task: GraphFileTask, options: OptimizeOptions) -> SingleOptimization:  # noqa: ARG002
         """Return the optimization."""
+        from winml.modelkit.compare.quality_samples import JudgingData, judging_request
         from winml.modelkit.optimize.file_optimization import optimization
 
-        return optimization(options, self.sizes or {}, self.dataset)
+        data = JudgingData(self.input_data, judging_request(self.dataset, seed=self.seed))
+        return optimization(options, self.sizes or {}, data)
 
 
 @python_function(opset="opset")
@@ -100,6 +122,7 @@ def optimize_model(
     seed: int = 0,
     sizes: Mapping[str, int] | None = None,
     dataset: str | None = None,
+    input_data: str | os.PathLike[str] | None = None,
     functions: str | None = None,
     on_step: OnStep | None = None,
     **flags: Any,
@@ -114,14 +137,15 @@ def optimize_model(
         submodel: Parts of a build folder; empty: all.
         options: Options; None: the options in ``flags``.
         overwrite: Replace an existing file.
-        freeze_inputs: Make inputs with a default value constants.
+        freeze_inputs: Turn inputs that have a default value into constants.
         verify: Compare the result with ``model`` in ONNX Runtime.
         skip_normalization: Treat the graph as normalized even if it is not stamped so.
         external_data: Store weights in a separate data file (True) or in the model (False); None: a separate file from
             ``EXTERNAL_BYTES`` on.
         seed: Seed of the inputs that outputs are compared on.
         sizes: Sizes of dynamic dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
-        dataset: Dataset whose samples outputs are compared on; None: random values.
+        dataset: Dataset whose samples outputs are compared on; None: samples beside the model, or random values.
+        input_data: Inputs of the comparison: an ``.npz`` file with one array per input, or a folder of such files.
         functions: Modules to write as ONNX functions: ``all``, ``classes`` (modules of one class whose graphs are
             equal share one) or a selector.
         on_step: Called when a step starts and when it ends.
@@ -160,6 +184,7 @@ def optimize_model(
         seed=seed,
         sizes=sizes,
         dataset=dataset,
+        input_data=None if input_data is None else Path(input_data),
         functions=functions,
     )
     return request.run(on_step)

@@ -1,12 +1,14 @@
 """Search for inputs that a graph accepts, if the user passes none.
 
-A graph does not state which sizes and values it takes: edges that are multiples of 32, indices below the length of a
-table, a sampling rate that it compares with a constant. Generated inputs are therefore tried on the graph. If it
-refuses all sizes, or returns NaN, other values are tried, and the first accepted ones are used from then on.
+Samples stored beside the model come first. A graph does not state which sizes and values it takes: edges that are
+multiples of 32, indices below the length of a table, a sampling rate that it compares with a constant. Generated inputs
+are therefore tried on the graph. If it refuses all sizes, or returns NaN, other values are tried, and the first
+accepted ones are used from then on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -21,8 +23,16 @@ from winml.modelkit.errors import NoInputsError, StageError, UsageError
 from winml.modelkit.onnx.specs import InputTensorSpec, current_name
 from winml.modelkit.ort.default_sizes import default_size
 from winml.modelkit.ort.feeds import hiding_value, is_mask
-from winml.modelkit.ort.graph_inputs import bounds_by_name, draw_feeds, graph_inputs, insert_sums, sizes_by_key
+from winml.modelkit.ort.graph_inputs import (
+    bounds_by_name,
+    draw_feeds,
+    graph_inputs,
+    insert_sums,
+    named_sizes,
+    sizes_by_key,
+)
 from winml.modelkit.ort.sessions import Session
+from winml.modelkit.ort.stored_samples import stored_samples
 
 _LARGE_DIMENSIONS = frozenset({"height", "width", "audio_length", "num_frames", "num_channels", "num_mel_bins"})
 _EQUAL_SIZES = (4, 1, 8, 16, 32, 64)
@@ -51,10 +61,12 @@ class AcceptedInputs:
     outputs: Arrays
     note: str = ""
     """Sentence on values that differ from those drawn by default."""
+    is_stored: bool = False
+    """True for a sample stored beside the model."""
 
 
 def accepted_inputs(session: Session, seed: int, requested: Mapping[str, int]) -> Iterator[AcceptedInputs]:
-    """Yield inputs of different sizes that a graph accepts; at least one.
+    """Yield inputs of different sizes that a graph accepts; at least one. Stored samples precede generated values.
 
     Args:
         session: The opened graph.
@@ -68,7 +80,7 @@ def accepted_inputs(session: Session, seed: int, requested: Mapping[str, int]) -
     """
     search = _Search(session, seed, requested)
     count = 0
-    for accepted in search.accepted():
+    for accepted in itertools.chain(search.stored() if not requested else (), search.accepted()):
         count += 1
         yield accepted
     if not count:
@@ -90,9 +102,19 @@ class _Search:
         """Values used in turn on top of others: those that the graph compares inputs with."""
         self._variants = [*([_NO_CHANGE] if self._cases else []), *_value_variants(free)]
         """Other values, the likeliest first; those of all inputs are stated in the file if empty."""
+        self._checks_shapes = may_refuse_values(self._inputs)
         self._note = ""
         self._count = 0
         self.refusals: list[StageError | UsageError] = []
+
+    def stored(self) -> Iterator[AcceptedInputs]:
+        """Yield the samples stored beside the model that the graph accepts."""
+        samples = stored_samples(self._session.source_path, self._inputs)
+        for feeds in samples.feeds:
+            with contextlib.suppress(StageError):
+                outputs = self._session.run(feeds)
+                sizes = {key: size for _, key, size in named_sizes(self._inputs, feeds)}
+                yield AcceptedInputs(self._inputs, sizes, feeds, outputs, samples.note, is_stored=True)
 
     def accepted(self) -> Iterator[AcceptedInputs]:
         """Yield accepted inputs: with values as drawn by default at all sizes, else at sizes or values tried later."""
@@ -160,7 +182,7 @@ class _Search:
             inputs = case.apply(self._inputs)
             try:
                 feeds = draw_feeds(inputs, sizes, self._seed + self._count)
-                outputs = self._session.run(feeds)
+                outputs = run_generated(self._session, feeds, as_declared=self._checks_shapes)
             except (StageError, UsageError) as error:
                 self.refusals.append(error)
             else:
@@ -200,6 +222,53 @@ def _dynamic_names(inputs: Sequence[InputTensorSpec]) -> list[str]:
 def _count_elements(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> int:
     """Return the number of elements of all inputs at sizes of the dynamic dimensions."""
     return sum(math.prod(sizes[key] if isinstance(key, str) else key for key in spec.shape) for spec in inputs)
+
+
+def run_generated(session: Session, feeds: Arrays, *, as_declared: bool) -> Arrays:
+    """Run a graph on generated values, and return its outputs.
+
+    Args:
+        session: The graph.
+        feeds: The values.
+        as_declared: Refuse outputs of other shapes than the graph declares: values may be sizes that it was not made
+            for.
+
+    Raises:
+        StageError: the graph refuses the values, or the outputs are refused.
+    """
+    outputs = session.run(feeds)
+    if as_declared:
+        _refuse_other_shapes(session.output_shapes, outputs)
+    return outputs
+
+
+def may_refuse_values(inputs: Iterable[InputTensorSpec]) -> bool:
+    """Return True if an input without stated values may hold sizes, positions or a setting: a model may refuse values.
+
+    For: the shape of ``Reshape``, the lengths of ``Split``, the ratio of ``Dropout``.
+    """
+    return any(
+        spec.has_rank
+        and (len(spec.shape) <= 1 if "int" in spec.dtype else spec.shape in ((), (1,)))
+        and spec.value_range is None
+        and not spec.values
+        for spec in inputs
+    )
+
+
+def _refuse_other_shapes(declared: Mapping[str, Sequence[int | str | None]], outputs: Arrays) -> None:
+    """Refuse outputs of other shapes than the graph declares: the inputs hold other sizes than it was made for.
+
+    Raises:
+        StageError: names the output and both shapes.
+    """
+    for name, array in outputs.items():
+        shape = tuple(declared.get(name, ()))  # elements of a sequence have no declared shape
+        if shape and (
+            len(shape) != array.ndim
+            or any(isinstance(size, int) and size != found for size, found in zip(shape, array.shape, strict=True))
+        ):
+            raise StageError(f"output {name} has shape {[*array.shape]} for them, and the file declares {[*shape]}")
 
 
 def _holds_nan(outputs: Arrays) -> bool:

@@ -23,7 +23,7 @@ from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, refuse_special_file
 from winml.modelkit.onnx.specs import (
     DTYPES,
-    PAST_PREFIX,
+    STATE_PREFIXES,
     CacheSlot,
     DynamicDimension,
     InputTensorSpec,
@@ -129,9 +129,10 @@ def described_inputs(
 
 def _add_cache_kind(spec: InputTensorSpec) -> InputTensorSpec:
     """Return an input with the kind of its cache tensor, read from the input name if the file states no kind."""
-    if spec.cache is not None or not spec.name.startswith(PAST_PREFIX):
+    if spec.cache is not None or not spec.name.startswith(tuple(STATE_PREFIXES)):
         return spec
-    return spec.model_copy(update={"cache": CacheSlot.model_construct(kind=spec.name.rpartition(".")[2])})
+    kind = spec.name.rpartition(".")[2].removesuffix("s")  # the exporters of transformers write keys and values
+    return spec.model_copy(update={"cache": CacheSlot.model_construct(kind=kind)})
 
 
 def element_type(type_name: str) -> str:
@@ -384,7 +385,7 @@ def _check_shared_names(inputs: Sequence[InputTensorSpec], feeds: Arrays, source
         UsageError: the message names the dimension and both inputs.
     """
     first_sizes: dict[str, tuple[int, str]] = {}
-    for input_name, name, size in _named_sizes(inputs, feeds):
+    for input_name, name, size in named_sizes(inputs, feeds):
         first_size, first_input = first_sizes.setdefault(name, (size, input_name))
         if first_size != size:
             raise UsageError(
@@ -393,7 +394,7 @@ def _check_shared_names(inputs: Sequence[InputTensorSpec], feeds: Arrays, source
             )
 
 
-def _named_sizes(inputs: Iterable[InputTensorSpec], feeds: Arrays) -> Iterator[tuple[str, str, int]]:
+def named_sizes(inputs: Iterable[InputTensorSpec], feeds: Arrays) -> Iterator[tuple[str, str, int]]:
     """Yield input, dimension and size for each named dimension."""
     for spec in inputs:
         for key, size in zip(spec.shape, feeds[spec.name].shape, strict=spec.has_rank):
@@ -407,7 +408,7 @@ def batch_of(inputs: Sequence[InputTensorSpec], feeds: Arrays, outputs: Mapping[
     The source is a dimension named batch. Without such a dimension, or if texts and images differ in number, the source
     is the first size shared by all inputs and outputs; without a shared size, a run counts as one sample.
     """
-    rows = {name: size for _, name, size in _named_sizes(inputs, feeds) if counts_rows(name)}
+    rows = {name: size for _, name, size in named_sizes(inputs, feeds) if counts_rows(name)}
     if len(set(rows.values())) == 1:
         return next(iter(rows.values())), f"dimension {' and '.join(rows)}"
     shapes = [array.shape for array in (*feeds.values(), *outputs.values()) if array is not None and array.ndim]

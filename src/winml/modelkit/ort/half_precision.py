@@ -274,11 +274,11 @@ def _set_attributes(node: ir.Node, dtype: ir.DataType) -> None:
 _HALF_END = float(np.finfo(np.float16).max)
 """Largest value of float16."""
 _WIDE_OPERATORS = frozenset({
-    "Cos", "CumSum", "Exp", "Log", "Pow", "Range", "Reciprocal", "ReduceL2", "ReduceLogSumExp", "ReduceMean",
-    "ReduceSum", "ReduceSumSquare", "Sin", "Sqrt",
+    "Cos", "CumSum", "Exp", "Log", "MeanVarianceNormalization", "Pow", "Range", "Reciprocal", "ReduceL2",
+    "ReduceLogSumExp", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Sin", "Sqrt", "Tan",
 })  # fmt: skip
 """Operators that stay float32. Chosen: the square of 256 exceeds float16, norms square activations, and angles and
-counts beyond 2048 are not exact."""
+counts beyond 2048 are not exact. ``MeanVarianceNormalization`` has a float32 constant in its definition."""
 _CARRYING = frozenset({"Add", "Sub", "Mul", "Div"})
 """Operators that stay float32 if all their inputs come from nodes that do, such as the sum of a square and epsilon, or
 the difference of two converted positions, which float16 would lose."""
@@ -294,8 +294,9 @@ _POSITIONAL = _CARRYING | _MOVING | {"Abs", "Einsum", "Floor", "MatMul", "Max", 
 _LARGEST_POSITIONAL_BYTES = 1 << 16
 """Chosen: an operator with a larger constant is a layer. Frequencies of a head take a few hundred bytes."""
 _TYPED_BY_ATTRIBUTE = frozenset({
-    "Bernoulli", "Constant", "EyeLike", "If", "Loop", "Multinomial", "RandomNormal", "RandomNormalLike",
-    "RandomUniform", "RandomUniformLike", "Scan", "SequenceEmpty",
+    "Bernoulli", "BitCast", "BlackmanWindow", "Constant", "EyeLike", "HammingWindow", "HannWindow", "If", "Loop",
+    "MelWeightMatrix", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Scan",
+    "SequenceEmpty",
 })  # fmt: skip
 """Operators whose types are set by an attribute, or that contain a graph. They stay float32."""
 _CASTS = ("Cast", "CastLike")
@@ -422,7 +423,12 @@ def _is_beyond_half(tensor: ir.TensorProtocol) -> bool:
 
 def _supports(dtype: ir.DataType, node: ir.Node, opsets: Mapping[str, int]) -> bool:
     """Return True if all float32 inputs and outputs of a node may be of a 16-bit type."""
-    if node.op_type in _TYPED_BY_ATTRIBUTE or (node.op_type in _CASTS and node.outputs[0].dtype != ir.DataType.FLOAT):
+    makes_other_type = node.op_type in _CASTS and node.outputs[0].dtype != ir.DataType.FLOAT
+    if node.op_type in _TYPED_BY_ATTRIBUTE or _has_float_attribute(node) or makes_other_type:
+        return False
+    if any(
+        isinstance(value.type, (ir.SequenceType, ir.OptionalType)) for value in (*node.inputs, *node.outputs) if value
+    ):
         return False
     schema = _find_schema(node, opsets)
     if schema is None:
@@ -430,6 +436,14 @@ def _supports(dtype: ir.DataType, node: ir.Node, opsets: Mapping[str, int]) -> b
     allowed = {item.type_param_str: set(item.allowed_type_strs) for item in schema.type_constraints}
     types = {name for name, value in _formal_types(node, schema) if value.dtype == ir.DataType.FLOAT}
     return bool(types) and all(f"tensor({dtype.name.lower()})" in allowed.get(name, {name}) for name in types)
+
+
+def _has_float_attribute(node: ir.Node) -> bool:
+    """Return True if a tensor in an attribute has the type of the values, as the splits of a ``TreeEnsemble``."""
+    return node.op_type != "ConstantOfShape" and any(
+        attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == ir.DataType.FLOAT
+        for attribute in node.attributes.values()
+    )
 
 
 def _formal_types(node: ir.Node, schema: Any) -> Iterator[tuple[str, ir.Value]]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.errors import MeasureError, NoInputsError, StageError, UsageError, opt, spell
 from winml.modelkit.onnx.specs import InputTensorSpec, damaged_bounds_notes
-from winml.modelkit.ort.accepted_inputs import accepted_inputs
+from winml.modelkit.ort.accepted_inputs import accepted_inputs, may_refuse_values, run_generated
 from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_feeds, decoder_tokens
 from winml.modelkit.ort.default_sizes import fixing_command
 from winml.modelkit.ort.devices import ChosenProvider, choose_provider, missing_option_hint
@@ -36,6 +36,8 @@ class RunOptions:
     """Sizes at which the model was found to run, for sizes without a request; see :func:`run_at_fitting_sizes`."""
     fitting_inputs: tuple[InputTensorSpec, ...] = ()
     """Inputs with values on which the model was found to run; ``()``: as stated in the file."""
+    fitting_feeds: Arrays | None = None
+    """A sample stored beside the model, on which it was found to run; ``None``: values are drawn."""
     fitting_note: str = ""
     """Sentence on these values."""
     batch_size: int | None = None
@@ -165,6 +167,8 @@ def random_values(inputs: Sequence[InputTensorSpec], options: RunOptions) -> Val
             inputs, options.decoding, options.sizes, batch_size=options.batch_size, seed=options.seed
         )
         return Values(tuple(inputs), feeds, notes)
+    if options.fitting_feeds is not None:
+        return Values(tuple(inputs), options.fitting_feeds, (options.fitting_note,))
     fitting = {name: size for name, size in options.fitting_sizes.items() if name not in options.sizes}
     sizes = settle_sizes(inputs, {**fitting, **options.sizes}, batch_size=options.batch_size)
     size_words = ", ".join(f"{name} {size}" for name, size in fitting.items())
@@ -227,13 +231,18 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
     settled = settle_sizes(inputs, options.sizes, batch_size=options.batch_size)
     sizes, is_first = dict(settled.chosen), True
     # Integers, flags and text without stated values may be refused at fixed sizes as well.
-    has_guesses = any("float" not in spec.dtype and spec.value_range is None and not spec.values for spec in inputs)
+    has_guesses = may_refuse_values(inputs) or any(
+        "float" not in spec.dtype and spec.value_range is None and not spec.values for spec in inputs
+    )
     if not sizes and not has_guesses:
         return options
     while sizes or is_first:
         feeds = draw_feeds(inputs, {**settled.by_name, **sizes}, options.seed)
         try:
-            session.run(feeds, session.outputs[:1])
+            if may_refuse_values(inputs):
+                run_generated(session, feeds, as_declared=True)
+            else:
+                session.run(feeds, session.outputs[:1])
         except StageError:
             smaller = {name: size // 2 if size > _SMALLEST_HALVED else size for name, size in sizes.items()}
             if smaller == sizes:
@@ -248,6 +257,8 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
         if options.sizes:
             return options  # the run with the user's sizes states the reason
         raise
+    if accepted.is_stored:
+        return replace(options, fitting_feeds=accepted.feeds, fitting_note=accepted.note)
     fitting = {name: accepted.sizes[name] for name in settled.chosen if name in accepted.sizes}
     return replace(options, fitting_sizes=fitting, fitting_inputs=accepted.inputs, fitting_note=accepted.note)
 

@@ -192,7 +192,10 @@ class Session:
         _refuse_other_processor(self.name, self.metadata.get(COMPILE_KEY))
         self.inputs: dict[str, str] = {value.name: value.type for value in inputs}
         """Input name → type as ONNX Runtime writes it (``tensor(float)``), in order."""
-        self.input_shapes: dict[str, Shape] = {value.name: tuple(value.shape) for value in inputs}
+        # torch names some fixed sizes by their number.
+        self.input_shapes: dict[str, Shape] = {
+            value.name: tuple(int(size) if str(size).isdigit() else size for size in value.shape) for value in inputs
+        }
         self.unranked_inputs = _find_unranked(model, self.input_shapes)
         """Inputs without a declared rank, which ONNX Runtime reports like scalars; they take any shape."""
         self._bounds = stated_bounds(self.metadata)

@@ -58,6 +58,7 @@ from winml.modelkit.profile.module_records import (
     ComparedProfiles,
     MeasuredModule,
     ModulePerfResult,
+    ModuleRatio,
     ProfiledDecoder,
     ProfiledModules,
     TorchModules,
@@ -169,7 +170,101 @@ def profile_beside_pytorch(
     model = _profile_phases(path, options.run, profile_phase, progress)
     named = model.phases
     torch = TorchModules(dict(zip(named, phases, strict=True)))
-    return ComparedProfiles([*named.values()][-1].result, model, torch, {}, {})
+    ratios = {phase: measured.ratios for phase, measured in torch.phases.items()}
+    return ComparedProfiles([*named.values()][-1].result, model, torch, {}, {}, ratios)
+
+
+def profile_beside_file(
+    path: Path, baseline: Path, result: PerfResult, options: PerfOptions, *, progress: Progress | None = None
+) -> ComparedProfiles:
+    """Measure the modules of a model and of a baseline in alternation.
+
+    On a provider that compiles, both are profiled one after the other, and modules have no ratios.
+
+    Args:
+        path: The ONNX file.
+        baseline: The file to compare with, which takes the same inputs.
+        result: Measurement of both as a whole.
+        options: Run options and number of runs; the baseline, for its name.
+        progress: Called between runs with the number and the share of finished runs.
+
+    Raises:
+        UsageError, StageError: as in :func:`profile_modules`.
+    """
+    assert options.baseline is not None  # the file
+    shown = options.baseline.name
+    weights = _read_weight_bytes(path), _read_weight_bytes(baseline)
+    if options.run.choose_provider().provider.compiles:
+        sides = [
+            profile_by_module(file, run, options.latency, progress=progress)
+            for file, run in ((path, options.run), (baseline, replace(options.run, shown=shown)))
+        ]
+        return ComparedProfiles(result, sides[0], sides[1], *weights)
+    others: list[ProfiledModules] = []
+    ratios: list[tuple[ModuleRatio, ...]] = []
+
+    def profile_phase(run: RunOptions, phase_progress: Progress | None) -> ProfiledModules:
+        model, other, block = _profile_file_phase(path, baseline, shown, replace(options, run=run), phase_progress)
+        others.append(other)
+        ratios.append(compare_modules(model.profile, other.profile, block))
+        return model
+
+    model = _profile_phases(path, options.run, profile_phase, progress)
+    profiled = others[0] if len(others) == 1 else ProfiledDecoder(*others)
+    return ComparedProfiles(result, model, profiled, *weights, dict(zip(model.phases, ratios, strict=True)))
+
+
+def _profile_file_phase(
+    path: Path, baseline: Path, shown: str, options: PerfOptions, progress: Progress | None
+) -> tuple[ProfiledModules, ProfiledModules, int]:
+    """Profile two files in alternation at fixed sizes; the last value is the number of consecutive runs of each."""
+    files = (path, baseline)
+    structures = [read_structure(file) for file in files]
+    for structure, file in zip(structures, files, strict=True):
+        refuse_cycles(structure, file)
+    trees = [_read_module_tree(structure, file) for structure, file in zip(structures, files, strict=True)]
+    with contextlib.ExitStack() as opened:
+        folders = [opened.enter_context(temporary_folder()) for _ in files]
+        flats = [opened.enter_context(flat_file(file)) for file in files]
+
+        def run_both(fitting: RunOptions) -> tuple[list[PerfResult], list[Path], list[int], int]:
+            runs = (fitting, replace(fitting, shown=shown))
+            results = [
+                _unprofiled_run(flat, run, options.latency, _scale_progress(progress, number, 4, 0))
+                for number, (flat, run) in enumerate(zip(flats, runs, strict=True))
+            ]
+            provider, count = options.run.choose_provider(), len(results[0].latency.samples_ms)
+            with contextlib.ExitStack() as sessions:
+                prepared = [
+                    sessions.enter_context(
+                        opened_model.prepared_model(
+                            flat, run, provider, profile_prefix=folder / "profile", optimized_path=folder / _EXECUTED
+                        )
+                    )
+                    for flat, run, folder in zip(flats, runs, folders, strict=True)
+                ]
+                half = _scale_progress(progress, 1, 2, count)
+                counted, block = run_alternately([side.run for side in prepared], count, options.latency.warmup, half)
+                return results, [side.opened.session.end_profile() for side in prepared], counted, block
+
+        results, profiles, counted, block = opened_model.run_at_fitting_sizes(flats[0], options.run, run_both)
+        sides = [
+            _charge_to_modules(
+                replace(result, model_bytes=file.stat().st_size, fingerprint=file_fingerprint(file)),
+                (structure, _read_executed(folder / _EXECUTED)),
+                file,
+                tree,
+                select_runs(read_profile(profile), counted),
+                None,
+            )
+            for file, result, structure, tree, folder, profile in zip(
+                files, results, structures, trees, folders, profiles, strict=True
+            )
+        ]
+    return sides[0], sides[1], block
+
+
+_EXECUTED = "executed.onnx"
 
 
 def _profile_torch_phase(
@@ -271,7 +366,7 @@ def _read_executed(path: Path) -> onnx.ModelProto:
     return read_structure(path)
 
 
-def read_weight_bytes(path: Path) -> dict[str, int]:
+def _read_weight_bytes(path: Path) -> dict[str, int]:
     """Return tag of a module → size of its weights and those of its submodules, as stored in the file."""
     model = read_structure(path)
     contents = read_contents(model)
@@ -438,19 +533,22 @@ def _profiled_run(
         Measurement without profiling, latency with profiling, path of the profile, and growth of the process if the
         memory of nodes is written. All sessions are closed.
     """
-    provider = options.choose_provider()
-    with opened_model.prepared_model(path, options, provider) as prepared:
-        before = resident_bytes()
-        measured = measure_latency(prepared.run, latency, _scale_progress(progress, 0, 2, 0))
-        memory = MemoryUse.after_runs(prepared.opened.session_bytes, before)
-        result = perf_result(prepared, latency, measured, memory)
-    counted = len(measured.samples_ms)
-    del prepared  # two sessions would hold the weights twice
-    with opened_model.prepared_model(path, options, provider, **files) as prepared:
+    result = _unprofiled_run(path, options, latency, _scale_progress(progress, 0, 2, 0))
+    counted = len(result.latency.samples_ms)
+    with opened_model.prepared_model(path, options, options.choose_provider(), **files) as prepared:
         profiled = measure_latency(prepared.run, latency, _scale_progress(progress, 1, 2, counted))
         profile = prepared.opened.session.end_profile()
     del prepared
     return result, profiled, profile, measure_growth(path, options) if "memory_path" in files else None
+
+
+def _unprofiled_run(path: Path, options: RunOptions, latency: LatencyOptions, progress: Progress | None) -> PerfResult:
+    """Run the model without profiling; the session is closed, since two would hold the weights twice."""
+    with opened_model.prepared_model(path, options, options.choose_provider()) as prepared:
+        before = resident_bytes()
+        measured = measure_latency(prepared.run, latency, progress)
+        memory = MemoryUse.after_runs(prepared.opened.session_bytes, before)
+        return perf_result(prepared, latency, measured, memory)
 
 
 def _read_module_tree(before: onnx.ModelProto, model_path: Path) -> OnnxTree:

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from winml.modelkit.ort.device_trace import ModulePlacement
 from winml.modelkit.profile.latency import LatencyResult
@@ -186,18 +187,18 @@ class ProfiledDecoder(Result, document="profile.module_table:profile_document"):
 
 
 class ModuleRatio(Record):
-    """Time of a module in ONNX Runtime beside PyTorch, with the modules inside."""
+    """Time of a module in a model beside its baseline, with the modules inside."""
 
     tag: str
     path: str = field(metadata=entry("module"))
     class_name: str = field(metadata=entry("class"))
-    torch_ms: float
+    baseline_ms: float
     """Median of the blocks of runs, of which ``ratio`` compares each pair."""
     model_ms: float
     ratio: Ratio | None
-    """Ratio of the time in ONNX Runtime to that in PyTorch; ``None`` if the module has no kernels or no time."""
+    """Ratio of the time in the model to that in the baseline; ``None`` if the module has no kernels or no time."""
     blocks_ms: tuple[Sequence[float], Sequence[float]] = field(default=((), ()), metadata=entry(skip=True))
-    """Times of the blocks in PyTorch and in ONNX Runtime; ``()`` for a module without kernels."""
+    """Times of the blocks in the baseline and in the model; ``()`` for a module without kernels."""
 
     @classmethod
     def of_blocks(
@@ -205,7 +206,7 @@ class ModuleRatio(Record):
         tag: str,
         path: str,
         class_name: str,
-        torch_ms: Sequence[float],
+        baseline_ms: Sequence[float],
         model_ms: Sequence[float],
         slowdown: float,
     ) -> ModuleRatio:
@@ -215,14 +216,14 @@ class ModuleRatio(Record):
             tag: Tag of the module.
             path: Its path.
             class_name: Its class.
-            torch_ms: Time of each block in PyTorch; ``()`` without kernels.
-            model_ms: The same in ONNX Runtime.
+            baseline_ms: Time of each block in the baseline; ``()`` without kernels.
+            model_ms: The same in the model.
             slowdown: Median run relative to the fastest.
         """
-        is_timed = bool(torch_ms) and bool(model_ms) and min(torch_ms) > 0
-        ratio = replace(compare_pairs(model_ms, torch_ms), slowdown=slowdown) if is_timed else None
-        torch_median, model_median = (percentile(times, 50) if times else 0.0 for times in (torch_ms, model_ms))
-        return cls(tag, path, class_name, torch_median, model_median, ratio, (torch_ms, model_ms))
+        is_timed = bool(baseline_ms) and bool(model_ms) and min(baseline_ms) > 0
+        ratio = replace(compare_pairs(model_ms, baseline_ms), slowdown=slowdown) if is_timed else None
+        baseline_median, model_median = (percentile(times, 50) if times else 0.0 for times in (baseline_ms, model_ms))
+        return cls(tag, path, class_name, baseline_median, model_median, ratio, (baseline_ms, model_ms))
 
     @classmethod
     def of_layers(cls, layers: Sequence[ModuleRatio]) -> ModuleRatio:
@@ -231,14 +232,14 @@ class ModuleRatio(Record):
         if not others:
             return first
         of_sides = ([layer.blocks_ms[side] for layer in layers if layer.blocks_ms[side]] for side in (0, 1))
-        torch_ms, model_ms = ([math.fsum(times) for times in zip(*blocks, strict=True)] for blocks in of_sides)
+        baseline_ms, model_ms = ([math.fsum(times) for times in zip(*blocks, strict=True)] for blocks in of_sides)
         slowdown = max(layer.ratio.slowdown if layer.ratio is not None else 1.0 for layer in layers)
-        return cls.of_blocks(first.tag, first.path, first.class_name, torch_ms, model_ms, slowdown)
+        return cls.of_blocks(first.tag, first.path, first.class_name, baseline_ms, model_ms, slowdown)
 
     @property
     @recorded()
     def verdict(self) -> str:
-        """``faster`` or ``slower`` in ONNX Runtime, ``no difference found`` or ``undecided``; empty without a ratio."""
+        """``faster`` or ``slower`` in the model, ``no difference found`` or ``undecided``; empty without a ratio."""
         if self.ratio is None:
             return ""
         answer = self.ratio.answer("")
@@ -260,9 +261,8 @@ class TorchPhase:
     """Modules of the file, the largest ratio first."""
 
     def times_record(self, depth: int | None) -> dict[str, object]:
-        """Return the entries ``by_module`` and ``ratios``."""
-        times = module_times_record(self.profile, depth=depth)
-        return {"by_module": times, "ratios": [ratio.as_record() for ratio in self.ratios]}
+        """Return the entry ``by_module``."""
+        return {"by_module": module_times_record(self.profile, depth=depth)}
 
 
 @dataclass(frozen=True)
@@ -280,9 +280,7 @@ class TorchModules:
 
 @dataclass(frozen=True)
 class ComparedProfiles(Result, document="profile.module_table:compared_document", rows="by_module.tree"):
-    """Latency of a model and of a baseline in alternation, and the times of their modules, profiled one after the
-    other.
-    """
+    """Latency of a model and of a baseline in alternation, and the times of their modules."""
 
     result: PerfResult
     """Measurement of both without profiling."""
@@ -294,6 +292,8 @@ class ComparedProfiles(Result, document="profile.module_table:compared_document"
     """
     baseline_weights: Mapping[str, int]
     """The same of the baseline."""
+    ratios: Mapping[str, tuple[ModuleRatio, ...]] = field(default_factory=dict)
+    """Phase → modules beside the baseline, the largest ratio first; empty if they were not measured in alternation."""
 
     @property
     def phases(self) -> Mapping[str, tuple[ProfiledModules | TorchPhase, ProfiledModules]]:
@@ -307,11 +307,14 @@ class ComparedProfiles(Result, document="profile.module_table:compared_document"
             depth: Levels of the module trees to list. ``None``: all.
         """
         compared = self.result.as_record()
-        baseline = {
+        baseline: dict[str, Any] = {
             **dict(compared["baseline"]),  # type: ignore[call-overload]  # a JSON object
             **self.baseline.times_record(depth),
             "weight_bytes": dict(self.baseline_weights),
         }
+        for phase, ratios in self.ratios.items():
+            entry = baseline[phase] if phase else baseline
+            entry["ratios"] = [ratio.as_record() for ratio in ratios]
         times = self.model.times_record(depth)
         return {**compared, **times, "weight_bytes": dict(self.model_weights), "baseline": baseline}
 

@@ -41,10 +41,6 @@ MAX_LISTED_OPERATORS = 3
 """Maximum number of operators per module in a terminal. Chosen: they fit on one line."""
 _MAX_LISTED_FUSED = 3
 """Maximum number of fused modules listed with a module. Chosen: as for operators."""
-MAX_BARS = 10
-"""Number of classes in the bar chart. Chosen: it fits on a screen below the figures."""
-_LEAST_SHARE = 0.0005
-"""Minimum share of the kernel time for a bar of a class. Chosen: smaller shares are printed as 0.0 %."""
 _MAX_UNATTRIBUTED_ROWS = 5
 """Maximum number of nodes without a module in a terminal. Chosen: enough to see a common cause."""
 
@@ -83,8 +79,8 @@ def profile_document(
         top=top,
         by_class=by_class,
     )
-    charts = [block for block in times.blocks if isinstance(block, doc.Boxes | doc.Bars)]
-    tables: list[doc.Block] = [block for block in times.blocks if not isinstance(block, doc.Boxes | doc.Bars)]
+    charts = [block for block in times.blocks if isinstance(block, doc.Boxes)]
+    tables: list[doc.Block] = [block for block in times.blocks if not isinstance(block, doc.Boxes)]
     for name, phase in phases.items():
         if phase.memory is not None:
             tables += memory_blocks(phase, phase.memory, name, depth=depth, top=top)
@@ -119,9 +115,9 @@ def compared_document(
     fields, *latencies = table.perf_blocks(result)
     charts: list[doc.Block] = [fields]
     tables: list[doc.Block] = []
+    order = "in alternation" if compared.ratios else "one model after the other"
     for phase, sides in compared.phases.items():
         profiles = [side.profile for side in sides]
-        charts.append(_change_bars(profiles, names, phase))
         if isinstance(sides[0], TorchPhase):
             tables.append(_ratio_table(sides[0], sides[1].profile, phase, depth, top))
             continue
@@ -133,7 +129,7 @@ def compared_document(
             [*_overhead_fields(compared.phases)]
             if isinstance(compared.baseline, TorchModules)
             else [
-                ("modules", "profiled one model after the other; profiling slows down every kernel"),
+                ("modules", f"profiled {order}; profiling slows down every kernel"),
                 doc.view_field(result.baseline.name, result.model),
             ]
         ),
@@ -168,7 +164,7 @@ def _ratio_table(torch: TorchPhase, model: ModuleProfile, phase: str, depth: int
     rows: list[tuple[float, list[doc.Cell]]] = []
     for module in folded_rows(module_rows([model], depth=depth)):
         times = ModuleRatio.of_layers([ratios[tag] for tag in module.tags])
-        if not (times.torch_ms or times.model_ms):
+        if not (times.baseline_ms or times.model_ms):
             continue
         ratio = times.ratio
         value = None if ratio is None else ratio.value
@@ -176,7 +172,7 @@ def _ratio_table(torch: TorchPhase, model: ModuleProfile, phase: str, depth: int
         cells: list[doc.Cell] = [
             module.names[1],
             module.row.entry.class_name,
-            times.torch_ms,
+            times.baseline_ms,
             times.model_ms,
             None if value is None or (ratio and ratio.is_disturbed) else doc.Number(value, f"{value:.2f}"),
             f"{ratio.low:.2f}–{ratio.high:.2f}" if ratio is not None and is_bounded else "",
@@ -192,35 +188,13 @@ def _ratio_table(torch: TorchPhase, model: ModuleProfile, phase: str, depth: int
             doc.Column("ONNX Runtime ms", "ms", key="total of the modules inside and its own"),
             ("ratio", "score"),
             "95 % interval",
-            doc.Column("verdict", tones={"slower": "bad", "faster": "good"}),
+            _VERDICT,
         ),
         [cells for _, cells in rows][:top],
         name=f"ratios{phase}",
         heading=in_phase("Modules in ONNX Runtime beside PyTorch", phase),
         is_searched=phase in ("", "step"),
     )
-
-
-def _change_bars(profiles: Sequence[ModuleProfile], names: Sequence[str], phase: str) -> doc.Bars:
-    """Build the bars of the modules whose own kernels gained or lost the most time."""
-    changes = sorted(_self_changes(profiles), key=lambda change: -abs(change[2] - change[1]))[:MAX_BARS]
-    unit = profiles[-1].unit
-    return doc.Bars(
-        [
-            doc.Bar(name, after - before, f"{after - before:+.3f} {unit}", f"{before:.3f} → {after:.3f}")
-            for name, before, after in changes
-            if f"{before:.3f}" != f"{after:.3f}"
-        ],
-        heading=in_phase("Modules with the largest change of self time", phase),
-        caption=f"{names[1]} minus {names[0]}: bars to the left are faster",
-    )
-
-
-def _self_changes(profiles: Sequence[ModuleProfile]) -> Iterator[tuple[str, float, float]]:
-    """Yield name and self time in both profiles of every module."""
-    for row in module_rows(profiles):
-        before, after = (0.0 if time is None else time.self_ms for time in row.times)
-        yield row.path, before, after
 
 
 def _compared_table(
@@ -235,6 +209,7 @@ def _compared_table(
 ) -> doc.Table:
     """Build the table of the modules of two profiles, side by side."""
     rows = module_rows(profiles, depth=depth)
+    ratios = {ratio.tag: ratio for ratio in compared.ratios.get(phase, ())}
     if top is not None:
         rows = sorted(rows, key=lambda row: -abs(_ends(row)[1] - _ends(row)[0]))[:top]
     return module_table(
@@ -242,9 +217,14 @@ def _compared_table(
         [] if top is not None else list(fold_layers(rows)),
         [
             *_compared_columns(profiles, names),
+            *([_VERDICT] if ratios else []),
             doc.Column("weights", "bytes", key="weights in the file, with those of the modules inside"),
         ],
-        lambda module: [*_compared_cells(module.row), _weights_cell(compared, module.tags)],
+        lambda module: [
+            *_compared_cells(module.row),
+            *([_verdict_cell(ratios, module.tags)] if ratios else []),
+            _weights_cell(compared, module.tags),
+        ],
         is_tree=top is None,
         is_hidden=is_hidden,
         phase=phase,
@@ -285,6 +265,15 @@ def _compared_cells(row: TimedRow[TimeT]) -> Iterator[doc.Cell]:
     yield from (before, after)
     yield doc.Number(after / before, f"{after / before:.2f}") if before else None
     yield doc.Number(after - before, f"{after - before:+.3f}")
+
+
+_VERDICT = doc.Column("verdict", tones={"slower": "bad", "faster": "good"})
+
+
+def _verdict_cell(ratios: Mapping[str, ModuleRatio], tags: Iterable[str]) -> str:
+    """Answer whether modules are faster than in the baseline; empty for modules that only one of both has."""
+    layers = [ratios[tag] for tag in tags if tag in ratios]
+    return ModuleRatio.of_layers(layers).verdict_words if layers else ""
 
 
 def _weights_cell(compared: ComparedProfiles, tags: Iterable[str]) -> doc.Number:
@@ -387,7 +376,6 @@ def times_document(
     operators = doc.Column("operators of its own" if len(runs) == 1 else f"operators of its own in a {[*profiles][-1]}")
     blocks: list[doc.Block] = [
         *charts,
-        *(_class_bars(profile, name, captions.get(name, "")) for name, profile in profiles.items()),
         module_table(
             modules,
             folds,
@@ -524,27 +512,6 @@ def _time_boxes(profile: ModuleProfile, caption: str) -> doc.Boxes:
         size_unit=profile.unit,
         shades=doc.Shades(f"self time in {profile.unit}", low=0.0, folded="sum"),
         is_by_class=True,
-    )
-
-
-def _class_bars(profile: ModuleProfile, phase: str, caption: str) -> doc.Bars:
-    """Build the bars of the classes with the longest self time."""
-    longest = sorted(profile.by_class(), key=lambda entry: entry.self_ms, reverse=True)
-    longest = [entry for entry in longest if _share(entry.self_ms, profile) >= _LEAST_SHARE]
-    hidden = len(longest[MAX_BARS:])
-    notes = ["self time: without the modules inside", caption, f"the table has {hidden} more" if hidden > 0 else ""]
-    return doc.Bars(
-        [
-            doc.Bar(
-                entry.class_name,
-                entry.self_ms,
-                f"{entry.self_ms:.3f} {profile.unit}, {_share(entry.self_ms, profile):.1%}",
-                f"× {entry.instances}" if entry.instances > 1 else "",
-            )
-            for entry in longest[:MAX_BARS]
-        ],
-        heading=f"Self time by class in a {phase}" if phase else "Self time by class",
-        caption="; ".join(filter(None, notes)),
     )
 
 

@@ -128,22 +128,22 @@ def charge_torch_modules(times: RunProfile, model: ModuleProfile) -> ModuleProfi
     return charge_modules(times, tags, [(module.tag, module.path, module.class_name) for module in modules])
 
 
-def compare_modules(model: ModuleProfile, torch: ModuleProfile, block: int) -> tuple[ModuleRatio, ...]:
-    """Compare the time of each module in ONNX Runtime and in PyTorch, the largest ratio first.
+def compare_modules(model: ModuleProfile, baseline: ModuleProfile, block: int) -> tuple[ModuleRatio, ...]:
+    """Compare the time of each module in a model and in its baseline, the largest ratio first.
 
     Args:
-        model: Times in ONNX Runtime.
-        torch: Times in PyTorch, of as many runs.
+        model: Times of the model.
+        baseline: Times of the baseline, of as many runs.
         block: Number of consecutive runs of each, which are compared by their median.
     """
-    model_ms, torch_ms = _times_of_blocks(model, block), _times_of_blocks(torch, block)
-    slowdown = max(summarize(profile.run_ms).slowdown for profile in (model, torch))
+    model_ms, baseline_ms = _times_of_blocks(model, block), _times_of_blocks(baseline, block)
+    slowdown = max(summarize(profile.run_ms).slowdown for profile in (model, baseline))
     rows = [
         ModuleRatio.of_blocks(
             module.tag,
             module.path,
             module.class_name,
-            torch_ms.get(module.tag, ()),
+            baseline_ms.get(module.tag, ()),
             model_ms.get(module.tag, ()),
             slowdown,
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from winml.modelkit.errors import UsageError, opt, spell
 from winml.modelkit.export.declared_options import DynamicFields
 from winml.modelkit.fields import INPUTS, OUTPUT, declare, refuse_stated
-from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART
+from winml.modelkit.file_names import DECODER, ENCODER, ONLY_PART, prompt_parts
 from winml.modelkit.models.load_options import InputFields
 from winml.modelkit.progress import OnStep, Progress, Tell, notebook_progress
 from winml.modelkit.python_functions import python_function
@@ -206,7 +206,8 @@ def _refuse_for_several_parts(request: PerfRequest) -> None:
         f"{{}} requires one graph, and {request.name} contains {parts}",
         f"Select a part: {opt.submodel} {next(iter(request.models))}",
     )
-    if request.generation and not {ENCODER, DECODER} <= request.models.keys():
+    is_generating = DECODER in request.models and (ENCODER in request.models or prompt_parts(request.models))
+    if request.generation and not is_generating:
         raise UsageError(
             f"{opt.generation} measures decoders and encoder-decoder models, and {request.name} contains {parts}",
             hint=f"Name the file of a part: {next(iter(request.models.values())).path}",
@@ -312,23 +313,17 @@ def _profile_beside_baseline(
     progress: Progress | None,
     tell: Tell | None,
 ) -> dict[str, ComparedProfiles]:
-    """Measure a model and its baseline in alternation, and both by module: files one after the other."""
-    from winml.modelkit.profile.by_module import profile_beside_pytorch, profile_by_module, read_weight_bytes
-    from winml.modelkit.profile.module_records import ComparedProfiles
+    """Measure a model and its baseline in alternation, as a whole and by module."""
+    from winml.modelkit.profile.by_module import profile_beside_file, profile_beside_pytorch
     from winml.modelkit.profile.perf import PerfOptions, measure_model
 
     ((part, run),) = subject.runs.items()
     path = exported(subject.models[part])
+    options = PerfOptions(run, subject.latency, baseline)
     if baseline.path is None:
-        options = PerfOptions(run, subject.latency, baseline)
         return {part: profile_beside_pytorch(path, options, progress=progress, tell=tell)}
-    result = measure_model(path, PerfOptions(run, subject.latency, baseline), progress=progress)
-    model_profile, baseline_profile = (
-        profile_by_module(file, replace(run, shown=shown), subject.latency, progress=progress)
-        for file, shown in ((path, run.shown), (baseline.path, baseline.name))
-    )
-    weights = read_weight_bytes(path), read_weight_bytes(baseline.path)
-    return {part: ComparedProfiles(result, model_profile, baseline_profile, *weights)}
+    result = measure_model(path, options, progress=progress)
+    return {part: profile_beside_file(path, baseline.path, result, options, progress=progress)}
 
 
 def _measure_selected(
@@ -361,7 +356,8 @@ def _measure_generation(
     latency = replace(subject.latency, iterations=request.iterations or _GENERATION_RUNS, warmup=warmup)
     paths = {part: exported(model) for part, model in subject.models.items()}
     if len(paths) > 1:
-        return measure_generation(paths, replace(subject.runs[ENCODER], shown=request.name), latency)
+        run = subject.runs.get(ENCODER) or subject.runs[DECODER]
+        return measure_generation(paths, replace(run, shown=request.name), latency)
     ((part, run),) = subject.runs.items()
     return measure_generation({ONLY_PART: paths[part]}, run, latency)
 

@@ -79,7 +79,8 @@ class QuantizeFields:
         read=_json_reader("--activation-bits"),
         default_words=", ".join(f"{kind} {rule.bits}" for kind, rule in KIND_RULES.items()),
     )
-    """Precision `mixed`: bits of activations by kind of value, such as {"attention": 16}, before the defaults. The
+    """Precision `mixed`: bits of activations by kind of value, such as {"attention": 16}; other kinds have the
+    defaults. The
     command takes JSON text, a file or pairs."""
     per_channel: bool | None = declare(
         None, QUANTIZATION, spelling="--per-channel/--per-tensor", default_words="per channel"
@@ -92,7 +93,8 @@ class QuantizeFields:
     block_size: BlockSize | None = declare(
         None, QUANTIZATION, default_words="32 with 4 bits; with 8 bits 64, and a scale per channel with `qdq`"
     )
-    """Weight-only and `qdq`: number of values of a weight that share a scale. With both modes: weight-only alone."""
+    """Weight-only and `qdq`: number of values of a weight that share a scale. If a file uses both modes,
+    it applies to weight-only."""
     block_sizes: dict[str, BlockSize] = declare({}, QUANTIZATION, metavar="JSON", read=_json_reader("--block-sizes"))
     """Weight-only and `qdq`: block size by selector, such as {"BertLayer.0": 128}. The first selector that matches a
     module applies, before `block_size`. The command takes JSON text, a file or pairs."""

@@ -37,6 +37,7 @@ from winml.modelkit.onnx.specs import stated_sums
 from winml.modelkit.onnx.weights import to_weightless, weight_bytes
 from winml.modelkit.optimize.decoders.packed_projections import PackedProjectionPass
 from winml.modelkit.options import load_metadata
+from winml.modelkit.ort.decoding.inputs import TOKEN_IDS
 from winml.modelkit.ort.default_sizes import fixing_command
 from winml.modelkit.ort.execution_providers import find_execution_provider
 from winml.modelkit.ort.host import available_bytes, has_integer_dot_products, is_x86
@@ -533,7 +534,8 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         """
         folder = folder or files_folder(self.source.absolute())
         with contextlib.closing(Calibration(self.options, folder, self.sizes, seed, self.source)) as data:
-            text = compare_on_texts(sources, files, folder, seed, data.texts())
+            texts = None if (feeds := data.decoder_data()) is None else (each[TOKEN_IDS][0] for each in feeds)
+            text = compare_on_texts(sources, files, folder, seed, texts)
         fidelity = FidelityInfo.of_text(text, self.least_sqnr_db, len(files))
         refuse_below_minimum_sqnr(fidelity, "the float files", {}, self.below_minimum_hint)
         return fidelity_words(fidelity)

@@ -271,6 +271,7 @@ def quantize(
         *_missing_block_notes(model, tasks),
         *_solved_integer_notes(model, tasks),
         *_rounded_integer_notes(model, tasks),
+        *_subgraph_notes(plan, options),
     )
     earlier = _read_earlier_record(model)
     outcome = _module_outcomes(model, plan.nodes, reached, reasons or {})
@@ -333,6 +334,18 @@ def _rounded_integer_notes(model: ir.Model, tasks: Sequence[planning.EngineTask]
             f"{count_noun(count, 'layer')} in qdq {'was' if count == 1 else 'were'} rounded to nearest: "
             f"{opt.algorithm} {algorithm} applies to weight-only."
         )
+
+
+def _subgraph_notes(plan: planning.QuantizationPlan, options: QuantizeOptions) -> tuple[str, ...]:
+    """Note the nodes of subgraphs that have another mode than the requested one."""
+    dynamic = [node for node in plan.nodes if node.mode == "dynamic" and options.mode_of(node.requested) == "qdq"]
+    if not dynamic:
+        return ()
+    note = (
+        f"Mode dynamic quantizes {count_noun(len(dynamic), 'node')} in subgraphs (If, Loop, Scan), with "
+        "scales of activations computed at run time: calibration measures the main graph only."
+    )
+    return (note,)
 
 
 def _missing_block_notes(model: ir.Model, tasks: Sequence[planning.EngineTask]) -> Iterator[str]:

@@ -106,6 +106,8 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
         if not requested.modes and not is_inner:
             stays_float.add(node.name)
         mode = options.mode_of(requested)
+        if is_inner and weight is not None:
+            mode = _mode_in_subgraph(mode, requested, options)
         if weight is None and (mode is None or not MODES[mode].changes_every_node):
             if mode is not None and not is_inner:
                 unweighted.setdefault((mode, requested), set()).add(node.name)
@@ -246,7 +248,9 @@ def _measure_modes(
             continue
         sizes[name] = weight.const_value.nbytes
         for mode in by_mode:
-            if not _find_obstacle(node, weight, mode, options, is_inner=node.graph is not model.graph):
+            is_inner = node.graph is not model.graph
+            used = (_mode_in_subgraph(mode, options.base, options) if is_inner else None) or mode
+            if not _find_obstacle(node, weight, used, options, is_inner=is_inner):
                 by_mode[mode] += sizes[name]
     return sizes, by_mode
 
@@ -331,7 +335,8 @@ def _find_obstacles(model: ir.Model, mode: Mode, options: QuantizeOptions) -> di
     for node in all_nodes(model):
         name, weight, is_inner = node.name or "", constant_weight(node), node.graph is not model.graph
         if weight is not None:
-            weighted[name] = _find_obstacle(node, weight, mode, options, is_inner=is_inner)
+            used = (_mode_in_subgraph(mode, options.base, options) if is_inner else None) or mode
+            weighted[name] = _find_obstacle(node, weight, used, options, is_inner=is_inner)
         elif is_inner:
             continue
         elif rules.changes_every_node:
@@ -360,6 +365,12 @@ def constant_weight(node: ir.Node) -> ir.Value | None:
         if value.const_value.dtype in _FLOATS and len(value.const_value.shape) >= 2:
             return value
     return None
+
+
+def _mode_in_subgraph(mode: Mode | None, precision: Precision, options: QuantizeOptions) -> Mode | None:
+    """Return the mode of a node of a subgraph, whose activations no calibration measures: they are at run time."""
+    measures_at_run_time = "dynamic" in precision.modes and options.ep in (None, "cpu")
+    return "dynamic" if mode == "qdq" and measures_at_run_time else mode
 
 
 def _find_obstacle(

@@ -14,8 +14,6 @@ from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
 from winml.modelkit.words import percent_words, size_words, sqnr_words
 
-MAX_BARS = 10
-"""Number of modules in the bar chart. Chosen: it fits on a screen below the figures."""
 _MAX_RANKED_ROWS = 20
 """Default number of rows of the ranking. Chosen: the whole output fits on a screen."""
 _BEST_DB = 60.0
@@ -50,7 +48,6 @@ def sensitivity_document(result: sensitivity_records.QuantizationSensitivity) ->
                     limit_words="" if limit is None else f"limit {limit:.4g} dB",
                 ),
             ),
-            _error_bars(modules, limit),
             doc.Table(
                 doc.columns(
                     ("module", "name"),
@@ -173,34 +170,6 @@ def _innermost(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> list
     tags = {module.tag for module in modules}
     around = {ancestor for tag in tags if (ancestor := address.nearest_ancestor(tag, tags))}
     return [module for module in modules if module.tag not in around or module.part != "module"]
-
-
-def _error_bars(modules: Sequence[sensitivity_records.ModuleSensitivity], limit_db: float | None) -> doc.Bars:
-    """Create the bar chart of the innermost modules with the largest relative errors, and a line at the limit."""
-    limit_words = "" if limit_db is None else f"; dotted line: the error at the limit of {limit_db:.4g} dB"
-    errors = [
-        (module, module.form.measures().get("relative_error"))
-        for module in _innermost(modules)
-        if module.form is not None
-    ]
-    measured = [(module, error) for module, error in errors if error is not None and math.isfinite(error)]
-    return doc.Bars(
-        [
-            doc.Bar(
-                module.path or module.tag,
-                error,
-                f"{error:.1e}",
-                f"{module.class_name}, {sqnr_words(module.sqnr_db)}"
-                if module.sqnr_db is not None
-                else module.class_name,
-            )
-            for module, error in sorted(measured, key=lambda entry: -entry[1])[:MAX_BARS]
-        ],
-        heading="Most sensitive modules",
-        caption="relative error of the worst output with this module alone quantized; innermost measured "
-        f"modules{limit_words}",
-        line=None if limit_db is None else 10 ** (-limit_db / 20),
-    )
 
 
 def _sensitivity_fields(result: sensitivity_records.QuantizationSensitivity) -> Iterator[doc.Field]:

@@ -239,7 +239,7 @@ def quantize_model(
         submodel: Parts of a build folder; empty: all.
         options: Options; None: those in ``flags``.
         overwrite: Replace an existing file.
-        freeze_inputs: Make inputs with a default value constants.
+        freeze_inputs: Turn inputs that have a default value into constants.
         verify: Compare the result with ``model`` in ONNX Runtime.
         external_data: Store weights in a separate data file (True) or in the model (False); None: a separate file from
             ``EXTERNAL_BYTES`` on.

@@ -413,31 +413,6 @@ class Boxes:
     detail: Detail = Detail.PAGE
 
 
-@dataclass(frozen=True)
-class Bar:
-    """One row of a chart of bars."""
-
-    name: str
-    value: float
-    words: str
-    """Text beside the bar: value with unit."""
-    detail: str = ""
-    """Text below the name, printed dimmed."""
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Names with a bar each, in descending order; negative bars extend to the left."""
-
-    bars: Sequence[Bar]
-    heading: str
-    caption: str = ""
-    """Meaning of the bars."""
-    line: float | None = None
-    """Position of a line that separates better from worse values."""
-    detail: Detail = Detail.PAGE
-
-
 Grade = Literal["best", "good", "fair", "bad"]
 
 
@@ -485,7 +460,7 @@ class ModelView:
     detail: Detail = Detail.PAGE
 
 
-Block = Fields | Table | Tree | Paragraph | Section | Boxes | Bars | Dots | ModelView
+Block = Fields | Table | Tree | Paragraph | Section | Boxes | Dots | ModelView
 
 
 Tone = Literal["", "good", "bad"]

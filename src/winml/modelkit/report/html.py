@@ -1,6 +1,6 @@
 """Renders a document as one HTML page without network access: style, script and the data of its charts are embedded.
 
-Bars and dots are elements with a width. The script draws the charts of nested boxes, and sorts and filters tables.
+Dots and their bars are elements with a width. The script draws charts of nested boxes, and sorts and filters tables.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def render_html(document: doc.Document) -> str:
     facts = blocks.pop(0) if blocks and isinstance(blocks[0], doc.Fields) else doc.Fields(())
     rows = facts.visible(doc.Detail.PAGE) if isinstance(facts, doc.Fields) else []
     has_view = any(isinstance(block, doc.ModelView) for block in blocks)
-    scripts = "".join(map(_read_resource, (*_SCRIPTS, *(_VIEW_SCRIPTS if has_view else ()))))
+    scripts = "".join(map(read_resource, (*_SCRIPTS, *(_VIEW_SCRIPTS if has_view else ()))))
     script = f'"use strict";\nconst EARLIER = {_json_data(doc.EARLIER)};\n{scripts}'
     return _load_template().render(
         document=document,
@@ -47,7 +47,7 @@ def render_html(document: doc.Document) -> str:
         notes=[text for label, text in rows if label == NOTE],
         blocks=blocks,
         page=doc.Detail.PAGE,
-        style=_read_resource(STYLE),
+        style=read_resource(STYLE),
         script=script,
         policy=_security_policy(script),
         has_view=has_view,
@@ -64,7 +64,8 @@ def _security_policy(script: str) -> str:
     return f"default-src 'none'; form-action 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
-def _read_resource(name: str) -> str:
+def read_resource(name: str) -> str:
+    """Return the text of a file that pages are made from."""
     return files(__package__).joinpath("page", name).read_text(encoding="utf-8")
 
 
@@ -74,12 +75,12 @@ def _load_template() -> Template:
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_make_printable)
-    kinds = (doc.Fields, doc.Table, doc.Tree, doc.Paragraph, doc.Section, doc.Boxes, doc.Bars, doc.Dots, doc.ModelView)
+    kinds = (doc.Fields, doc.Table, doc.Tree, doc.Paragraph, doc.Section, doc.Boxes, doc.Dots, doc.ModelView)
     environment.tests |= {kind.__name__.lower(): lambda value, kind=kind: isinstance(value, kind) for kind in kinds}
-    environment.filters |= {"rows": _page_rows, "bar_rows": _bar_rows, "dot_chart": _dot_chart, "box_data": _box_data}
+    environment.filters |= {"rows": _page_rows, "dot_chart": _dot_chart, "box_data": _box_data}
     environment.filters |= {"json_data": _json_data}
     environment.filters |= {"href": quote}
-    return environment.from_string(_read_resource(TEMPLATE))
+    return environment.from_string(read_resource(TEMPLATE))
 
 
 def _make_printable(value: Any) -> Any:
@@ -190,15 +191,6 @@ class _Scale:
         """Return start and length of the line between two values."""
         start, end = (min(max(self.position(value), 0.0), 1.0) for value in (low, high))
         return _css_percent(start), _css_percent(end - start)
-
-
-def _bar_rows(chart: doc.Bars) -> list[tuple[doc.Bar, tuple[str, str], str]]:
-    """Return each bar with its start and length, and the position of the line of the chart; empty: no line."""
-    bars = [bar for bar in chart.bars if math.isfinite(bar.value)]
-    ends = [0.0, *(bar.value for bar in bars), *([] if chart.line is None else [chart.line])]
-    scale = _Scale(min(ends), max(ends))
-    line = "" if chart.line is None else _css_percent(scale.position(chart.line))
-    return [(bar, scale.span(min(0.0, bar.value), max(0.0, bar.value)), line) for bar in bars]
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def _format_blocks(blocks: Iterable[doc.Block], level: int) -> Iterator[list[str
             case doc.Section():
                 yield [f"{'#' * level} {(_code_span if block.is_name else _markdown_text)(block.heading)}"]
                 yield from _format_blocks(block.blocks, level + 1)
-            case doc.Boxes() | doc.Bars() | doc.Dots():
+            case doc.Boxes() | doc.Dots():
                 pass
 
 

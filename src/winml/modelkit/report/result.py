@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 _LINES = 12
 """Maximum number of lines of the text of a result. Chosen: a notebook shows it beside its cell without scrolling."""
 _WIDTH = 120
-_HEIGHT = 480
-"""Height of a page in a notebook, in pixels. Chosen: the chart and the first rows of the table."""
 
 
 class Result:
@@ -34,6 +32,8 @@ class Result:
 
     _document_function: ClassVar[str] = ""
     _rows: ClassVar[str] = ""
+    _page_height: ClassVar[int] = 480
+    """Height of the page in a notebook, in pixels. Chosen: the chart and the first rows of the table."""
 
     def __init_subclass__(cls, *, document: str = "", rows: str = "", **keywords: Any) -> None:
         """Store the keywords, and define ``__repr__`` in the subclass in place of that of a dataclass."""
@@ -77,7 +77,7 @@ class Result:
         from winml.modelkit.report.html import render_html
 
         page = html.escape(render_html(self.document()))
-        style = f"width: 100%; height: {_HEIGHT}px; border: 0; resize: vertical"
+        style = f"width: 100%; height: {self._page_height}px; border: 0; resize: vertical"
         return f'<iframe srcdoc="{page}" style="{style}"></iframe>'
 
     def to_frame(self) -> pd.DataFrame:

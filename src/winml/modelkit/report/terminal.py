@@ -80,7 +80,7 @@ def _print_blocks(blocks: Sequence[doc.Block], console: Console, label_width: in
             case doc.Section():
                 console.print(Text(printable(block.heading), "bold"), soft_wrap=True)
                 _print_blocks(block.blocks, console, label_width)
-            case doc.Boxes() | doc.Bars() | doc.Dots():
+            case doc.Boxes() | doc.Dots():
                 raise AssertionError("charts are for pages")
 
 

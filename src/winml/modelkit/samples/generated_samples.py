@@ -24,7 +24,7 @@ import onnxruntime as ort
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError, opt
-from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, PROMPT, VISION
+from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, VISION, prompt_parts
 from winml.modelkit.onnx.bundle import PartDescription, read_part_description
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, GraphCache
@@ -213,7 +213,7 @@ def decoding_samples(
     seed: int,
     *,
     every: int = 1,
-    texts: Iterable[Array] | None = None,
+    data: Iterable[Arrays] | None = None,
 ) -> Iterator[dict[str, Array]]:
     """Yield the inputs of each run of a decoder graph.
 
@@ -224,10 +224,11 @@ def decoding_samples(
         source: File of the decoder.
         processors: Folder of tokenizer, feature extractor and configs; without a tokenizer, tokens are random.
         sizes: Sizes of dynamic dimensions of the encoder.
-        count: Number of samples; None: all of ``texts``.
+        count: Number of samples; None: all of ``data``.
         every: Step between sampled runs.
         seed: Seed of texts and random tokens.
-        texts: Token ids of each text of the user; None: generated texts, without an end.
+        data: The user's samples, each as inputs of the encoder, or as ``input_ids`` of the decoder, [1, tokens]; None:
+            generated texts, without an end.
 
     Raises:
         InputError: the file is no decoder with a cache, or its encoder is missing.
@@ -235,7 +236,7 @@ def decoding_samples(
         StageError: ONNX Runtime fails.
     """
     session = _RecordingSession(source)
-    readers = _open_texts(session, source, processors, sizes, seed, texts)
+    readers = _open_texts(session, source, processors, sizes, seed, data)
     samples = _read_texts(readers, session)
     yield from itertools.islice(samples, 0, None if count is None else count * every, every)
 
@@ -298,29 +299,32 @@ def _open_texts(
     processors: Path,
     sizes: Mapping[str, int],
     seed: int,
-    texts: Iterable[Array] | None,
+    data: Iterable[Arrays] | None,
 ) -> Iterator[_Text]:
-    """Yield the texts with their decoder; an endless sequence if ``texts`` is None."""
+    """Yield the texts with their decoder; an endless sequence if ``data`` is None."""
     part = read_part_description(source)
     names = part.part_names if part is not None else ()
     if part is not None and ENCODER in names and part.name != ENCODER:
         encoder = Session(_find_part(source, part, ENCODER))
         model = EncoderDecoder(encoder, session)
         start = model.text.first if model.text is not None else _first_token(processors)
-        for number, tokens in enumerate(token_texts(model.inputs, processors, seed)):
-            feeds = encoder_feeds(model.encoder.inputs, processors, sizes, seed + number)
+        inputs = model.encoder.inputs
+        encoded = data or (encoder_feeds(inputs, processors, sizes, seed + number) for number in itertools.count())
+        for feeds, tokens in zip(encoded, token_texts(model.inputs, processors, seed), strict=False):
             rows = len(next(iter(feeds.values())))
             started = np.tile([start, *tokens[: _PROMPT_TOKENS - 1]], (rows, 1))
             yield _Text(model, started, cache=model.start(feeds, rows))
+        return
+    texts = None if data is None else (feeds[TOKEN_IDS][0] for feeds in data)
     if part is not None and EMBEDDING in names and part.name == DECODER:
         yield from _texts_with_images(session, source, part, processors, sizes, seed)
     decoder = DecoderGraph(session)
     run_length = decoder.length or 1
     is_prompt = decoder.held is not None and run_length > 1
-    if part is not None and PROMPT in names:
-        with contextlib.suppress(InputError):  # a file alone reads texts without the other part
-            other = Session(_find_part(source, part, DECODER if is_prompt else PROMPT))
-            decoder = DecoderGraph(other, prompt=session) if is_prompt else DecoderGraph(session, prompt=other)
+    if part is not None and (prompts := prompt_parts(names)):
+        with contextlib.suppress(InputError):  # a file alone reads texts without the other parts
+            others = [Session(_find_part(source, part, name)) for name in ([DECODER] if is_prompt else prompts)]
+            decoder = DecoderGraph(others[0], prompts=[session]) if is_prompt else DecoderGraph(session, prompts=others)
     batch = next(spec.shape[0] for spec in decoder.inputs if spec.name == TOKEN_IDS)
     rows = batch if isinstance(batch, int) else 1
     generated = token_texts(decoder.inputs, processors, seed)
@@ -412,10 +416,11 @@ def note_on_steps(path: Path) -> str:
     """Return a note on texts of which a decoder reads only the start; ``""`` for a decoder that reads whole texts.
 
     Args:
-        path: A file for which :func:`decodes_texts` is True.
+        path: File of a decoder.
     """
-    tokens, part = next(spec for spec in inputs_of_file(path) if spec.name == TOKEN_IDS), read_part_description(path)
-    if tokens.shape[1] != 1 or (part is not None and PROMPT in part.part_names):
+    inputs, part = inputs_of_file(path), read_part_description(path)
+    tokens = next(spec for spec in inputs if spec.name == TOKEN_IDS)
+    if not decodes_texts(inputs) or tokens.shape[1] != 1 or (part is not None and prompt_parts(part.part_names)):
         return ""
     return (
         f"The decoder reads one token per run: it read the first {_PROMPT_TOKENS} tokens of each text, and generated "
@@ -423,20 +428,24 @@ def note_on_steps(path: Path) -> str:
     )
 
 
-def decoder_texts(data: SampleFeeds, inputs: Sequence[InputTensorSpec]) -> Iterator[Array]:
-    """Yield the token ids of each text of the user's data.
+def decoder_data(data: SampleFeeds, source: Path) -> Iterator[Arrays] | None:
+    """Return the user's data as :func:`decoding_samples` takes it; None if the graph is no decoder with a cache.
 
     Args:
         data: The data.
-        inputs: Inputs of the decoder, which reads a text in several runs.
+        source: File of the decoder. The encoder of an encoder-decoder is read beside it.
 
     Raises:
         UsageError: a column, a file or a package is missing.
-        InputError: files are damaged.
+        InputError: files are damaged, or the encoder is missing.
     """
+    inputs, part = inputs_of_file(source), read_part_description(source)
+    if part is not None and part.name == DECODER and ENCODER in part.part_names:
+        return data.read(inputs_of_file(_find_part(source, part, ENCODER)))
+    if not decodes_texts(inputs):
+        return None
     tokens = next(spec for spec in inputs if spec.name == TOKEN_IDS)
-    for feeds in data.read([tokens.model_copy(update={"shape": ("batch_size", "sequence_length")})]):
-        yield feeds[TOKEN_IDS][0]
+    return data.read([tokens.model_copy(update={"shape": ("batch_size", "sequence_length")})])
 
 
 def encoder_feeds(inputs: Sequence[InputTensorSpec], processors: Path, sizes: Mapping[str, int], seed: int) -> Arrays:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below, refuse_special_file
+from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.host import available_bytes
 from winml.modelkit.version import install_command
 from winml.modelkit.words import size_words
@@ -53,6 +54,18 @@ class Recording:
     rate_hz: int
     name: str = ""
     """Name of its file; empty if it comes from an array."""
+
+
+def fit_to_grid(image: Image, inputs: Iterable[InputTensorSpec], processor: Any) -> Image:
+    """Return an image resized to the fixed grid of patches of a graph; unchanged if the graph has none.
+
+    Args:
+        image: The image.
+        inputs: Inputs of the graph.
+        processor: Image processor that cuts the image into patches.
+    """
+    grid = next((spec.fixed_grid for spec in inputs if spec.fixed_grid), None)
+    return image if grid is None else image.resize((grid[2] * processor.patch_size, grid[1] * processor.patch_size))
 
 
 @dataclass(frozen=True)

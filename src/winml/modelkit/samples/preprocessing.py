@@ -22,7 +22,7 @@ from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.inputs import empty_state_sizes
 from winml.modelkit.ort.graph_inputs import array_words
 from winml.modelkit.samples.columns import match_columns
-from winml.modelkit.samples.media import resampled
+from winml.modelkit.samples.media import fit_to_grid, resampled
 from winml.modelkit.samples.processors import (
     ProcessorKind,
     kinds_for,
@@ -153,8 +153,11 @@ class Preprocessor:
         """Take opened processors; see :meth:`of`."""
         self.kinds = tuple(processors)
         self.processors = dict(processors)
+        # The patches of all images are in one row; their grid has a row for each image.
+        counted = [spec for spec in inputs if spec.fixed_grid]
+        self._has_grid = bool(counted)
         self.fixed_batch = next(
-            (int(i.shape[0]) for i in inputs if len(i.shape) > 1 and isinstance(i.shape[0], int)), None
+            (int(i.shape[0]) for i in counted or inputs if len(i.shape) > 1 and isinstance(i.shape[0], int)), None
         )
         self._decided: dict[str, None] = {}
         self._cut: dict[str, set[int]] = {"text": set(), "recording": set()}
@@ -301,6 +304,11 @@ class Preprocessor:
         The first resizing is noted for ``notes``, and applies to all further images.
         """
         images = [_read_cell(row.sample, "image", self._option).convert("RGB") for row in rows]
+        if self._has_grid:
+            fitted = [fit_to_grid(image, self._inputs.values(), processor) for image in images]
+            arrays = dict(processor(images=fitted, return_tensors="np"))
+            arrays["pixel_values"] = arrays["pixel_values"].reshape(len(rows), -1, arrays["pixel_values"].shape[-1])
+            return arrays, [*rows]
         arrays = dict(processor(images=images, return_tensors="np", **self._image_arguments))
         size = self._fixed_size("pixel_values", -2), self._fixed_size("pixel_values", -1)
         processed_size = arrays["pixel_values"].shape[-2:]
@@ -360,7 +368,10 @@ class Preprocessor:
                     f"{'do' if len(self.kinds) > 1 else 'does'} not provide",
                     hint="Use .npz files with one array per input.",
                 )
-            feeds[spec.name] = _cast_to_input(spec, np.asarray(arrays[spec.name])[padded], self._option)
+            values = np.asarray(arrays[spec.name])[padded]
+            if self._has_grid and values.ndim > len(spec.shape):  # patches by image
+                values = values.reshape(-1, *values.shape[2:])
+            feeds[spec.name] = _cast_to_input(spec, values, self._option)
         return Batch(feeds, tuple(rows[number] for number in row_numbers))
 
     def _input_shape(self, name: str) -> tuple[int | str | None, ...]:

@@ -49,7 +49,7 @@ class SweepRequest:
     set: dict[str, tuple[Any, ...]] = declare(
         {}, _CELLS, metavar="KEY=V,V", is_repeatable=True, read=_read_settings, is_common=True
     )
-    """Values of a config key; each value is a configuration of its own."""
+    """Values of a config key, of which each makes a configuration."""
     do: tuple[str, ...] = declare(
         (), _CELLS, metavar="STEPS", is_repeatable=False, read=_read_steps, default_words="build", is_common=True
     )

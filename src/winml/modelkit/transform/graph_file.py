@@ -23,7 +23,15 @@ from winml.modelkit.compare.fidelity import FidelityInfo
 from winml.modelkit.compare.outputs import VerificationInfo
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.words import comparison_words
-from winml.modelkit.errors import InputError, NoInputsError, StageError, UsageError, VerificationError, opt
+from winml.modelkit.errors import (
+    InputError,
+    NoInputsError,
+    OptimizeError,
+    StageError,
+    UsageError,
+    VerificationError,
+    opt,
+)
 from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, FLOAT_SOURCE_KEY, NORMALIZED_KEY, QUANTIZATION_KEY
 from winml.modelkit.onnx.contexts import refuse_compiled
 from winml.modelkit.onnx.files.content_digest import content_digest
@@ -91,7 +99,7 @@ class GraphFileTask:
     """Allow a copy of the source to be a hard link and to reference the data files of the source; correct only if both
     are in one folder, and neither is changed later."""
     freeze_inputs: bool = False
-    """Make inputs with a default value constants."""
+    """Turn inputs that have a default value into constants."""
     copies_any_form: bool = False
     """Also copy a source that is not normalized, if normalization is skipped."""
     processors: Path | None = None
@@ -388,12 +396,11 @@ def _refuse_unfit_data(task: GraphFileTask, work: GraphWork[Any], *, is_remote: 
         return
     from winml.modelkit.compare.quality_samples import refuse_unfit_data
     from winml.modelkit.file_names import files_folder
-    from winml.modelkit.ort.decoding.inputs import inputs_of_file
     from winml.modelkit.samples.data_sources import find_source
 
     if (find_source(request.source).path is None) is is_remote:
         folder = task.processors or files_folder(task.source.absolute())
-        refuse_unfit_data(request, inputs_of_file(task.source), folder)
+        refuse_unfit_data(request, task.source, folder)
 
 
 def may_be_copy(task: GraphFileTask, checked: CheckedSource) -> bool:
@@ -438,9 +445,9 @@ def read_plain(source: Path, *, folds_constants: bool = True) -> tuple[ir.Model,
     """
     external_files(source)  # raises our errors, where a library would raise its own
     _, repairs = _read_valid_structure(source)
-    model = reading_graph(source, lambda: load_by_reference(source))
+    model, raised = _raise_opset(reading_graph(source, lambda: load_by_reference(source)))
     refuse_compiled(model)
-    notes = (*repairs, *_lower_ir_version(model), *_release_weights(model))
+    notes = (*repairs, *raised, *_lower_ir_version(model), *_release_weights(model))
     if is_normalized(model):
         return model, notes
     return model, (*notes, *_normalize(model, folds_constants=folds_constants))
@@ -465,7 +472,9 @@ def _release_weights(model: ir.Model, *, freezes_inputs: bool = False) -> tuple[
     versions it is the default value of an input, and stays one unless it is to be frozen.
     """
     weights = [value for value in model.graph.inputs if value.is_initializer()]
-    is_old = model.ir_version < _FREE_INITIALIZERS
+    version, is_old = model.ir_version, model.ir_version < _FREE_INITIALIZERS
+    # Also without weights: constants become initializers later.
+    model.ir_version = max(version, _FREE_INITIALIZERS)
     if not weights or not (is_old or freezes_inputs):
         return ()
     for value in weights:
@@ -473,10 +482,9 @@ def _release_weights(model: ir.Model, *, freezes_inputs: bool = False) -> tuple[
     if not is_old:
         return (f"{count_noun(len(weights), 'input')} with a default value: now constants ({opt.freeze_inputs}).",)
     note = (
-        f"{count_noun(len(weights), 'weight', 'are')} no longer in the inputs: IR version {model.ir_version} "
-        f"required it, and version {_FREE_INITIALIZERS}, which the result has, does not."
+        f"{count_noun(len(weights), 'weight', 'are')} no longer in the inputs: IR version {version} required it, and "
+        f"version {_FREE_INITIALIZERS}, which the result has, does not."
     )
-    model.ir_version = _FREE_INITIALIZERS
     return (note,)
 
 
@@ -490,6 +498,23 @@ def _lower_ir_version(model: ir.Model) -> tuple[str, ...]:
         return ()
     model.ir_version = newest
     return (f"IR version {version} was lowered to {newest}, the newest that the installed ONNX Runtime supports.",)
+
+
+def _raise_opset(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
+    """Convert a model whose opset is too old for ONNX Runtime; return the model and notes.
+
+    A model that cannot be converted is returned unchanged: ONNX Runtime runs some operators of these opsets.
+    """
+    opset = model.opset_imports.get("", OLDEST_OPSET)
+    if opset >= OLDEST_OPSET:
+        return model, ()
+    from winml.modelkit.normalize.opset_conversion import convert_opset
+
+    try:
+        converted, notes = convert_opset(model, OLDEST_OPSET)
+    except OptimizeError:
+        return model, ()
+    return converted, (*notes, f"Opset {opset} was raised to {OLDEST_OPSET}, the oldest that ONNX Runtime runs.")
 
 
 class _TransformationRun(Generic[ResultT]):
@@ -516,10 +541,11 @@ class _TransformationRun(Generic[ResultT]):
             _refuse_unfit_data(task, work, is_remote=True)
             # The structure only: a copy by reference never reads the weights.
             model = checked.model
+            raised: tuple[str, ...] = ()
             before = summarize_graph(model, sum(file.stat().st_size for file in (task.source, *checked.data)))
             is_plain, can_copy = is_normalized(model), may_be_copy(task, checked) and task.functions is None
             if work.may_be_requested or not can_copy:
-                model = reading_graph(task.source, lambda: load_by_reference(task.source))
+                model, raised = _raise_opset(reading_graph(task.source, lambda: load_by_reference(task.source)))
             step.summary = f"{before.nodes} nodes, opset {before.opset}"
         original = model.clone() if has_foreign_metadata(model) else None
         if work.precedes_normalization:
@@ -552,6 +578,7 @@ class _TransformationRun(Generic[ResultT]):
             functions=functions,
             notes=(
                 *checked.notes,
+                *raised,
                 *notes,
                 *result.notes,
                 *(functions.notes() if functions else ()),
@@ -654,13 +681,7 @@ def _compare_with_source(
         The comparison, `None` if the source accepts no generated inputs, and notes on the inputs and the source.
     """
     try:
-        comparison = work.compare(task.source, staged, task.seed)
-        return comparison, _notes_of(comparison)
-    except NoInputsError as error:
-        from winml.modelkit.compare.files import refuse_unopenable
-
-        refuse_unopenable(task.source, staged)
-        return None, (f"Not checked: the source accepts none of the generated inputs: {error.message}.",)
+        return _compare_if_fed(task.source, work, staged, task.seed)
     except StageError:
         source = load_by_reference(task.source)
         opset = source.opset_imports.get("", OLDEST_OPSET)
@@ -672,12 +693,28 @@ def _compare_with_source(
         converted, _ = convert_opset(source, OLDEST_OPSET)
         path = folder / task.source.name
         write_model(converted, path)
-        comparison = work.compare(path, staged, task.seed)
+        comparison, notes = _compare_if_fed(path, work, staged, task.seed)
     note = (
         f"Compared with the source at opset {OLDEST_OPSET}, to which it was converted: ONNX Runtime does not run it "
         f"at opset {opset}."
     )
-    return comparison, (note, *_notes_of(comparison))
+    return comparison, ((note, *notes) if comparison is not None else notes)
+
+
+def _compare_if_fed(
+    source: Path, work: GraphWork[ResultT], staged: Path, seed: int
+) -> tuple[Comparison | None, tuple[str, ...]]:
+    """Compare a result with its source, and return notes on the inputs; `None` if no generated inputs are accepted."""
+    try:
+        comparison = work.compare(source, staged, seed)
+    except NoInputsError as error:
+        from winml.modelkit.compare.files import refuse_unopenable
+
+        refuse_unopenable(source, staged)
+        reason = error.message.replace(str(source), source.name).rstrip(".")
+        remedy = f"pass inputs that it accepts ({opt.dataset})"
+        return None, (f"Not checked: the source accepts none of the generated inputs: {reason}; {remedy}.",)
+    return comparison, _notes_of(comparison)
 
 
 def _notes_of(comparison: Comparison | None) -> tuple[str, ...]:

@@ -175,6 +175,8 @@ class Winner(Record):
     """The candidate that was faster (or smaller) within the noise; None if the winner is the best."""
     fastest_to_winner: Ratio | None = None
     """Ratio of its latency to that of the winner."""
+    view_command: str = field(default="", metadata=entry(before="is_within_noise"))
+    """Shows the winner beside the plain file."""
 
 
 class TuneResult(

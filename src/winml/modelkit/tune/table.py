@@ -135,6 +135,7 @@ def _list_fields(result: TuneResult) -> Iterator[doc.Field]:
     yield "again", winner.build_command
     if winner.perf_command is not None:
         yield "measure", winner.perf_command
+    yield "view", winner.view_command
     yield "target", result.target
     yield "limit", _quality_limit_words(result)
     yield "inputs", ", ".join(f"{name} {list(shape)}" for name, shape in result.measured_shapes.items()) or "none"

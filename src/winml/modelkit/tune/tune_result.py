@@ -10,7 +10,7 @@ from statistics import median
 from winml.modelkit.builds.manifest_records import BuildResult
 from winml.modelkit.compare.quality_minimum import LEAST_AGREEMENT
 from winml.modelkit.errors import opt, spell_flag
-from winml.modelkit.file_names import BUILD_CONFIG_NAME
+from winml.modelkit.file_names import BUILD_CONFIG_NAME, EXPORTED_NAME
 from winml.modelkit.ort.execution_providers import library_words
 from winml.modelkit.ort.sessions import onnxruntime_version
 from winml.modelkit.profile.race import Choice, ratio_between
@@ -209,6 +209,8 @@ class Answer:
         config = str(built.folder / BUILD_CONFIG_NAME)
         threads = [] if candidate.threads is None else [spell_flag("threads"), str(candidate.threads)]
         sizes = [] if candidate.fixed_sizes else list(self._size_words())
+        exported = built.folder / EXPORTED_NAME
+        plain = str(exported) if exported.is_file() else self.model_name
         return records.Winner(
             name=candidate.name,
             folder=str(built.folder),
@@ -218,6 +220,7 @@ class Answer:
             perf_command=None
             if candidate.callers > 1
             else command_line(["winml", "perf", str(built.folder), *provider_words(candidate), *threads, *sizes]),
+            view_command=command_line(["winml", "view", plain, str(built.folder), "-o", "view.html"]),
             is_within_noise=choice.is_within_noise,
             ratio_to_plain=None if latency is None else latency.ratio,
             sqnr_db=None if facts is None else facts.sqnr_db,

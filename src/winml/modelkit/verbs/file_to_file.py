@@ -73,7 +73,7 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
     submodel: tuple[str, ...] = declare((), MODEL, metavar="PART", default_words="all")
     """Part of a folder with several parts, such as decoder."""
     freeze_inputs: bool = declare(False, MODEL)
-    """Make inputs with a default value constants, as in a file whose weights are inputs."""
+    """Turn inputs that have a default value into constants, for a file whose weights are inputs."""
     output: Path | None = declare(None, OUTPUT, short="-o", is_common=True)
     """File to write; for a build folder, the folder."""
     overwrite: bool = declare(False, OUTPUT, is_common=True)

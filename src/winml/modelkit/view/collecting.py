@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from winml.modelkit.errors import InputError, UsageError
-from winml.modelkit.file_names import ONLY_PART
+from winml.modelkit.builds.manifest_records import StageRecord, find_manifest
+from winml.modelkit.errors import InputError, UsageError, spell
+from winml.modelkit.file_names import ONLY_PART, SIDECAR_SUFFIX
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.bundle import read_part_description
 from winml.modelkit.onnx.fingerprint import file_fingerprint
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
 from winml.modelkit.view.histograms import Histogram, weight_histograms
 from winml.modelkit.view.known import (
+    PLACEMENT,
     EarlierResult,
     Measure,
     file_measures,
@@ -33,7 +35,8 @@ from winml.modelkit.view.structure import (
     build_levels,
     read_graph_file,
 )
-from winml.modelkit.words import printable
+from winml.modelkit.view.titles import BITS, CHANGE, CLASS, PARAMETERS, STRUCTURE
+from winml.modelkit.words import printable, size_words
 
 Sides = Mapping[str, Mapping[str, Path] | ModelRequest]
 """Name of a model → its parts with their files, or the request of a checkpoint."""
@@ -65,6 +68,8 @@ class ViewedSide:
     """Sentences on the model as a whole, from earlier runs."""
     notes: tuple[str, ...] = ()
     """Limits of the view, and of its comparison with the first model."""
+    build: Mapping[str, str] = field(default_factory=dict)
+    """Stage of the build → nodes, size and quality of its result."""
 
     @property
     def measures(self) -> dict[str, Measure]:
@@ -78,6 +83,8 @@ def collect_page(
     measure_missing: MeasureMissing | None = None,
     *,
     histograms: bool = False,
+    width: str = PARAMETERS,
+    colour: str | None = None,
 ) -> ModelPage:
     """Collect the data of the page of one or two models.
 
@@ -86,9 +93,12 @@ def collect_page(
         named_results: JSON of earlier runs. Results in the folders of the models are found without being named.
         measure_missing: Measures what no earlier run has measured; `None`: nothing is measured.
         histograms: Read the weights, for the distribution of the values of each.
+        width: Title of the number that is the width of the modules at first.
+        colour: Title of the number or text that is their colour at first; `None`: the change of two models, or the
+            class.
 
     Raises:
-        UsageError: a named result belongs to another model, or two models share no part.
+        UsageError: a named result belongs to another model, two models share no part, or a title is unknown.
         InputError: a file is damaged or no ONNX file.
         StageError: a model cannot be run.
     """
@@ -112,12 +122,40 @@ def collect_page(
     has_graphs = all(viewed.file for side in viewed_sides for viewed in side.parts)
     pairing = _pair_sides(*viewed_sides) if len(viewed_sides) > 1 and has_graphs else None
     models = [_model_data(side, store, number, pairing) for number, side in enumerate(viewed_sides)]
-    data = {"texts": store.texts, "templates": store.templates, "models": models}
+    colour = colour or (CLASS if pairing is None else CHANGE)
+    has_macs = all(viewed.root.total.macs is not None for side in viewed_sides for viewed in side.parts)
+    _refuse_unknown_titles(models, width, colour, STRUCTURE if has_macs else STRUCTURE[:-1])
+    data = {"texts": store.texts, "templates": store.templates, "models": models, "width": width, "colour": colour}
     if pairing is None:
         return ModelPage(tuple(map(_viewed_model, viewed_sides)), None, _printable_data(data))
     data |= pairing.as_data()
     viewed_sides[1] = replace(viewed_sides[1], notes=(*viewed_sides[1].notes, *pairing.notes))
     return ModelPage(tuple(map(_viewed_model, viewed_sides)), pairing.differing, _printable_data(data))
+
+
+def _refuse_unknown_titles(
+    models: Sequence[Mapping[str, Any]], width: str, colour: str, structure: Sequence[str]
+) -> None:
+    """Refuse a width or colour that no model has.
+
+    Args:
+        models: Data of the models.
+        width: Title of the width.
+        colour: Title of the colour.
+        structure: Titles of the numbers that the files have.
+
+    Raises:
+        UsageError: lists the titles.
+    """
+    measures = [measure for model in models for measure in model["measures"]]
+    widths = [*structure, *(measure["title"] for measure in measures if measure["isSize"])]
+    colours = [CLASS, *structure, BITS, *(measure["title"] for measure in measures)]
+    for option, title, known in (("width", width, widths), ("colour", colour, colours)):
+        if title not in known:
+            raise UsageError(
+                f"{spell(option)}: no module has a value of {title!r}",
+                hint=f"Known are {', '.join(dict.fromkeys(known))}. {spell('with')} names a result of an earlier run.",
+            )
 
 
 def _files_of(sides: Sides) -> list[Path]:
@@ -156,7 +194,29 @@ def _read_files(
         verdicts += [result.verdict for result in own_results if result.verdict]
         graphs.append(ViewedGraph(part, file, build_levels(file), tuple(measures.values()), file.tree.source))
     notes = [note for viewed in graphs if viewed.file for note in (*viewed.file.notes, *_tree_notes(viewed.file))]
-    return ViewedSide(name, graphs, tuple(dict.fromkeys(verdicts)), tuple(notes))
+    return ViewedSide(name, graphs, tuple(dict.fromkeys(verdicts)), tuple(notes), dict(_build_stages(parts)))
+
+
+def _build_stages(parts: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
+    """Yield the stages of the build of some files with their results, from the manifest beside the files."""
+    for name, path in parts.items():
+        for folder in path.parents[:_LAYOUT_DEPTH]:
+            manifest = find_manifest(folder)
+            built = manifest.parts if manifest else ()
+            for part in (part for part in built if part.model and folder / part.model[0].name == path):
+                if part.model[0].size_bytes == path.stat().st_size:
+                    prefix = f"{name} " if len(parts) > 1 else ""
+                    yield from ((f"{prefix}{stage.name}", _stage_words(stage)) for stage in part.stages if stage.files)
+
+
+_LAYOUT_DEPTH = 2
+"""Specified: layouts place the files of a model in the folder of the build, or in a folder inside it."""
+
+
+def _stage_words(stage: StageRecord) -> str:
+    """Return nodes, size and quality of the result of a stage."""
+    size = size_words(sum(file.size_bytes for file in stage.files if not file.name.endswith(SIDECAR_SUFFIX)))
+    return ", ".join(filter(None, (f"{stage.nodes} nodes", size, stage.summary)))
 
 
 def _with_histograms(side: ViewedSide) -> ViewedSide:
@@ -187,6 +247,9 @@ def _pair_sides(before: ViewedSide, after: ViewedSide) -> Pairing:
         assert left.file is not None  # both models are files
         assert right.file is not None
         pairing.add(left.name, (left.file, left.root), (right.file, right.root))
+        places = [measure for viewed in (left, right) for measure in viewed.measures if measure.key == PLACEMENT]
+        if len(places) == 2:
+            pairing.add_placements(left.name, right.root, *places)
     return pairing
 
 
@@ -199,7 +262,7 @@ def _model_data(side: ViewedSide, store: TemplateStore, number: int, pairing: Pa
             feeds += [[viewed.name, feed.output, feed.part, feed.input] for feed in (part.feeds if part else ())]
     measures = [measure.as_data() for measure in side.measures.values()]
     if pairing is not None:
-        measures.append(Measure("change", "change", {}, kind="text").as_data())
+        measures.append(Measure(CHANGE, CHANGE, {}, kind="text").as_data())
     return {
         "name": side.name,
         "file": side.name,
@@ -248,7 +311,7 @@ def _viewed_model(side: ViewedSide) -> ViewedModel:
         for viewed in side.parts
     )
     known = [KnownNumbers(measure.title, measure.source, len(measure.values)) for measure in side.measures.values()]
-    return ViewedModel(side.name, parts, tuple(known), (*side.verdicts, *side.notes))
+    return ViewedModel(side.name, parts, tuple(known), side.build, (*side.verdicts, *side.notes))
 
 
 def _tree_notes(file: GraphFile) -> Iterable[str]:

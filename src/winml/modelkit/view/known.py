@@ -1,7 +1,7 @@
 """Numbers of modules that the structure does not contain: metadata of a file, and results of earlier runs.
 
-A result of an earlier run is the JSON of ``perf``, ``compare``, ``quantize --sensitivity`` or ``inspect --ep``. The
-JSON states the fingerprint of the model, by which a result of another model is recognized.
+A result of an earlier run is the JSON of ``perf``, ``compare``, ``quantize --sensitivity`` or ``inspect --ep``, or the
+proof of a build. The JSON states the fingerprint of the model, by which a result of another model is recognized.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from winml.modelkit.errors import InputError, UsageError, first_line, spell
+from winml.modelkit.file_names import proof_paths
 from winml.modelkit.metadata_keys import MODULES_KEY, QUANTIZATION_KEY
 from winml.modelkit.options import load_metadata, read_json_file
 from winml.modelkit.view.structure import GraphFile
@@ -23,6 +24,8 @@ _LARGEST_RESULT = 50_000_000
 """Chosen: maximum bytes of a file that is searched for a result beside a model; results of large models have 2 MB."""
 _DIGITS = 6
 """Chosen: significant digits of a number on the page; it displays three."""
+PLACEMENT = "provider"
+"""Key of the measure of the provider that runs the nodes of a module."""
 _OF_MODEL = "model"
 """Source of the numbers that the file itself contains."""
 
@@ -47,6 +50,8 @@ class Measure:
     """Aggregation over equal modules."""
     is_logarithmic: bool = False
     is_dark_low: bool = False
+    is_verdict: bool = False
+    """True for answers, which may differ between equal layers by chance: such layers are still one box."""
     source: str = _OF_MODEL
 
     def as_data(self) -> dict[str, Any]:
@@ -60,6 +65,7 @@ class Measure:
             "folded": "sum" if self.kind == "size" else self.folded,
             "logarithmic": self.is_logarithmic,
             "darkLow": self.is_dark_low,
+            "isVerdict": self.is_verdict,
             "source": self.source,
         }
 
@@ -111,10 +117,10 @@ def results_in(record: Mapping[str, Any], path: Path) -> list[EarlierResult]:
 
 
 def results_beside(paths: Iterable[Path]) -> list[EarlierResult]:
-    """Read the results of earlier runs in the folders of some models; other files are ignored."""
+    """Read the results of earlier runs and the proofs in the folders of some models; other files are ignored."""
     results: list[EarlierResult] = []
     for folder in dict.fromkeys(path.parent for path in paths):
-        for file in sorted(folder.glob("*.json")):
+        for file in (*sorted(folder.glob("*.json")), proof_paths(folder)[0]):
             try:
                 if file.stat().st_size > _LARGEST_RESULT:
                     continue
@@ -145,18 +151,54 @@ def refuse_foreign(results: Iterable[EarlierResult], fingerprints: Iterable[str]
 
 def _find_results(record: Mapping[str, Any], path: Path, depth: int, name: str = "") -> Iterator[EarlierResult]:
     """Yield the results in a JSON object and in the objects inside it: parts, phases and baselines."""
+    for phase in ("", *_PHASES):
+        yield from _read_ratios(record, path, phase)
     for key, read in _READERS.items():
         if isinstance(record.get(key), (dict, list)) and (result := read(record, path, name)) is not None:
             yield result
     if depth < _DEEPEST:
         for key, value in record.items():
-            if isinstance(value, dict) and key not in _READERS:
-                yield from _find_results(value, path, depth + 1, key if key in _PHASES else name)
+            # The parts of a proof are a list, those of a comparison an object.
+            inner = value if key == "parts" and isinstance(value, list) else [value]
+            for entry in inner:
+                if isinstance(entry, dict) and key not in _READERS:
+                    yield from _find_results(entry, path, depth + 1, key if key in _PHASES else name)
 
 
 _DEEPEST = 3
 """Specified: parts contain phases, which contain a baseline."""
 _PHASES = ("prompt", "step")
+
+
+def _read_ratios(record: Mapping[str, Any], path: Path, phase: str) -> Iterator[EarlierResult]:
+    """Yield the verdicts of ``winml perf --by-module`` on the time of a model and of each module beside a baseline.
+
+    Args:
+        record: JSON of a model, or of the phases of a decoder.
+        path: Source of the JSON.
+        phase: Phase of a decoder; empty for the times of a whole model.
+    """
+    baseline = record.get("baseline") or {}
+    times, ratios = (side.get(phase) or {} if phase else side for side in (record, baseline))
+    if not baseline or "by_module" not in times:
+        return
+    where, name = f" in a {phase}" if phase else "", PurePath(baseline["name"]).name
+    rows = [row for row in ratios.get("ratios") or () if row["ratio"]]
+    title = f"time{where} relative to {name}"
+    values = {row["tag"]: _number(row["ratio"]["value"]) for row in rows if row["verdict"] != _UNDECIDED}
+    answers = {row["tag"]: _FASTER.get(row["verdict"], "no") for row in rows}
+    measures = [
+        Measure(f"ratio {phase}".strip(), title, values),
+        Measure(f"faster {phase}".strip(), f"faster{where} than {name}", answers, kind="text", is_verdict=True),
+    ]
+    verdict = baseline.get("verdict")
+    words = f"{verdict['question']}: {verdict['answer']} ({verdict['reason']})" if isinstance(verdict, dict) else ""
+    yield _result(path, times["by_module"].get("fingerprint", ""), measures, words)
+
+
+_UNDECIDED = "undecided"
+_FASTER = {"faster": "yes", _UNDECIDED: _UNDECIDED}
+"""Verdict on the time of a module → answer to the question whether it is faster; other verdicts are no."""
 
 
 def _read_times(record: Mapping[str, Any], path: Path, phase: str) -> EarlierResult | None:
@@ -174,23 +216,46 @@ def _read_times(record: Mapping[str, Any], path: Path, phase: str) -> EarlierRes
         Measure(f"outputs {phase}".strip(), f"bytes of outputs{ending}", outputs, "bytes", "size"),
         Measure(f"fused {phase}".strip(), f"runs fused with{ending}", fused, kind="text"),
     ]
+    measures += _memory(rows, ending)
     if times.get("placement"):
         measures.append(_placement(times["placement"], "provider"))
-    verdict = (record.get("baseline") or {}).get("verdict")
-    words = f"{verdict['question']}: {verdict['answer']} ({verdict['reason']})" if isinstance(verdict, dict) else ""
-    return _result(path, times.get("fingerprint", ""), measures, words)
+    return _result(path, times.get("fingerprint", ""), measures)
+
+
+def _memory(rows: Sequence[Mapping[str, Any]], ending: str) -> Iterator[Measure]:
+    """Yield the memory of modules (``winml perf --memory``), without the modules inside."""
+    found = {
+        "memory of weights": ("weights_bytes", "packed_bytes"),
+        "memory at the peak": ("weights_bytes", "packed_bytes", "peak_bytes"),
+    }
+
+    def total(row: Mapping[str, Any], keys: Sequence[str]) -> float:
+        return float(sum((row.get("memory") or {}).get(key, 0) for key in keys))
+
+    for title, keys in found.items():
+        own = {
+            row["tag"]: max(0.0, total(row, keys) - sum(total(child, keys) for child in row.get("children") or ()))
+            for row in rows
+        }
+        yield Measure(f"{title}{ending}", f"{title}{ending}", own, "bytes", "size")
 
 
 def _read_comparison(record: Mapping[str, Any], path: Path, _name: str) -> EarlierResult | None:
-    """Read ``modules`` of ``winml compare --by-module``, or of ``winml quantize --sensitivity``."""
+    """Read ``modules`` of ``winml compare --by-module``, ``winml quantize --sensitivity``, or a part of a proof."""
     rows = record["modules"]
     if not isinstance(rows, list) or not rows or not isinstance(rows[0], dict):
         return None
-    if "own_error" in rows[0]:
+    if "boundary" in rows[0]:
+        rows = [{**row, **row["boundary"]["identity"]} for row in rows]
+    if any("own_error" in row for row in rows):
         measures = [
             Measure("own error", "own error", _by_tag(rows, "own_error"), is_logarithmic=True),
             Measure("sqnr", "SQNR", _by_tag(rows, "sqnr_db", merge=min), "dB", folded="min", is_dark_low=True),
         ]
+        if (tolerance := record.get("tolerance")) is not None:
+            errors = _by_tag(rows, "own_error")
+            exact = {row["tag"]: _answer(errors.get(row["tag"]), tolerance) for row in rows}
+            measures.append(Measure("exact", "adds no error", exact, kind="text", is_verdict=True))
         return _result(path, record.get("fingerprint", ""), measures)
     if "modes" in record and "precision" in record:
         title = f"SQNR with only this module in {record['precision']}"
@@ -198,6 +263,11 @@ def _read_comparison(record: Mapping[str, Any], path: Path, _name: str) -> Earli
         measures = [Measure("sensitivity", title, values, "dB", folded="min", is_dark_low=True)]
         return _result(path, record.get("fingerprint", ""), measures)
     return None
+
+
+def _answer(error: Value, tolerance: float) -> str:
+    """Answer whether the own error of a module is at most the tolerance for rounding."""
+    return _UNDECIDED if error is None else "yes" if float(error) <= tolerance else "no"
 
 
 def _read_fit(record: Mapping[str, Any], path: Path, _name: str) -> EarlierResult | None:
@@ -229,7 +299,7 @@ def _placement(rows: Sequence[Mapping[str, Any]], title: str) -> Measure:
         nodes, on_device, reasons = row["nodes"], row["on_device"], row.get("reasons") or {}
         reason = f": {', '.join(reasons)}" if reasons else ""
         words[row["module"]] = "all nodes" if nodes == on_device else f"{on_device} of {nodes} nodes{reason}"
-    return Measure("provider", title, words, kind="text")
+    return Measure(PLACEMENT, title, words, kind="text")
 
 
 def _walk(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -10,12 +10,13 @@ import onnx
 
 from winml.modelkit.compare.diff import diff_models
 from winml.modelkit.compare.records import ChangedModule
-from winml.modelkit.view.records import UNCHANGED
+from winml.modelkit.view.known import Measure
 from winml.modelkit.view.structure import GraphFile, ModuleLevel
+from winml.modelkit.view.titles import UNCHANGED
 from winml.modelkit.words import count_noun, first_words, size_words
 
 _MAX_LISTED = 8
-"""Chosen: operators in a sentence about a module; they fit on two lines of a page."""
+"""Chosen: operators in a sentence about a module, which fit on two lines of a page, or sentences about inputs."""
 
 
 @dataclass
@@ -64,7 +65,29 @@ class Pairing:
         root_key = f"{part} {after[1].address.tag}"
         if diff.interface or diff.is_rewired:
             wiring = ["nodes and weights are equal, but connected differently"] if diff.is_rewired else []
-            self.changes.setdefault(root_key, []).extend([*diff.interface, *wiring])
+            interface = list(diff.interface)
+            if (others := len(interface) - _MAX_LISTED) > 1:
+                interface[_MAX_LISTED:] = [f"{others} other changes of inputs and outputs"]
+            self.changes.setdefault(root_key, []).extend([*interface, *wiring])
+
+    def add_placements(self, part: str, root: ModuleLevel, before: Measure, after: Measure) -> None:
+        """Note the modules whose nodes moved: to another provider, or out of it.
+
+        Args:
+            part: Name of the part.
+            root: Modules of the second model.
+            before: Placement of the modules of the first model, from an earlier run.
+            after: The same of the second model.
+        """
+        for level in root.walk():
+            address = level.address
+            places = [measure.value(address.tag, address.path) for measure in (before, after)]
+            was, now = (f"{measure.title}: {place}" for measure, place in zip((before, after), places, strict=True))
+            if None in places or level.is_group or was == now:
+                continue
+            self.changes.setdefault(f"{part} {address.tag}", []).append(f"moved; {now}; before, {was}")
+            for statuses in self.statuses:
+                statuses.setdefault(f"{part} {address.tag}", "moved")
 
     def as_data(self) -> dict[str, Any]:
         """Return the entries of the page."""

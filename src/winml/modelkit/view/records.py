@@ -10,9 +10,7 @@ from typing import Any
 from winml.modelkit.onnx.module_costs import Cost
 from winml.modelkit.records import Record, entry
 from winml.modelkit.report.result import Result
-
-UNCHANGED = ("equal", "changed inside")
-"""Words for a module that does not itself differ: without and with changes of the modules inside it."""
+from winml.modelkit.words import count_words, size_words
 
 
 class ViewedPart(Record):
@@ -45,6 +43,8 @@ class ViewedModel(Record):
     """Name as passed by the user."""
     parts: tuple[ViewedPart, ...]
     known: tuple[KnownNumbers, ...]
+    build: Mapping[str, str]
+    """Stage of the build → nodes, size and quality of its result; empty for a file of no build."""
     notes: tuple[str, ...]
     """Limits of the view, such as missing tags, one sentence each."""
 
@@ -53,12 +53,40 @@ class ViewedModel(Record):
         """Sum of all parts."""
         return sum((part.total for part in self.parts), Cost())
 
+    @property
+    def heading(self) -> str:
+        """Name of the file or folder, and its key numbers."""
+        total = self.total
+        numbers = [f"{count_words(total.parameters)} parameters"]
+        numbers += [size_words(total.size_bytes)] if total.size_bytes else []
+        numbers += [f"{total.nodes} nodes"] if total.nodes else []
+        return f"{Path(self.name).name}: {', '.join(numbers)}"
+
 
 class ModelPage(Result, Record, kind="view", document="view.table:page_document", rows="models"):
     """The page of one or two models."""
+
+    _page_height = 960
+    """Chosen: the modules and the top of the graph."""
 
     models: tuple[ViewedModel, ...]
     differing: int | None
     """Number of modules that differ between two models; None for one model, and for checkpoints."""
     data: Mapping[str, Any] = field(metadata=entry(skip=True))
     """Data of the page: templates of the modules, and the numbers of each module."""
+
+    def svg(self) -> str:
+        """Return a picture of the modules, light or dark as its reader (``winml view -o FILE.svg``)."""
+        from winml.modelkit.view.picture import draw_svg
+
+        return draw_svg(self.data, [model.heading for model in self.models])
+
+    def png(self) -> bytes:
+        """Return the picture of the modules as a light PNG.
+
+        Raises:
+            ImportError: Pillow is not installed.
+        """
+        from winml.modelkit.view.picture import draw_png
+
+        return draw_png(self.data, [model.heading for model in self.models])

@@ -410,6 +410,8 @@ def _attribute_words(attribute: onnx.AttributeProto) -> str:
     if attribute.HasField("g") or attribute.graphs:
         graphs = [attribute.g] if attribute.HasField("g") else attribute.graphs
         return ", ".join(f"graph {graph.name} of {len(graph.node)} nodes" for graph in graphs)
+    if attribute.name == "to" and attribute.HasField("i"):  # of a Cast
+        return dtype_name(attribute.i)
     single = [getattr(attribute, name) for name in ("i", "f", "s") if attribute.HasField(name)]
     values = single or [*attribute.ints, *attribute.floats, *attribute.strings]
     return _cut(", ".join(map(_value_words, values[:LONGEST_TEXT])))

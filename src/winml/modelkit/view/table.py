@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from winml.modelkit.onnx.module_costs import Cost
 from winml.modelkit.report import document as doc
-from winml.modelkit.view.records import UNCHANGED, ModelPage, ViewedModel
+from winml.modelkit.view.records import ModelPage, ViewedModel
+from winml.modelkit.view.titles import UNCHANGED
 from winml.modelkit.words import count_noun, count_words, size_words
 
 
@@ -71,6 +72,7 @@ def _model_fields(model: ViewedModel) -> Iterator[doc.Field]:
         name = f"{part.name}: " if len(model.parts) > 1 else ""
         nodes = f", {count_noun(part.total.nodes, 'node')}" if part.path else ""
         yield "modules", f"{name}{count_noun(part.modules, 'module')} from {part.tree_source}{nodes}"
+    yield from model.build.items()
     for known in model.known:
         yield "known", f"{known.title} of {count_noun(known.modules, 'module')}, from {known.source}"
     yield from doc.note_fields(model.notes)

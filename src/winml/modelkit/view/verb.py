@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml.modelkit.errors import UsageError, opt, spell
+from winml.modelkit.errors import InputError, UsageError, opt, spell
 from winml.modelkit.fields import MODEL, OUTPUT, declare
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.report.plan import PlannedStep
 from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
 from winml.modelkit.verbs.named_models import model_request
+from winml.modelkit.view.titles import PARAMETERS
 
 if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest
@@ -32,6 +34,8 @@ class ViewSubject:
     """JSON of earlier runs."""
     measure: bool
     histograms: bool
+    width: str
+    colour: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +45,7 @@ class ViewRequest(AnswerRequest):
     models: tuple[str, ...] = declare((), MODEL, is_argument=True, is_repeatable=True, metavar="MODEL [OTHER]")
     """ONNX file, build folder or checkpoint, and another one to show beside it."""
     output: Path | None = declare(None, OUTPUT, short="-o", is_common=True)
-    """HTML page to write."""
+    """HTML page to write, or a picture of the modules: a name that ends in .svg or .png."""
     results: tuple[str, ...] = declare((), MODEL, spelling="--with", metavar="JSON", is_common=True)
     """Result of an earlier run (-f json) of `perf`, `compare`, `quantize --sensitivity` or `inspect --ep`.
 
@@ -50,6 +54,12 @@ class ViewRequest(AnswerRequest):
     """Measure the time of each module, and of two models the error of each module, unless an earlier run did."""
     histograms: bool = declare(False, MODEL)
     """Read the weights and show the distribution of the values of each."""
+    width: str = declare(PARAMETERS, OUTPUT, metavar="NUMBER")
+    """Number that is the width of the modules, by its name on the page, such as `time`."""
+    colour: str | None = declare(
+        None, OUTPUT, spelling="--colour --color", metavar="NAME", default_words="change of two models, else class"
+    )
+    """Number or text that is the colour of the modules, by its name on the page, such as `own error`."""
     open: bool = declare(False, OUTPUT, is_common=True)
     """Open the page in the browser."""
 
@@ -69,14 +79,25 @@ def plan_view(request: ViewRequest) -> AnswerPlan[ViewSubject]:
         raise UsageError(found, hint="Specify an ONNX file, build folder or checkpoint, or two to show side by side.")
     if request.output is None:
         raise UsageError("no page is specified", hint=f"Specify the HTML file to write: {opt.output} page.html.")
+    if request.output.suffix.lower() == ".png" and importlib.util.find_spec("PIL") is None:
+        raise InputError("a PNG requires Pillow", hint="Install it: pip install pillow. An SVG requires nothing.")
     step = PlannedStep("reading", " and ".join(request.models))
     results = tuple(map(named_path, request.results))
-    subject = _find_subject(request.models, results, measure=request.measure, histograms=request.histograms)
+    subject = _find_subject(
+        request.models,
+        results,
+        measure=request.measure,
+        histograms=request.histograms,
+        width=request.width,
+        colour=request.colour,
+    )
     files = [path for source in subject.sides.values() if isinstance(source, Mapping) for path in source.values()]
     return plan_answer("view", subject, request, reads=(*files, *results), steps=(step,))
 
 
-def _find_subject(names: Sequence[str], results: tuple[Path, ...], *, measure: bool, histograms: bool) -> ViewSubject:
+def _find_subject(
+    names: Sequence[str], results: tuple[Path, ...], *, measure: bool, histograms: bool, width: str, colour: str | None
+) -> ViewSubject:
     """Find the files of models by name; a checkpoint becomes a request.
 
     Raises:
@@ -93,7 +114,7 @@ def _find_subject(names: Sequence[str], results: tuple[Path, ...], *, measure: b
             f"{spell(option)} requires ONNX files: {checkpoint} is a checkpoint",
             hint="Omit it, or export the checkpoint first.",
         )
-    return ViewSubject(sides, results, measure, histograms)
+    return ViewSubject(sides, results, measure, histograms, width, colour)
 
 
 def _find_model(name: str) -> Mapping[str, Path] | ModelRequest:
@@ -125,7 +146,14 @@ def _collect_page(subject: ViewSubject) -> ModelPage:
     from winml.modelkit.view.collecting import collect_page
 
     measure_missing = _measure_missing if subject.measure else None
-    return collect_page(subject.sides, subject.results, measure_missing, histograms=subject.histograms)
+    return collect_page(
+        subject.sides,
+        subject.results,
+        measure_missing,
+        histograms=subject.histograms,
+        width=subject.width,
+        colour=subject.colour,
+    )
 
 
 _MEASURED = Path("this run")
@@ -175,6 +203,8 @@ def view_model(
     results: Sequence[str | os.PathLike[str]] = (),
     measure: bool = False,
     histograms: bool = False,
+    width: str = PARAMETERS,
+    colour: str | None = None,
 ) -> ModelPage:
     """Show the modules and the graph of a model, or of two side by side (``winml view``).
 
@@ -186,9 +216,12 @@ def view_model(
         results: JSON files of earlier runs; results beside the model are found without being named.
         measure: Measure the time of each module, and of two models the error of each module, unless an earlier run did.
         histograms: Read the weights, for the distribution of the values of each.
+        width: Number that is the width of the modules at first, by its name on the page, such as ``time``.
+        colour: Number or text that is their colour at first; by default the change of two models, or the class.
 
     Raises:
-        UsageError: a result belongs to another model, two models share no part, or a checkpoint cannot be measured.
+        UsageError: a result belongs to another model, two models share no part, a checkpoint cannot be measured, or no
+            module has the number of ``width`` or ``colour``.
         WinMLError: a model does not exist.
         InputError: a file is damaged or no ONNX file.
 
@@ -199,4 +232,6 @@ def view_model(
     """
     names = [os.fspath(name) for name in (model, other) if name is not None]
     paths = tuple(map(Path, results))
-    return _collect_page(_find_subject(names, paths, measure=measure, histograms=histograms))
+    return _collect_page(
+        _find_subject(names, paths, measure=measure, histograms=histograms, width=width, colour=colour)
+    )

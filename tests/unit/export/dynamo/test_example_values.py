@@ -139,7 +139,7 @@ def test_loop_over_chosen_experts_has_a_round_for_each(model: nn.Module, tmp_pat
     """
     rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
     captured = capture(model, {"rows": rows[:1].expand(6, 4).contiguous()}, takes_example_values=False)
-    assert ("5 places has 3" in "".join(captured.notes)) == (model.classes == 5)
+    assert ("5 positions has 3" in "".join(captured.notes)) == (model.classes == 5)
     # float32 sums of four products: rounding is below 1e-6.
     torch.testing.assert_close(model(rows), answer(captured, {"rows": rows}, tmp_path), rtol=1e-5, atol=1e-6)
 

@@ -80,7 +80,7 @@ def test_each_loop_has_the_rounds_of_its_own_experts() -> None:
     torch.testing.assert_close(model(rows), answer(file, rows), rtol=1e-4, atol=1e-4)
     assert len(traces) == 3
     (note,) = loops.notes
-    assert "5 places has 3" in note
+    assert "5 positions has 3" in note
 
 
 def test_model_error_within_a_loop_is_raised_unchanged() -> None:

@@ -1,7 +1,8 @@
 """Describes a model for onnxruntime-genai: ``genai_config.json``, and its companion files.
 
 Names and sizes come from the graph; other values, such as end tokens, come from the config files of the model. The type
-is a decoder of any family, with input names in the file, or an audio encoder with a decoder.
+is a decoder of any family, with input names in the file, an audio encoder with a decoder, or one of the types for
+images (``genai_vision.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit import file_names
 from winml.modelkit.builds.layouts import layout
+from winml.modelkit.builds.layouts.genai_vision import VISION_TYPES, VisionType, image_processor
 from winml.modelkit.builds.layouts.usage import genai_usage
 from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.onnx.specs import PAST_PREFIX, PRESENT_PREFIX
@@ -227,20 +229,25 @@ def _check_speech_graphs(encoder: onnx.GraphProto, decoder: onnx.GraphProto) -> 
     return len(cross) // 2, int(heads), int(head_size)
 
 
-def _audio_processor(sources: Mapping[str, Path]) -> dict[str, dict[str, object]]:
-    """Return file name → description of the audio features for genai; ``{}`` without a feature extractor.
+def _processor_settings(sources: Mapping[str, Path], section: str) -> dict[str, Any]:
+    """Return the settings of a feature extractor or an image processor; ``{}`` without a file.
 
     Args:
         sources: Files of the checkpoint to copy: name → file.
+        section: Key of the settings in a file that has them for the whole processor.
 
     Raises:
-        InputError: the config of the feature extractor is damaged.
+        InputError: the config is damaged.
     """
-    config_name = next((name for name in _PROCESSOR_FILES if name in sources), None)
-    if config_name is None:
-        return {}
-    record = _read_config(sources[config_name], config_name)
-    record = record.get("feature_extractor", record)
+    name = next((name for name in _PROCESSOR_FILES if name in sources), "")
+    record = _read_config(sources.get(name), name)
+    settings: dict[str, Any] = record.get(section, record)
+    return settings
+
+
+def _audio_processor(sources: Mapping[str, Path]) -> dict[str, dict[str, object]]:
+    """Return file name → description of the audio features for genai; ``{}`` without a feature extractor."""
+    record = _processor_settings(sources, "feature_extractor")
     if not all(isinstance(record.get(field), int) for field in _PROCESSOR_FIELDS):
         return {}
     n_fft, hop, seconds, bins = (record[field] for field in _PROCESSOR_FIELDS)
@@ -260,10 +267,74 @@ def _audio_processor(sources: Mapping[str, Path]) -> dict[str, dict[str, object]
     return {file_names.AUDIO_PROCESSOR_NAME: {"feature_extraction": {"sequence": sequence}}}
 
 
+_VISION_PARTS = {file_names.VISION, file_names.EMBEDDING, file_names.DECODER}
+_EMBEDDED, _IMAGE_FEATURES = "inputs_embeds", "image_features"
+
+
+def _vision_config(
+    kind: VisionType,
+    models: Mapping[str, tuple[Path, str]],
+    config: Mapping[str, Any],
+    generation: Mapping[str, object],
+    ep: str | None,
+) -> dict[str, object]:
+    """Return ``genai_config.json`` of a vision-language model.
+
+    Args:
+        kind: The type in onnxruntime-genai.
+        models: Part → its current ONNX file, and its final name in the folder.
+        config: ``config.json`` of the checkpoint.
+        generation: ``generation_config.json`` of the checkpoint; ``{}`` if there is none.
+        ep: Short name of the provider that the build is for, if any.
+
+    Raises:
+        UsageError: a graph has other inputs than the type; names the input.
+    """
+    from winml.modelkit.onnx.files.reading import read_structure  # imports onnx
+
+    expected = {file_names.VISION: kind.vision_inputs, file_names.EMBEDDING: (_TOKENS, _IMAGE_FEATURES)}
+    for part, names in expected.items():
+        found = [value.name for value in read_structure(models[part][0]).graph.input]
+        if sorted(found) != sorted(names):
+            raise UsageError(
+                f"{opt.layout} genai: the type {kind.name} of onnxruntime-genai has no input for {models[part][0].name}"
+                f", which takes {', '.join(found)}; expected {', '.join(names)}",
+                hint=f"Build from the checkpoint, or remove {opt.layout}: winml generate runs the model.",
+            )
+    whole = genai_config(*models[file_names.DECODER], config, generation, ep, tokens=_EMBEDDED)
+    sizes = {key: config["vision_config"][key] for key in kind.sizes if key in config["vision_config"]}
+    model: dict[str, object] = {
+        **whole["model"],
+        "type": kind.name,
+        **{key: config[key] for key in kind.tokens if key in config},
+        file_names.EMBEDDING: {
+            "session_options": _session_section(ep),
+            "filename": models[file_names.EMBEDDING][1],
+            "inputs": {name: name for name in expected[file_names.EMBEDDING]},
+            "outputs": {_EMBEDDED: _EMBEDDED},
+        },
+        file_names.VISION: {
+            "session_options": _session_section(ep),
+            "filename": models[file_names.VISION][1],
+            "config_filename": file_names.IMAGE_PROCESSOR_NAME,
+            **sizes,
+            "inputs": {name: name for name in kind.vision_inputs},
+            "outputs": {_IMAGE_FEATURES: _IMAGE_FEATURES},
+        },
+    }
+    return {**whole, "model": model}
+
+
+def _image_processor(kind: VisionType, sources: Mapping[str, Path]) -> dict[str, dict[str, object]]:
+    """Return file name → description of the image processor for genai; ``{}`` without an image processor."""
+    record = image_processor(kind, _processor_settings(sources, "image_processor"))
+    return {file_names.IMAGE_PROCESSOR_NAME: record} if record else {}
+
+
 _DECODER_TYPE = "decoder"
 """Specified: type in onnxruntime-genai for a model of any family with tokens and a cache of keys and values as
 inputs."""
-_PLAIN_INPUTS = ("input_ids", "attention_mask", "position_ids")
+_PLAIN_INPUTS = ("attention_mask", "position_ids")
 _CACHE = re.compile(r"(.+\.)(\d+)(\.(?:key|value))")
 _DEFAULT_CONTEXT = 4096
 """Chosen: for configs without a limit of positions; genai allocates memory on demand."""
@@ -304,6 +375,12 @@ def genai_texts(
     if set(models) == {file_names.ENCODER, file_names.DECODER}:
         speech_config = _speech_config(models[file_names.ENCODER], models[file_names.DECODER], config, generation, ep)
         texts = {file_names.GENAI_CONFIG_NAME: speech_config, **_audio_processor(sources)}
+    elif set(models) == _VISION_PARTS and config.get("model_type") in VISION_TYPES:
+        kind = VISION_TYPES[config["model_type"]]
+        texts = {
+            file_names.GENAI_CONFIG_NAME: _vision_config(kind, models, config, generation, ep),
+            **_image_processor(kind, sources),
+        }
     elif set(models) == {file_names.ONLY_PART}:
         texts = {file_names.GENAI_CONFIG_NAME: genai_config(*models[file_names.ONLY_PART], config, generation, ep)}
     else:
@@ -327,8 +404,14 @@ def _foundry_texts(files: layout.LayoutFiles) -> dict[str, str]:
 
 
 def genai_config(
-    model: Path, name: str, config: Mapping[str, object], generation: Mapping[str, object], ep: str | None = None
-) -> dict[str, object]:
+    model: Path,
+    name: str,
+    config: Mapping[str, object],
+    generation: Mapping[str, object],
+    ep: str | None = None,
+    *,
+    tokens: str = _TOKENS,
+) -> dict[str, Any]:
     """Return the description of a decoder.
 
     Args:
@@ -337,6 +420,7 @@ def genai_config(
         config: ``config.json`` of the checkpoint.
         generation: ``generation_config.json`` of the checkpoint; ``{}`` if there is none.
         ep: Short name of the provider that the build is for, if any.
+        tokens: Input for tokens, or for their embeddings.
 
     Raises:
         UsageError: onnxruntime-genai has no type for the graph; names the unsupported input.
@@ -345,19 +429,23 @@ def genai_config(
 
     graph = read_structure(model).graph
     inputs = {value.name: value for value in required_inputs(graph)}
-    caches = _read_caches(model, inputs, [value.name for value in graph.output])
+    plain_inputs = (tokens, *_PLAIN_INPUTS)
+    caches = _read_caches(model, inputs, [value.name for value in graph.output], plain_inputs)
     vocabulary = _value_sizes(next(value for value in graph.output if value.name == "logits"))[-1]
     text = layout.text_section(config)
     limit = next((text[key] for key in ("max_position_embeddings", "n_positions", "seq_length") if text.get(key)), None)
     context = int(limit or _DEFAULT_CONTEXT)
     heads = _first_number(text, ("num_attention_heads", "n_head", "num_heads"), caches.heads)
+    hidden_size = _first_number(text, ("hidden_size", "n_embd", "d_model"), heads * caches.head_size)
+    if tokens == _EMBEDDED:
+        hidden_size = int(_value_sizes(inputs[_EMBEDDED])[-1])  # with the mark of image tokens
     decoder = {
         "session_options": _session_section(ep),
         "filename": name,
         "head_size": caches.head_size,
-        "hidden_size": _first_number(text, ("hidden_size", "n_embd", "d_model"), heads * caches.head_size),
+        "hidden_size": hidden_size,
         "inputs": {
-            **{name: name for name in _PLAIN_INPUTS if name in inputs},
+            **{name: name for name in plain_inputs if name in inputs},
             "past_key_names": caches.past_names["key"],
             "past_value_names": caches.past_names["value"],
         },
@@ -380,19 +468,21 @@ def genai_config(
     return {"model": section, "search": _search_section(generation, context, shares=_shares_buffers(graph, caches))}
 
 
-def _read_caches(model: Path, inputs: Mapping[str, onnx.ValueInfoProto], outputs: list[str]) -> _Caches:
+def _read_caches(
+    model: Path, inputs: Mapping[str, onnx.ValueInfoProto], outputs: list[str], plain_inputs: tuple[str, ...]
+) -> _Caches:
     """Return names and sizes of the keys and values of a decoder.
 
     Raises:
         UsageError: other inputs, no cache, no logits, or layers of different sizes.
     """
     caches = {name: match for name in inputs if (match := _CACHE.fullmatch(name))}
-    extra = [name for name in inputs if name not in caches and name not in _PLAIN_INPUTS]
+    extra = [name for name in inputs if name not in caches and name not in plain_inputs]
     if not caches or extra or "logits" not in outputs:
         problem = f"takes {extra[0]!r}" if extra else "has no cache" if not caches else "has no logits"
         raise UsageError(
             f"{opt.layout} genai: onnxruntime-genai has no type for {model.name}, which {problem}; expected "
-            f"{', '.join(_PLAIN_INPUTS)}, keys and values by layer, and logits",
+            f"{', '.join(plain_inputs)}, keys and values by layer, and logits",
             hint=f"Remove {opt.layout}: winml generate and WinMLModelForCausalLM run the model.",
         )
     sizes = {name: _value_sizes(value) for name, value in inputs.items() if name in caches}
@@ -426,7 +516,7 @@ def _unknown_kind(config: Mapping[str, Any], task: str | None, has_cache: bool) 
     classes = config.get("architectures")
     name = str(classes[0]) if isinstance(classes, list) and classes else ""
     if layout.is_vision_language(config, task):
-        return "a vision-language model in three graphs"
+        return _unknown_vision_kind(config, has_cache)
     if task is None and "For" in name and not name.endswith(_GENERATING_CLASSES):
         return f"{name}, which generates no text"
     if config.get("is_encoder_decoder") is True and not isinstance(config.get("num_mel_bins"), int):
@@ -437,13 +527,30 @@ def _unknown_kind(config: Mapping[str, Any], task: str | None, has_cache: bool) 
     )
 
 
+def _unknown_vision_kind(config: Mapping[str, Any], has_cache: bool) -> str:
+    """Return the kind of a vision-language model without a type in onnxruntime-genai; ``""`` if it has a type."""
+    kind = VISION_TYPES.get(config.get("model_type", ""))
+    if kind is None:
+        return f"a vision-language model of model type {config.get('model_type')}"
+    if not has_cache:
+        return "a vision-language model without a cache"
+    unfit = [key for key, number in kind.fixed.items() if config.get(key, number) != number]
+    return f"{unfit[0]} {config[unfit[0]]}; expected {kind.fixed[unfit[0]]}" if unfit else ""
+
+
 GENAI = layout.Layout(
     "genai",
     lambda part, of_several, _precision: file_names.built_part_name(part, of_several=of_several),
     readers="onnxruntime-genai",
-    tasks=frozenset({"text-generation", "automatic-speech-recognition"}),
+    tasks=frozenset({"text-generation", "automatic-speech-recognition", "image-text-to-text"}),
     unknown=_unknown_kind,
-    described=(file_names.GENAI_CONFIG_NAME, file_names.AUDIO_PROCESSOR_NAME, file_names.FOUNDRY_NAME),
+    embedding_of="features",
+    described=(
+        file_names.GENAI_CONFIG_NAME,
+        file_names.AUDIO_PROCESSOR_NAME,
+        file_names.IMAGE_PROCESSOR_NAME,
+        file_names.FOUNDRY_NAME,
+    ),
     describe=lambda files: {**genai_texts(files.models, files.sources, files.ep), **_foundry_texts(files)},
     rewritten=(file_names.TOKENIZER_CONFIG_NAME,),
     # onnxruntime-genai expects a string for every key.

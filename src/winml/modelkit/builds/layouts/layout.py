@@ -110,9 +110,10 @@ class Layout:
     """Language of the lines of ``usage``."""
     cross_keys: Literal["decoder"] | None = None
     """Part of an encoder-decoder that computes the keys and values of the encoded input; None: the encoder."""
-    embedding_of: Literal["tokens"] | None = None
-    """Inputs of the embedding of a vision-language model, if the readers insert the image features; None: tokens and
-    image features."""
+    embedding_of: Literal["tokens", "features"] | None = None
+    """Inputs of the embedding of a vision-language model: ``tokens`` if the readers insert the image features,
+    ``features`` if they pass them with one row per image token; None: the model's own. Readers pass no token types:
+    unless None, a last column of embeddings and image features marks image tokens for models with token types."""
     unread: tuple[str, ...] = ()
     """Tokenizer files that the readers cannot use alone."""
     dtypes: Mapping[str, Dtype] = field(default_factory=dict)

@@ -52,11 +52,10 @@ _NAMES: Mapping[str, str] = {
     "audio-frame-classification": "pyannote unispeech-sat wav2vec2 wavlm",
     "mask-generation": "edgetam sam sam2 sam3_tracker",
     "image-to-text": "vision-encoder-decoder",
-    "image-text-to-text": "llava",
+    "image-text-to-text": "gemma3 llava qwen2_5_vl",
 }
 """Specified by transformers.js 4.3.2, ``src/models/registry.js``. Of ``image-text-to-text``, the model types with the
-tokens of PyTorch: transformers.js passes no token types (Gemma 3, PaliGemma), and the tokens of Qwen2.5-VL differ from
-the fourth on (measured)."""
+tokens of PyTorch: transformers.js passes no token types, and those of PaliGemma mark more than images."""
 
 TYPES: Mapping[str, frozenset[str]] = {task: frozenset(names.split()) for task, names in _NAMES.items()}
 """Task → model types. A task without an entry has no class: models of any type are opened."""

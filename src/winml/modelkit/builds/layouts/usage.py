@@ -34,6 +34,9 @@ _EMBEDDING_TASKS_BY_INPUT = {"input_ids": "feature-extraction", "pixel_values": 
 _GENERATING_TASKS, _NEW_TOKENS = ("text-generation", "text2text-generation"), 20
 """Tasks that generate text, and the number of tokens: without it, runtimes generate more than small models accept."""
 
+_WITH_IMAGE = 400
+"""Chosen: tokens of an image (256 in Gemma 3), and of a short text."""
+
 _AUDIO_TASKS = ("audio-classification", "automatic-speech-recognition")
 """Tasks whose pipeline takes the path of an audio file in Python; in JavaScript, it takes samples."""
 
@@ -91,6 +94,16 @@ def transformers_js_usage(folder: BuiltFolder) -> Sequence[str]:
 def genai_usage(folder: BuiltFolder) -> Sequence[str]:
     """Return lines of Python that generate text with onnxruntime-genai, or open a model of another task."""
     lines = ("import onnxruntime_genai as og", f"model = og.Model({folder.text})")
+    if folder.task == "image-text-to-text" and folder.has_processors:
+        return (
+            *lines,
+            "processor, params = model.create_multimodal_processor(), og.GeneratorParams(model)",
+            f"params.set_search_options(max_length={_WITH_IMAGE})",
+            "generator = og.Generator(model, params)",
+            f'generator.set_inputs(processor("", images=og.Images.open({_IMAGE})))',
+            "while not generator.is_done(): generator.generate_next_token()",
+            "print(processor.decode(generator.get_sequence(0)))",
+        )
     if folder.task != "text-generation" or not folder.has_processors:
         return lines
     return (

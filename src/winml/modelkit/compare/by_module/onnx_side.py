@@ -62,7 +62,7 @@ class OnnxSide:
         nodes: All nodes, including nodes of subgraphs.
         tree: The modules, and the module of each of ``nodes``; ``None`` without ``by_module``.
         is_rounded: True if nodes compute with fewer bits than float32.
-        is_by_node: True if the file has no module information, and each node counts as a module.
+        is_by_node: True if each node counts as a module.
     """
 
     def __init__(
@@ -242,8 +242,13 @@ class OnnxSide:
         root = self.structure.graph.name.strip("/") or "graph"
         return read_tree([node.proto for node in nodes], metadata, root)
 
+    @property
+    def is_tagged(self) -> bool:
+        """True if nodes have tags, in contrast to modules that are read from the names of nodes."""
+        return any(entry.key == TAG_KEY for placed in self.nodes for entry in placed.proto.metadata_props)
+
     def read_nodes_as_modules(self) -> None:
-        """Treat each node of a file without module information as a module, named after its first output.
+        """Treat each node as a module, named after its first output, instead of the modules of the file, if any.
 
         Raises:
             InputError: the graph has a cycle.
@@ -254,9 +259,11 @@ class OnnxSide:
                 continue
             path = node.output[0] or node.name
             tag = address.format_tag(map(address.escape_name, (root, f"{node.op_type}.{path}")))
+            del node.metadata_props[:]
             node.metadata_props.add(key=TAG_KEY, value=tag)
             node.metadata_props.add(key=MODULE_KEY, value=path)
         self.is_by_node = True
+        self.boundaries.clear()
         self._read_modules()
 
     def _read_modules(self) -> None:

@@ -35,6 +35,7 @@ from winml.modelkit.errors import UsageError
 from winml.modelkit.onnx.files.content_digest import hash_file
 from winml.modelkit.onnx.files.output_files import OutputFiles
 from winml.modelkit.onnx.files.placing import external_files
+from winml.modelkit.onnx.fingerprint import file_fingerprint
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.records import json_value
@@ -104,7 +105,9 @@ class ProofMaker:
         limit_bytes = _part_limit(tagged, self.part_count)
         file = OnnxSide(tagged, by_module=True)
         run = RunOptions(tagged.name, input_data=self.request.inputs, seed=self.request.seed)
-        samples = create_file_samples(file.session(), CompareOptions(run, draws=MOST_SAMPLES), self.processors, tagged)
+        options = CompareOptions(run, draws=MOST_SAMPLES)
+        # The user's inputs in an earlier proof do not go into this one.
+        samples = create_file_samples(file.session(), options, self.processors, tagged, takes_stored=False)
         part, arrays = _record_part(name, reference, file, samples, limit_bytes)
         self.parts.append(_with_quality(part, arrays, deployed, minimum, provider))
         self.arrays.update(arrays)
@@ -238,6 +241,7 @@ def _with_quality(
         update={
             "file": path.name,
             "sha256": hash_file(path),
+            "fingerprint": file_fingerprint(path),
             "provider": "CPUExecutionProvider" if provider is None else provider.provider.name,
             "outputs": tuple(
                 ProofOutput(

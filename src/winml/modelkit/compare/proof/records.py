@@ -95,6 +95,8 @@ class ProofPart(ProofBase):
     """Name of the file whose quality was recorded, without folder."""
     sha256: str = ""
     """SHA-256 of that file."""
+    fingerprint: str = ""
+    """Digest of its structure, by which ``winml view`` assigns the errors of modules; missing in earlier versions."""
     provider: str = ""
     """Execution provider that ran it."""
     samples: ProofSamples

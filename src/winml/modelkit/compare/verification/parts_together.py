@@ -445,7 +445,9 @@ class _VisionLanguageParts(TextParts):
         """Create images for so many rows of tokens; several samples for a graph with a fixed number of images."""
         if (grids := next((spec for spec in self.vision.inputs if spec.grid is not None), None)) is not None:
             return self._images_of_grids(grids, seed, rows)
-        draws, count = InputDraws(self.vision, seed), self.vision.inputs[0].shape[0]
+        # The patches of all images are in one row: the grid, whose values are fixed, has a row for each image.
+        counted = next((spec for spec in self.vision.inputs if spec.fixed_grid), self.vision.inputs[0])
+        draws, count = InputDraws(self.vision, seed), counted.shape[0]
         if not isinstance(count, int):
             return draws.draw(1, _sizes_of_rows(self.vision, ROWS))
         drawn = [draws.draw(number + 1) for number in range(rows // count)]

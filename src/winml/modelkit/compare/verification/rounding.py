@@ -152,7 +152,7 @@ def _explain_failure(
             text,
             hint=f"Use real weights or other inputs ({opt.input_specs}), or skip the comparison with {opt.no_verify}.",
         )
-        error.is_silent = True
+        error.unchecked = verification
         return error
     failed = draws[verification.worst.draw - 1]
     # Samples are compared in order: the first was equal or had no signal.

@@ -293,7 +293,7 @@ def capture_dynamo(
     except TimeIsUpError:
         raise ExportError(
             f"the dynamo exporter was stopped after {options.time_limit_s:.0f} s",
-            hint=f"Use {opt.dynamo} to run it without a time limit. Divisions of dynamic sizes are what takes long.",
+            hint=f"Use {opt.dynamo} to run it without a time limit. Divisions of dynamic sizes take long.",
         ) from None
     except Exception as error:
         raise export_error(error, model, stacks, _index_axes(forward, options.dynamic_axes)) from error

@@ -55,12 +55,12 @@ def measure_generation(files: Mapping[str, Path], options: RunOptions, latency: 
     notes: tuple[str, ...] = ()
     if isinstance(graph, EncoderDecoder):
         encoder_inputs = dict(values_for(graph.encoder.session, options).feeds)
-        lengths = _choose_lengths(part_position_limit(files[DECODER], folder))
+        lengths = _choose_lengths(part_position_limit(files[DECODER], folder), graph.most_tokens)
         measured = [1]
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in encoder_inputs.items())
         notes = (f"The time to the first token includes the encoder on {shapes} and the decoder on one token.",)
     else:
-        lengths = measured = _choose_lengths(position_limit(folder))
+        lengths = measured = _choose_lengths(position_limit(folder), graph.most_tokens)
     rows = len(next(iter(encoder_inputs.values()))) if encoder_inputs else 1
     tokens = np.repeat(_random_tokens(graph, lengths[-1], options.seed), rows, axis=0)
 
@@ -91,9 +91,9 @@ def measure_generation(files: Mapping[str, Path], options: RunOptions, latency: 
     )
 
 
-def _choose_lengths(positions: int | None) -> list[int]:
-    """Return the lengths to measure that are below the number of positions; ``[1]`` if there are none."""
-    return [length for length in _LENGTHS if positions is None or length < positions] or [1]
+def _choose_lengths(*limits: int | None) -> list[int]:
+    """Return the lengths to measure that are below every limit of a text, such as the positions; else ``[1]``."""
+    return [length for length in _LENGTHS if all(limit is None or length < limit for limit in limits)] or [1]
 
 
 def _random_tokens(graph: DecoderGraph, count: int, seed: int) -> Array:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,12 +33,15 @@ from winml.modelkit.models.checkpoints.processor_files import find_processor_cla
 from winml.modelkit.onnx.bundle import read_part_description
 from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.files.reading import read_structure
-from winml.modelkit.ort.decoding.inputs import POSITIONS, TOKEN_TYPES
+from winml.modelkit.ort.decoding.inputs import POSITIONS, TOKEN_TYPES, inputs_of_file
 from winml.modelkit.ort.decoding.parts import PIXEL_MASK, Encoder, EncoderDecoder
 from winml.modelkit.ort.foreign_libraries import library_folder
 from winml.modelkit.samples.chat_templates import rendered_chat
-from winml.modelkit.samples.media import Unreadable, open_image, open_recording, resampled
+from winml.modelkit.samples.media import Unreadable, fit_to_grid, open_image, open_recording, resampled
 from winml.modelkit.samples.processors import open_config, tokenizer_call
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _VIDEO_HALF = "video_processor"
 """Specified by transformers: part of a processor, which needs torchvision."""
@@ -62,7 +65,7 @@ def open_picture(path: str) -> Any:
 
 
 def process_text(
-    files: Mapping[str, Path], folder: Path, text: str, images: Sequence[object], *, is_chat: bool, system: str | None
+    files: Mapping[str, Path], folder: Path, text: str, images: Sequence[Image], *, is_chat: bool, system: str | None
 ) -> tuple[str, tuple[int, ...], dict[str, Array]]:
     """Return the text with image placeholders, its tokens, and the other inputs of the graphs by name.
 
@@ -82,12 +85,12 @@ def process_text(
     count = len(images)
     text = _chat_text(processor, folder, text, count, system) if is_chat else _place_images(processor, text, count)
     hint = "Pass one image for each image placeholder in the prompt."
+    specs = inputs_of_file(files[VISION])
     with foreign_parser(f"{opt.image}: the processor in {folder} failed", hint=hint), tokenizer_call(folder, text):
-        created = processor(
-            images=list(images) or None, text=[text], add_special_tokens=not is_chat, return_tensors="pt"
-        )
+        fitted = [fit_to_grid(image, specs, processor.image_processor) for image in images]
+        created = processor(images=fitted or None, text=[text], add_special_tokens=not is_chat, return_tensors="pt")
     arrays = {name: np.asarray(value) for name, value in created.items()}
-    names = [value.name for value in read_structure(files[VISION]).graph.input]
+    names = [spec.name for spec in specs]
     requested = {value.name: value for value in read_structure(files[DECODER]).graph.input}
     names += [PIXEL_MASK, *(name for name in requested if name == TOKEN_TYPES)]
     tokens = tuple(int(token) for token in arrays["input_ids"][0])

@@ -89,7 +89,12 @@ ENCODER_OUTPUT_STATES, ENCODER_STATES = "last_hidden_state", "encoder_hidden_sta
 
 
 def arguments_with_cache(
-    layout: CacheLayout, names: Sequence[str], *, kinds: str | None = None, first_position: int = 0
+    layout: CacheLayout,
+    names: Sequence[str],
+    *,
+    kinds: str | None = None,
+    unmark: Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] | None = None,
+    first_position: int = 0,
 ) -> NestedArguments:
     """Convert inputs into the arguments of a forward with a cache, and its result into outputs.
 
@@ -98,12 +103,14 @@ def arguments_with_cache(
         names: Names of the other inputs, each an argument.
         kinds: Input with the type of each token of a run. The forward also receives the types of cached tokens, from
             which it derives their number. `None`: no such input.
+        unmark: Adds the token types, which another input contains; `None`: ``kinds`` is an input of its own.
         first_position: Position of the first token in the numbering of the forward.
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
         """Return the arguments of the forward for the tensors of the graph's inputs."""
         cache = cache_of(layout, tensors)
+        tensors = tensors if unmark is None else unmark(tensors)
         arguments = {**{name: tensors[name] for name in names}, layout.argument: cache}
         if layout.of_modules:
             arguments[_STATES] = {

@@ -245,11 +245,14 @@ class ImageCode:
         """Names of the layered features as tensors over all tokens; `()` without layered features."""
         return () if self.layered is None else self.layered.token_names
 
-    def features(self, module: torch.nn.Module) -> Callable[..., dict[str, torch.Tensor]]:
+    def features(
+        self, module: torch.nn.Module, fixed_grids: Mapping[str, torch.Tensor]
+    ) -> Callable[..., dict[str, torch.Tensor]]:
         """Return the function that computes image features, each kind as one tensor, by name.
 
         Args:
             module: The owner.
+            fixed_grids: Inputs that are constants of the graph.
         """
         method = getattr(module, FEATURES_METHOD)
 
@@ -257,6 +260,8 @@ class ImageCode:
             if not self.produced_by:
                 # Reference outputs are computed by the library's own code.
                 is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined]  # public, and not in its __all__
+                if is_traced:
+                    tensors = {**tensors, **fixed_grids}
                 with computed_grids(module) if is_traced else nullcontext(), UnsplitTensors() as unsplit:
                     output = method(**tensors)
                     further = {} if self.layered is None else self.layered.name_features(output, unsplit)

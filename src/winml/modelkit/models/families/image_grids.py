@@ -67,6 +67,15 @@ def with_open_grids(decision: InputDecision, dynamic: DynamicRequest, vectors: i
     )
 
 
+def fixed_grids(decision: InputDecision) -> dict[str, torch.Tensor]:
+    """Return the grids of images of a fixed size, by input; ``{}`` if the sizes are dynamic, or no input is a grid."""
+    return {
+        spec.name: torch.tensor(spec.fixed_grid).expand([int(size) for size in spec.shape])
+        for spec in decision.inputs
+        if spec.fixed_grid and not decision.dimensions
+    }
+
+
 def reads_grids(module: torch.nn.Module) -> bool:
     """Return True if code of a module, or of a module inside it, computes with the grids of pictures."""
     return bool(_find_uses(module))

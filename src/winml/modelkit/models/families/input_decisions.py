@@ -57,15 +57,20 @@ def _decoder_parts(
         cache=cache,
         entry=forward_with_states(cache.of_modules, cache.argument) if cache.of_modules else None,
     )
-    if request.prompt_length is None:
+    requested = request.prompt_length or ()
+    lengths = sorted({requested} if isinstance(requested, int) else {*requested})
+    if not lengths:
         return family.FoundParts((part,))
     if decision.dimensions:
         note = f"{opt.prompt_length} has no effect: a graph with dynamic sizes reads a prompt of any length in one run."
         return family.FoundParts((replace(part, notes=(*part.notes, note)),))
-    prompt_request = request.with_sizes({"sequence_length": request.prompt_length})
-    prompt_decision = decision_with_cache(model, checkpoint, task, prompt_request)
-    prompt = replace(part, name=PROMPT, inputs=prompt_decision.inputs, feeds=cache.feeds_to(DECODER))
-    return family.FoundParts((prompt, replace(part, name=DECODER, feeds=cache.feeds_to(DECODER))))
+    step = replace(part, name=DECODER, feeds=cache.feeds_to(DECODER))
+    prompts = []
+    for length in lengths:
+        prompt = decision_with_cache(model, checkpoint, task, request.with_sizes({"sequence_length": length}))
+        name = PROMPT if len(lengths) == 1 else f"{PROMPT}_{length}"
+        prompts.append(replace(step, name=name, inputs=prompt.inputs))
+    return family.FoundParts((*prompts, step))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ instead of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,7 +39,7 @@ from winml.modelkit.models.families.image_features import (
     has_image_code,
     with_whole_prompt,
 )
-from winml.modelkit.models.families.image_grids import reads_grids, with_open_grids
+from winml.modelkit.models.families.image_grids import fixed_grids, reads_grids, with_open_grids
 from winml.modelkit.models.inputs.decision import InputDecision
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments
 from winml.modelkit.models.inputs.shape_run import run_on_shapes
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 _TOKEN_TYPES = (0, 1)
 """Specified by transformers: token types; the type of text tokens differs among models."""
+_MARK = 1
+"""Chosen: last value in the vector of an image token; 0 for text."""
 _MARKED_COUNT = 2
 """Chosen: fewer than the traced tokens, so that both types occur."""
 
@@ -67,6 +70,12 @@ class _TokenKinds:
     def marked_type(self) -> int:
         """Type of a token that attends to all tokens of its type, also later ones."""
         return 1 - self.default_type
+
+    def unmark(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Replace embeddings with a mark by embeddings without it and the token types."""
+        vectors = tensors[EMBEDDED]
+        types = torch.where(vectors[..., -1] > _MARK / 2, self.marked_type, self.default_type)
+        return {**tensors, EMBEDDED: vectors[..., :-1], self.name: types}
 
     def spec(self, tokens: InputTensorSpec) -> InputTensorSpec:
         """Return the input with the types of these tokens."""
@@ -247,6 +256,9 @@ def _divide_model(
         # If the model takes a grid per image, the number of images is independent of the number of rows of tokens.
         bounds = {key: bound for key, bound in base.meanings.bounds.items() if key != _BATCH_KEY}
         base = replace(base, meanings=replace(base.meanings, bounds=bounds))
+    if request.embedding_of == "features":
+        *counts, width = code.feature_shape
+        code = replace(code, feature_shape=(math.prod(counts), width))
     divided = _DividedModel(model, config, base, code, request, kinds, first_position, positions)
     divided.refuse_cut_images()
     return divided
@@ -288,7 +300,9 @@ class _DividedModel:
     def cache(self) -> CacheLayout | str:
         """Return the cache of the language model, or the reason as a clause if the model has no cache."""
         excluded = (_POSITIONS, *self.code.layered_names)
-        inputs = tuple(spec for spec in self.decoder_inputs.inputs if spec.name not in excluded)
+        # The language model itself takes no marks.
+        plain = replace(self, request=replace(self.request, embedding_of=None))
+        inputs = tuple(spec for spec in plain.decoder_inputs.inputs if spec.name not in excluded)
         return find_cache(self.decoder, inputs, self.keywords)
 
     def vision_axes(self) -> family.PartAxes:
@@ -303,7 +317,9 @@ class _DividedModel:
 
         def open_decision(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
             if reads_grids(self.model.get_submodule(self.code.owner)):
-                return with_open_grids(decision, dynamic, self.code.feature_shape[0])
+                is_size_stated = {"height", "width"} <= self.request.fixed_sizes.keys()
+                is_open = not is_size_stated or dynamic.image_size or dynamic.axes
+                return with_open_grids(decision, dynamic, self.code.feature_shape[0]) if is_open else decision
             if has_one_in_each_row:
                 return self._open_sizes(decision, (_BATCH_KEY,), dynamic)
             return self._open_sizes(decision, (), dynamic.model_copy(update={"batch": False}))
@@ -319,11 +335,54 @@ class _DividedModel:
             NestedArguments(tuple(spec.name for spec in decision.inputs), {}, dict),
             name=VISION,
             path=self.code.owner,
-            entry=self.code.features,
+            entry=partial(self._features, fixed_grids=fixed_grids(decision)),
             feeds=()
             if self.embeds_tokens_only
             else tuple(PartFeed(name, EMBEDDING, name) for name in (FEATURES, *self.code.feature_names)),
         )
+
+    def _features(
+        self, module: torch.nn.Module, fixed_grids: Mapping[str, torch.Tensor]
+    ) -> Callable[..., dict[str, torch.Tensor]]:
+        """Return the function that computes image features in the shape of the embedding's input, with marks."""
+        features = self.code.features(module, fixed_grids)
+        if self.request.embedding_of is None:
+            return features
+
+        def image_features(**tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+            outputs = features(**tensors)
+            vectors = outputs[FEATURES]
+            if self.request.embedding_of == "features":
+                vectors = vectors.flatten(0, -2)
+            if self.marks:
+                vectors = torch.nn.functional.pad(vectors, (0, 1), value=_MARK)
+            return {**outputs, FEATURES: vectors}
+
+        return image_features
+
+    def _embed(self, module: torch.nn.Module) -> Callable[..., dict[str, torch.Tensor]]:
+        """Return the function that computes token embeddings, with marks."""
+        embed = self.code.plain_vectors(module) if self.embeds_tokens_only else self.code.token_vectors(module)
+        if not self.marks:
+            return embed
+        ((image_token, _),) = next(spec for spec in self.base.inputs if spec.name == _TOKENS).first_values
+
+        def inputs_embeds(input_ids: torch.Tensor, **features: torch.Tensor) -> dict[str, torch.Tensor]:
+            vectors = embed(input_ids, **{name: vectors[..., :-1] for name, vectors in features.items()})[EMBEDDED]
+            marks = (input_ids == image_token).to(vectors.dtype) * _MARK
+            return {EMBEDDED: torch.cat((vectors, marks[..., None]), dim=-1)}
+
+        return inputs_embeds
+
+    @property
+    def marks(self) -> bool:
+        """True if embeddings and image features mark image tokens, in place of token types."""
+        return self.request.embedding_of is not None and self.kinds is not None and self.code.layered is None
+
+    @property
+    def width(self) -> int:
+        """Size of an embedding, with the mark."""
+        return self.code.feature_shape[-1] + self.marks
 
     @property
     def embeds_tokens_only(self) -> bool:
@@ -352,12 +411,12 @@ class _DividedModel:
                 NestedArguments((_TOKENS,), {}, dict),
                 name=EMBEDDING,
                 path=self.code.owner,
-                entry=self.code.plain_vectors,
+                entry=self._embed,
                 smallest_sizes={str(size): 1 for size in decision.inputs[0].shape},
                 feeds=(PartFeed(EMBEDDED, DECODER, EMBEDDED),),
             )
         # Without images, or with several images per row, the number of images differs from the number of rows.
-        images, *feature_sizes = self.code.feature_shape
+        images, *feature_sizes = (*self.code.feature_shape[:-1], self.width)
         names = (FEATURES, *self.code.feature_names)
         features = tuple(
             InputTensorSpec(
@@ -375,7 +434,7 @@ class _DividedModel:
             NestedArguments((_TOKENS, *names), {}, dict),
             name=EMBEDDING,
             path=self.code.owner,
-            entry=self.code.token_vectors,
+            entry=self._embed,
             smallest_sizes={str(size): 1 for size in decision.inputs[0].shape},
             feeds=tuple(PartFeed(name, DECODER, name) for name in (EMBEDDED, *self.code.layered_names)),
         )
@@ -393,12 +452,20 @@ class _DividedModel:
     def decoder_part(self, decision: InputDecision, layout: CacheLayout) -> ModelPart:
         """Return the language model with its head."""
         names = [spec.name for spec in decision.inputs if spec.cache is None]
-        kinds = None if self.kinds is None else self.kinds.name
+        kinds = self.kinds
+        if kinds is not None and self.marks:
+            names.append(kinds.name)
         return family.part_of_decision(
             self.model,
             replace(decision, notes=()),
             self.keywords,
-            arguments_with_cache(layout, names, kinds=kinds, first_position=self.first_position),
+            arguments_with_cache(
+                layout,
+                names,
+                kinds=None if kinds is None else kinds.name,
+                unmark=kinds.unmark if kinds is not None and self.marks else None,
+                first_position=self.first_position,
+            ),
             name=DECODER,
             path=self.decoder_path,
             entry=None if self.code.layered is None else partial(self.code.decode, path=self.decoder_path),
@@ -412,10 +479,10 @@ class _DividedModel:
         """Inputs of the language model without a cache."""
         decision = self._select_inputs([_TOKENS, _MASK])
         tokens = decision.inputs[0]
-        shape = (*tokens.shape, self.code.feature_shape[-1])
+        shape = (*tokens.shape, self.width)
         names = (EMBEDDED, *self.code.layered_names)
         vectors = tuple(InputTensorSpec(name=name, shape=shape, dtype=self._dtype) for name in names)
-        kinds = () if self.kinds is None else (self.kinds.spec(tokens),)
+        kinds = () if self.kinds is None or self.marks else (self.kinds.spec(tokens),)
         keys: dict[str, tuple[str | None, ...]] = {
             **decision.meanings.keys,
             **{spec.name: decision.meanings.keys[_TOKENS] for spec in kinds},

@@ -311,11 +311,13 @@ def patched_inputs(own: InputDecision, patches: Sequence[InputTensorSpec], origi
         return spec if shape == spec.shape else spec.model_copy(update={"shape": shape})
 
     own_names = [spec.name for spec in own.inputs]
-    untyped = next((spec.name for spec in patches if spec.name not in own_names and not spec.is_typed), None)
+    untyped = next((spec for spec in patches if spec.name not in own_names and not spec.is_typed), None)
     if untyped is not None:
+        known = f"; it is known of {', '.join(own_names)} alone" * bool(own_names)
+        sizes_text = ",".join(map(str, untyped.shape))
         raise UsageError(
-            f"{spell(origin)}: {untyped}: the dtype is missing",
-            hint=f"State it; it is known of {', '.join(own_names)} alone." if own_names else "State it.",
+            f"{spell(origin)}: {untyped.name}: the dtype is missing",
+            hint=f"State it, such as {untyped.name}=float32[{sizes_text}]{known}.",
         )
     kept = (by_name[item.name].completed_by(item) if item.name in by_name else resized(item) for item in own.inputs)
     return (*kept, *(spec for spec in patches if spec.name not in own_names))

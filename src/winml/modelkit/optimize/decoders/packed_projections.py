@@ -79,6 +79,8 @@ class PackedProjectionPass(GraphPass):
                 count += 1
             else:
                 count += _merge_projections(model.graph, node, fresh)
+        if count:
+            common.RemoveUnusedNodesPass()(model)  # a build quantizes first, and does not optimize again
         return ir.passes.PassResult(model, bool(count))
 
 

@@ -8,7 +8,7 @@ only. Does not choose tokens.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -206,14 +206,14 @@ class DecoderGraph:
         session: Session,
         encoded: Collection[str] = (),
         values: Collection[str] = (),
-        prompt: Session | None = None,
+        prompts: Iterable[Session] = (),
     ) -> None:
         """Inspect the inputs of the graph.
 
         Args:
             session: The graph.
-            prompt: A graph of the same model with a cache of the same fixed length that reads several tokens per run;
-                None: ``session`` also reads prompts.
+            prompts: Graphs of the same model with a cache of the same fixed length that read several tokens per run;
+                none: ``session`` also reads prompts.
             encoded: Inputs that are equal in every step: the encoder outputs.
             values: Inputs that share the last axis of the result of :meth:`token_values`; empty: a single input takes
                 it.
@@ -258,19 +258,19 @@ class DecoderGraph:
         takes_in_place = self.held is None and session.takes_states_in_place
         self.adds_in_place = takes_in_place and _adds_in_place(nodes, self.states)
         self._pads_right = any(map(_hides_padding_by_lengths, nodes))
-        self._prompt = None if prompt is None else DecoderGraph(prompt)
-        if self._prompt is not None and (self.held is None or self.held != self._prompt.held):
-            raise InputError(
-                f"{session.name} holds {self.held or 'any number of'} tokens in its KV cache, but "
-                f"{self._prompt.name} holds {self._prompt.held or 'any number'}: these are not parts of one "
-                "build",
-                hint="Build both parts again in one build.",
-            )
+        self._prompts = sorted(map(DecoderGraph, prompts), key=lambda graph: graph.length or 0)
+        for graph in self._prompts:
+            if self.held is None or self.held != graph.held:
+                raise InputError(
+                    f"{session.name} holds {self.held or 'any number of'} tokens in its KV cache, but "
+                    f"{graph.name} holds {graph.held or 'any number'}: these are not parts of one build",
+                    hint="Build both parts again in one build.",
+                )
 
     @property
     def longest_run(self) -> int | None:
-        """Fixed number of tokens of a run of the prompt graph, or of this graph without one; None if dynamic."""
-        return (self._prompt or self).length
+        """Fixed number of tokens of a run of the longest prompt graph, else of this graph; None if dynamic."""
+        return [self, *self._prompts][-1].length
 
     @property
     def has_cache(self) -> bool:
@@ -401,8 +401,8 @@ class DecoderGraph:
     def _split_runs(self, count: int, past: int, padded: int = 0) -> list[tuple[int, int, DecoderGraph]]:
         """Return start and end of the tokens of each run, and the graph; the first ``padded`` tokens are read singly.
 
-        With an empty cache the first run may be filled up with padding before its tokens. Later runs are full: tokens
-        that are read singly come first.
+        With an empty cache the first run may be filled up with padding before its tokens, in the shortest graph that
+        takes them. Later runs are full: those of shorter graphs come first.
 
         Args:
             count: Number of new tokens.
@@ -412,7 +412,8 @@ class DecoderGraph:
         Raises:
             UsageError: after cached tokens, the new ones are no multiple of the tokens that the graph reads per run.
         """
-        longest = self if self._prompt is None or count < 2 else self._prompt
+        readers = [self, *(self._prompts if count > 1 else ())]
+        longest = readers[-1]
         step = longest.length or max(count, 1)
         if self.held is None or longest.length is None:
             single = [(token, token + 1, self) for token in range(padded if step > 1 else 0)]
@@ -425,9 +426,16 @@ class DecoderGraph:
                 f"got {count} tokens after {past} in the KV cache, but {self.name} reads {step} in every run",
                 hint=f"Pass a multiple of {step} tokens, or build the model with {opt.prompt_length} {step}.",
             )
-        alone = [(token, token + 1, self) for token in range(remainder if past else 0)]
-        padded_run = [(0, remainder, longest)] if remainder and not past else []
-        return [*padded_run, *alone, *((start, start + step, longest) for start in range(remainder, count, step))]
+        runs: list[tuple[int, int, DecoderGraph]] = []
+        if remainder and not past:
+            runs.append((0, remainder, next(graph for graph in readers if (graph.length or 1) >= remainder)))
+        elif remainder:
+            start = 0
+            for graph in reversed(readers):
+                length = graph.length or 1
+                runs += [(end - length, end, graph) for end in range(start + length, remainder + 1, length)]
+                start = runs[-1][1] if runs else 0
+        return [*runs, *((start, start + step, longest) for start in range(remainder, count, step))]
 
     def _refuse_beyond_held(self, count: int) -> None:
         """Refuse more tokens than fit in a fixed-size cache and a run.

@@ -15,7 +15,7 @@ import numpy as np
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import InputError, UsageError, opt
 from winml.modelkit.metadata_keys import PART_KEY
-from winml.modelkit.onnx.specs import PAST_PREFIX, PRESENT_PREFIX, InputTensorSpec
+from winml.modelkit.onnx.specs import PAST_PREFIX, STATE_PREFIXES, InputTensorSpec
 from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.default_sizes import TOKENS
 from winml.modelkit.ort.graph_inputs import (
@@ -381,5 +381,8 @@ def _described_feeds(session: Session) -> dict[str, str]:
 def _named_feeds(session: Session) -> dict[str, str]:
     """Return the mapping by the names used by other exporters; ``{}`` for other names."""
     return {
-        name: PRESENT_PREFIX + name.removeprefix(PAST_PREFIX) for name in session.inputs if name.startswith(PAST_PREFIX)
+        name: present + name.removeprefix(past)
+        for name in session.inputs
+        for past, present in STATE_PREFIXES.items()
+        if name.startswith(past)
     }

@@ -7,6 +7,7 @@ computed once; the decoder runs token by token. Needs numpy and ONNX Runtime onl
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ import numpy as np
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import UsageError, opt
-from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, PROMPT, VISION
+from winml.modelkit.file_names import DECODER, EMBEDDING, ENCODER, ONLY_PART, VISION, prompt_parts
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, GraphCache, feeds_between, text_tokens
 from winml.modelkit.ort.decoding.inputs import MASK, POSITIONS, TOKEN_IDS, TOKEN_TYPES, TOKEN_VECTORS
@@ -53,7 +54,7 @@ def open_decoder(files: Mapping[str, Path], open_file: Callable[[Path], Session]
         return VisionLanguageDecoder(open_file(files[VISION]), open_file(files[EMBEDDING]), decoder)
     if ENCODER in files:
         return EncoderDecoder(open_file(files[ENCODER]), decoder)
-    return DecoderGraph(decoder, prompt=open_file(files[PROMPT]) if PROMPT in files else None)
+    return DecoderGraph(decoder, prompts=[open_file(files[name]) for name in prompt_parts(files)])
 
 
 class Encoder:
@@ -272,17 +273,20 @@ class TokenEmbedder:
                 )
         feeds = {spec.name: inputs[spec.name] for spec in self.image_inputs}
         feeds = self._arrange_images(feeds, inputs.get(PIXEL_MASK))
-        rows = self.image_inputs[0].shape[0]
-        count = len(next(iter(feeds.values())))
         # A graph with a fixed number of images runs once per group of that size.
-        step = rows if isinstance(rows, int) else max(count, 1)
+        steps = {
+            spec.name: rows if isinstance(rows := spec.shape[0], int) else max(len(feeds[spec.name]), 1)
+            for spec in self.image_inputs
+        }
+        runs = max(math.ceil(len(feeds[name]) / step) for name, step in steps.items())
         outputs = []
-        for start in range(0, count, step):
-            images = {name: array[start : start + step] for name, array in feeds.items()}
+        for run in range(runs):
+            images = {name: feeds[name][run * step : (run + 1) * step] for name, step in steps.items()}
             piece = {
                 spec.name: fitted_array(spec, images[spec.name], self._vision.name, _OTHER_SIZE_HINT)
                 for spec in self.image_inputs
             }
+            self._refuse_other_grids(piece)
             outputs.append(self._vision.run(piece, list(self._seen)))
         if not outputs:
             return {}
@@ -290,6 +294,20 @@ class TokenEmbedder:
             name: np.concatenate([piece_outputs[output] for piece_outputs in outputs])
             for output, name in self._seen.items()
         }
+
+    def _refuse_other_grids(self, images: Arrays) -> None:
+        """Refuse images of other sizes than those of the graph, of which the numbers of patches may be equal.
+
+        Raises:
+            UsageError: states both grids.
+        """
+        for spec in self.image_inputs:
+            if (grid := spec.fixed_grid) and (images[spec.name] != grid).any():
+                raise UsageError(
+                    f"{spec.name} is {images[spec.name].tolist()}, but {self._vision.name} was built for images of "
+                    f"{list(grid)} frames, rows and columns of patches",
+                    hint="Resize the images to the height and width of the build.",
+                )
 
     def _arrange_images(self, feeds: dict[str, Array], mask: Array | None) -> dict[str, Array]:
         """Rearrange images to one per row, if the graph requires it, without the all-zero filler images.

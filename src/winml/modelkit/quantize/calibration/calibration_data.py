@@ -54,8 +54,7 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import CalibrationMethod
 from winml.modelkit.samples.data_sets import DataSet, open_data_set
 from winml.modelkit.samples.generated_samples import (
-    decoder_texts,
-    decodes_texts,
+    decoder_data,
     decoding_samples,
     generate_samples,
     has_processors,
@@ -235,12 +234,11 @@ class Calibration:
         files = self.files if self.has_data else processor_files(self.model_folder)
         return {**record, **columns, **drawn, "content": [file_digest(path) for path in files]}
 
-    def texts(self) -> Iterator[Array] | None:
-        """Return the token ids of the user's texts for a decoder; ``None`` without texts, or for another graph."""
+    def decoder_data(self) -> Iterator[Arrays] | None:
+        """Return the user's data for a decoder; ``None`` without data for processors, or for another graph."""
         if self._sample_feeds is None or self.source is None:
             return None
-        inputs = inputs_of_file(self.source)
-        return decoder_texts(self._sample_feeds, inputs) if decodes_texts(inputs) else None
+        return decoder_data(self._sample_feeds, self.source)
 
     def close(self) -> None:
         """Remove temporary files of a dataset; samples cannot be read afterwards."""
@@ -308,9 +306,9 @@ class Calibration:
     def _decoding_samples(self) -> Iterator[dict[str, Array]]:
         """Yield samples from runs of the decoder while it reads and continues the user's texts, or generated texts."""
         assert self.source is not None  # true for this kind
-        seed, texts = self.seed + _OTHER_SAMPLES, self.texts()
-        count = self.count if texts is None else None
-        yield from decoding_samples(self.source, self.model_folder, self.sizes, count, seed, texts=texts)
+        seed, data = self.seed + _OTHER_SAMPLES, self.decoder_data()
+        count = self.count if data is None else None
+        yield from decoding_samples(self.source, self.model_folder, self.sizes, count, seed, data=data)
 
     @functools.cached_property
     def _uses_decoder_runs(self) -> bool:
@@ -323,7 +321,7 @@ class Calibration:
             return False
         if self.has_data:
             # Perplexity is measured on whole texts.
-            return not self.holds_out and self.texts() is not None
+            return not self.holds_out and self.decoder_data() is not None
         if not any(spec.cache for spec in inputs_of_file(self.source)):
             return False
         samples = decoding_samples(self.source, self.model_folder, self.sizes, 1, self.seed)

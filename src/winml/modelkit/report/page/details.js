@@ -77,7 +77,11 @@ const breakable = text => text.split(/(?<=[./])(?=.)/).flatMap((piece, index) =>
 /** Return a table of texts; the columns whose titles end with # are numbers. */
 function smallTable(titles, rows) {
   const table = element("table", "small"), head = table.createTHead().insertRow(), body = table.createTBody();
-  for (const title of titles) head.append(element("th", title.endsWith("#") ? "number" : "", title.replace("#", "")));
+  for (const title of titles) {
+    const cell = element("th", title.endsWith("#") ? "number" : "");
+    cell.append(...breakable(title.replace("#", "")));
+    head.append(cell);
+  }
   for (const row of rows) {
     const line = body.insertRow();
     row.forEach((cell, index) => {

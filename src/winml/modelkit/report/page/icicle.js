@@ -1,7 +1,7 @@
 // --- Modules as boxes inside boxes. One of them is at the top, as wide as the chart; those inside it lie below it.
 //
-// A node has: label, kinds (text by category), sizes and shades (number or null by measure), lines, words, isMarked,
-// children. Measures: title, unit, write (number → text); shades also: folded, logarithmic, darkLow, low, high, limit.
+// A node has: label, kinds (text by category), foldedBy (texts that folded modules share; without it, all kinds), sizes
+// and shades (number or null by measure), lines, words, isMarked, children. Measures: title, unit, write (number → text); shades also: folded, logarithmic, darkLow, low, high, limit.
 
 const COLOURS = 8;  // of classes; all others share a grey
 const NEUTRAL = "equal";  // a kind in grey
@@ -15,7 +15,7 @@ function measure(node) {
   node.totals = node.sizes.map((own, index) =>
     node.children.reduce((sum, child) => sum === null || child.totals[index] === null ? null : sum + child.totals[index], own));
   // The number of a layer in the path of a fused module does not distinguish layers.
-  const others = node.kinds.slice(1).map(kind => kind.replace(/(?<=^|[./])\d+(?=$|[./,])/g, "*"));
+  const others = (node.foldedBy ?? node.kinds.slice(1)).map(kind => kind.replace(/(?<=^|[./])\d+(?=$|[./,])/g, "*"));
   node.likeness = `${[node.kinds[0] || node.label.replace(/\.?\d+$/, ""), ...others].join("|")}(${node.children.map(child => child.likeness)})`;
   node.hasMark = node.isMarked || node.children.some(child => child.hasMark);
   return node;
@@ -79,7 +79,7 @@ function scaleOf(root, shade, index) {
 /** Draw a chart of modules.
  *
  * @param chart element with the parts of a chart.
- * @param data root, sizes, shades, categories (titles of the kinds), start ("class" or a shade's position).
+ * @param data root, sizes, shades, categories (titles of the kinds), start ("kind 0" or "shade 0"), startWidth ("0").
  * @param classes class → number of its colour.
  * @param events onZoom(node), onReach(node); rowsOf(node): shows the rows of a module in a table, or null.
  * @returns the functions by which other parts of the page move the chart.
@@ -270,7 +270,7 @@ function showIcicle(chart, data, classes, events = {}) {
     ...data.shades.map((shade, index) => [`shade ${index}`, `by ${shade.title}`]),
   ];
   fillChoice(colour, ways, ways.some(([key]) => key === data.start) ? data.start : ways.at(-1)?.[0] ?? "kind 0");
-  fillChoice(width, data.sizes.map((size, index) => [String(index), size.title]));
+  fillChoice(width, data.sizes.map((size, index) => [String(index), size.title]), data.startWidth);
   fold.parentElement.hidden = !canFold;
   draw();
 

@@ -36,7 +36,7 @@ function comparedTable(modules, measures, other) {
     const pair = [combined(measures, modules, title), combined(other.measures, other.modules, title)];
     if (other.side) pair.reverse();
     const [[before, beforeWords], [after, afterWords]] = pair;
-    const ratio = before && after !== null ? after === before ? "equal" : `× ${(after / before).toPrecision(3)}` : beforeWords === afterWords && beforeWords !== "–" ? "equal" : "";
+    const ratio = before && after !== null ? after === before ? "equal" : `×\u00a0${(after / before).toPrecision(3)}` : beforeWords === afterWords && beforeWords !== "–" ? "equal" : "";
     return [title, beforeWords, afterWords, ratio];
   }).filter(([, before, after]) => before !== "–" || after !== "–");
   const missing = other.modules.every(module => !module);

@@ -43,6 +43,7 @@ function chartNode(module, sizes, shades, texts) {
   return {
     module, label: module.label, words: "", isMarked: false,
     lines: [module.path || module.label, ...(module.path ? [module.tag] : [])],
+    foldedBy: texts.filter(text => !text.isVerdict).map(text => text.own(module) ?? ""),
     kinds: [module.isGroup ? "" : module.className, ...texts.map(text => text.own(module) ?? "")],
     sizes: sizes.map(size => number(size.own(module))), shades: shades.map(shade => number(shade.own(module))),
     children: module.children.map(child => chartNode(child, sizes, shades, texts)),
@@ -63,6 +64,12 @@ function readerOf(weight) {
 
 const modulesOf = node => (node.members ?? [node]).map(member => member.module);
 
+/** Return the first choices of width and colour of a chart, which the page states by their titles. */
+function startChoices({ width, colour }, sizes, shades, texts) {
+  const place = (measures, title) => measures.findIndex(measure => measure.title === title), shade = place(shades, colour);
+  return { startWidth: String(Math.max(0, place(sizes, width))), start: shade < 0 ? `kind ${1 + place(texts, colour)}` : `shade ${shade}` };
+}
+
 /** Show one side: its chart of modules and its graph. */
 function showSide(view, side, root, measures, colours, events) {
   const chart = view.querySelectorAll(".boxes")[side], frame = view.querySelectorAll(".graph")[side];
@@ -74,7 +81,7 @@ function showSide(view, side, root, measures, colours, events) {
   let graph = null;
   const icicle = showIcicle(chart, {
     root: tree, statesValues: true, sizes, shades, categories: ["class", ...texts.map(text => text.title)],
-    start: texts.some(text => text.key === "change") ? `kind ${1 + texts.findIndex(text => text.key === "change")}` : "kind 0",
+    ...startChoices(root.data, sizes, shades, texts),
   }, colours(tree), {
     onReach: node => events.onModules(modulesOf(node)),
     onZoom: node => events.onZoom(modulesOf(node)),

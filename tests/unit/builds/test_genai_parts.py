@@ -1,4 +1,4 @@
-"""The description of an audio encoder and a decoder for onnxruntime-genai, by their inputs and outputs."""
+"""The description of several parts for onnxruntime-genai, by their inputs and outputs: audio, and images."""
 
 from __future__ import annotations
 
@@ -102,3 +102,51 @@ def test_other_parts_are_refused(tmp_path: Path) -> None:
     given = parts(tmp_path)
     with pytest.raises(UsageError, match="vision, decoder"):
         genai_texts({"vision": given["encoder"], "decoder": given["decoder"]}, {})
+
+
+def vision_parts(folder: Path, *further: str) -> dict[str, tuple[Path, str]]:
+    """Return the three graphs of a Qwen2.5-VL; ``further`` are inputs of the vision encoder."""
+    caches = {f"{{}}.0.{kind}": [1, 4, "past", 8] for kind in SIDES}
+    past = {name.format("past_key_values"): size for name, size in caches.items()}
+    pixels: dict[str, list[int | str]] = {"pixel_values": ["patches", 24], "image_grid_thw": ["images", 3]}
+    embeddings: dict[str, list[int | str]] = {"inputs_embeds": [1, "tokens", 32]}
+    features: dict[str, list[int | str]] = {"image_features": ["rows", 32]}
+    return {
+        "vision": save(folder / "vision.onnx", {**pixels, **{name: [1] for name in further}}, features),
+        "embedding": save(folder / "embedding.onnx", {"input_ids": [1, "tokens"], **features}, embeddings),
+        "decoder": save(
+            folder / "decoder.onnx",
+            {**embeddings, "attention_mask": [1, "total"], "position_ids": [3, 1, "tokens"], **past},
+            {"logits": [1, "tokens", 99], **{name.format("present"): size for name, size in caches.items()}},
+        ),
+    }
+
+
+def test_vision_parts_and_their_image_processor_are_described(tmp_path: Path) -> None:
+    """Signature and sizes come from the graphs and the config, operations from the processor of the checkpoint."""
+    config = {
+        "model_type": "qwen2_5_vl", "image_token_id": 5, "vision_start_token_id": 7,
+        "vision_config": {"patch_size": 14}, "text_config": {"num_attention_heads": 4, "eos_token_id": 2},
+    }  # fmt: skip
+    # As published: without the filter and the factor, and with the number of pixels under older names.
+    processor = {
+        "min_pixels": 784, "max_pixels": 9408, "patch_size": 14, "do_resize": None,
+        "image_mean": [0.5] * 3, "image_std": [0.25] * 3, "merge_size": 2, "temporal_patch_size": 2,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": processor}))
+    sources = {name: tmp_path / name for name in ("config.json", "processor_config.json")}
+    texts = {name: json.loads(text) for name, text in genai_texts(vision_parts(tmp_path), sources).items()}
+    model = texts["genai_config.json"]["model"]
+    assert ("qwen2_5_vl", 5, 7) == tuple(model[key] for key in ("type", "image_token_id", "vision_start_token_id"))
+    assert (14, "image_processor.json") == (model["vision"]["patch_size"], model["vision"]["config_filename"])
+    assert (32, "inputs_embeds") == (model["decoder"]["hidden_size"], model["decoder"]["inputs"]["inputs_embeds"])
+    operations = [entry["operation"] for entry in texts["image_processor.json"]["processor"]["transforms"]]
+    assert ["DecodeImage", "Resize", "Rescale", "Normalize", "PatchImage"] == [entry["type"] for entry in operations]
+    resizing = operations[1]["attrs"]
+    assert {"rescale_factor": 1 / 255} == operations[2]["attrs"]
+    assert ("CUBIC", 784, 9408) == tuple(resizing[key] for key in ("interpolation", "min_pixels", "max_pixels"))
+    (tmp_path / "processor_config.json").unlink()
+    assert {"genai_config.json"} == set(genai_texts(vision_parts(tmp_path), {"config.json": tmp_path / "config.json"}))
+    with pytest.raises(UsageError, match="image_mask"):
+        genai_texts(vision_parts(tmp_path, "image_mask"), {"config.json": tmp_path / "config.json"})

@@ -1,0 +1,133 @@
+"""ONNX's backend tests through ``winml inspect``, ``optimize`` and ``quantize``: no result may be wrong.
+
+Method. The models of ONNX's backend tests (one for each operator and form, some 2000) are made by the installed onnx
+package, with their inputs. Each verb gets each model; ONNX Runtime then runs the written file and its source on the
+inputs of the test, without winml. Outputs are equal within the rounding of their type (8 bits: 15 dB). A refusal is
+one of ONNX Runtime if it does not run the source either, and one for nothing to do if the graph has no weight, or is
+quantized. A table for people, the remaining refusals and wrong results, then one line of JSON.
+
+    python benchmarks/backend.py [--verbs inspect optimize] [--match reshape] [--save]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# inspect.py beside this file bears the name of a standard module: the script's own folder is looked in last.
+FOLDER = Path(__file__).resolve().parent
+sys.path = [*(entry for entry in sys.path if Path(entry or ".").resolve() != FOLDER), str(FOLDER)]
+
+import argparse  # noqa: E402  # behind the line above, as everything here
+import tempfile  # noqa: E402
+import warnings  # noqa: E402
+from collections import Counter  # noqa: E402
+from collections.abc import Callable, Mapping, Sequence  # noqa: E402
+from typing import Any  # noqa: E402
+
+import numpy as np  # noqa: E402
+import onnxruntime  # noqa: E402
+from onnx.backend.test.case.node import collect_testcases  # noqa: E402
+from results import add_save_option, markdown_table, publish  # noqa: E402
+
+from winml.modelkit import inspect_model, optimize_model, quantize_model  # noqa: E402
+from winml.modelkit.errors import WinMLError  # noqa: E402
+
+LOSSY_DB = 15.0
+"""Smallest SQNR of a quantized result. Chosen: 8 bits of a layer with random weights have 30 dB and more."""
+VERBS: Mapping[str, Callable[[Path, Path], Any]] = {
+    "inspect": lambda source, _output: inspect_model(str(source)),
+    "optimize": lambda source, output: optimize_model(source, output, level="full"),
+    "quantize": quantize_model,
+    "quantize fp16": lambda source, output: quantize_model(source, output, precision="fp16"),
+}
+NOTHING_TO_DO = ("no node to quantize", "no node was quantized", "the graph is already quantized")
+
+
+def run(path: Path, samples: Sequence[Sequence[Any]]) -> list[list[Any]] | None:
+    """Run a file on the inputs of a test; None if ONNX Runtime does not run it."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        names = [value.name for value in session.get_inputs()]
+        values = ([np.asarray(v) if isinstance(v, np.generic) else v for v in inputs] for inputs in samples)
+        return [session.run(None, dict(zip(names, inputs, strict=False))) for inputs in values]
+    except Exception:  # each binding of the runtime has errors of its own
+        return None
+
+
+def is_equal(expected: Any, actual: Any, *, is_lossy: bool) -> bool:
+    """Compare an output with that of the source."""
+    if isinstance(expected, (list, tuple)):
+        return len(expected) == len(actual) and all(
+            is_equal(*pair, is_lossy=is_lossy) for pair in zip(expected, actual, strict=True)
+        )
+    if not isinstance(expected, np.ndarray) or expected.dtype.kind not in "fiub":
+        return bool(np.array_equal(expected, actual))
+    if (expected.shape, expected.dtype) != (actual.shape, actual.dtype):
+        return False
+    x, y = expected.astype(np.float64), actual.astype(np.float64)
+    finite = np.isfinite(x)
+    if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
+        return False
+    signal, noise = np.square(x[finite]).sum(), np.square(x[finite] - y[finite]).sum()
+    if is_lossy:
+        return bool(noise * 10 ** (LOSSY_DB / 10) <= signal)
+    limit = 0 if expected.dtype.kind != "f" else 1e-2 if expected.dtype.itemsize == 2 else 1e-4
+    return bool(np.abs(x - y)[finite].max(initial=0) <= limit * np.abs(x[finite]).max(initial=0))
+
+
+def outcome_of(verb: str, source: Path, output: Path, samples: Sequence[Sequence[Any]]) -> tuple[str, str]:
+    """Return the outcome of a verb on a model, and the reason of a refusal."""
+    try:
+        VERBS[verb](source, output)
+    except WinMLError as error:
+        if error.message.startswith(NOTHING_TO_DO):
+            return "nothing to do", ""
+        return ("refused", error.message) if run(source, samples) else ("refused by ONNX Runtime", error.message)
+    if verb == "inspect":
+        return "right", ""
+    expected, actual = run(source, samples), run(output, samples)
+    if expected is None:
+        return "not comparable", ""
+    if actual is None or not is_equal(expected, actual, is_lossy=verb.startswith("quantize")):
+        return "wrong", "other outputs"
+    return "right", ""
+
+
+def main() -> None:
+    """Run the tests."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--verbs", nargs="+", choices=VERBS, default=[*VERBS])
+    parser.add_argument("--match", default="", help="only tests with this text in their name")
+    add_save_option(parser)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    counts: dict[str, Counter[str]] = {verb: Counter() for verb in options.verbs}
+    unfair: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for case in collect_testcases(None):
+            if options.match not in case.name:
+                continue
+            place = Path(folder) / case.name
+            place.mkdir()
+            source = place / "model.onnx"
+            source.write_bytes(case.model.SerializeToString())
+            for number, verb in enumerate(options.verbs):
+                samples = [inputs for inputs, _ in case.data_sets]
+                outcome, reason = outcome_of(verb, source, place / f"{number}.onnx", samples)
+                counts[verb][outcome] += 1
+                if outcome in ("refused", "wrong"):
+                    unfair[f"{case.name}, {verb}"] = f"{outcome}: {reason}"
+    for name, reason in unfair.items():
+        print(f"{name}: {reason[:200]}")
+    outcomes = ("right", "wrong", "refused", "nothing to do", "refused by ONNX Runtime", "not comparable")
+    rows = [{"verb": verb, **{name: str(count[name]) for name in outcomes}} for verb, count in counts.items()]
+    table = markdown_table(rows)
+    print("\n".join(table))
+    publish(options, {"counts": {verb: dict(count) for verb, count in counts.items()}, "unfair": unfair}, table)
+
+
+if __name__ == "__main__":
+    main()

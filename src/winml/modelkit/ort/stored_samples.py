@@ -1,0 +1,106 @@
+"""Samples that are stored beside an ONNX file: test data of ONNX, and the user's inputs in the proof of a build.
+
+Commands that run a model use them before generated values. Formats:
+
+* ``test_data_set_0/input_0.pb``: one tensor per input, in the order of the graph, as in the ONNX model zoo;
+* ``proof/proof.json`` with ``proof.safetensors``: ``docs/reference/formats.md`` specifies them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from winml.modelkit.arrays import Array, Arrays
+from winml.modelkit.errors import WinMLError
+from winml.modelkit.file_names import proof_paths
+from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
+from winml.modelkit.onnx.specs import InputTensorSpec
+from winml.modelkit.options import read_json_file
+from winml.modelkit.ort.graph_inputs import takes_array
+
+_TEST_DATA = re.compile(r"test_data_set_(\d+)")
+"""Specified by ONNX: folder of a sample, from 0."""
+_USER_DATA = ("file", "dataset")
+"""Sources of samples in a proof that are the user's; others are generated, as they would be here."""
+
+
+@dataclass(frozen=True)
+class StoredSamples:
+    """Samples that fit the inputs of a graph."""
+
+    feeds: tuple[Arrays, ...] = ()
+    name: str = ""
+    """Name of their folder."""
+
+    @property
+    def note(self) -> str:
+        """Sentence on the origin of the samples."""
+        return f"Inputs are those of {self.name}, beside the model."
+
+
+def stored_samples(model: Path | None, inputs: Sequence[InputTensorSpec]) -> StoredSamples:
+    """Return the samples stored beside a model that fit its inputs; none if a file is damaged.
+
+    Args:
+        model: The ONNX file; `None` for a graph in memory.
+        inputs: Inputs of the graph, in order.
+    """
+    if model is None or not inputs:
+        return StoredSamples()
+    from google.protobuf.message import DecodeError
+
+    folder, names = model.absolute().parent, [spec.name for spec in inputs]
+    for name, read in (("test_data_set_0", _test_data), ("the proof", _proof_inputs)):
+        try:
+            samples = [sample for sample in read(folder, names) if _fits(sample, inputs)]
+        except (WinMLError, ForeignNameError, OSError, KeyError, TypeError, ValueError, DecodeError):
+            continue  # a damaged file is no sample; the inputs are generated
+        if samples:
+            others = f" to {len(samples) - 1}" if len(samples) > 1 and read is _test_data else ""
+            return StoredSamples(tuple(samples), f"{name}{others}")
+    return StoredSamples()
+
+
+def _fits(sample: Arrays, inputs: Sequence[InputTensorSpec]) -> bool:
+    return all(takes_array(spec, sample[spec.name]) for spec in inputs)
+
+
+def _test_data(folder: Path, names: Sequence[str]) -> Iterator[Arrays]:
+    """Yield the test data of ONNX in a folder."""
+    import onnx
+
+    numbers = sorted(int(match[1]) for path in folder.iterdir() if (match := _TEST_DATA.fullmatch(path.name)))
+    for number in numbers:
+        sample: dict[str, Array] = {}
+        for position, name in enumerate(names):
+            path = file_below(folder, f"test_data_set_{number}/input_{position}.pb")
+            tensor = onnx.TensorProto.FromString(path.read_bytes())
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                raise ValueError(f"{path}: refers to another file")
+            array = onnx.numpy_helper.to_array(tensor)
+            sample[name] = array.astype(object) if array.dtype.kind in "SU" else array
+        yield sample
+
+
+def _proof_inputs(folder: Path, names: Sequence[str]) -> Iterator[Arrays]:
+    """Yield the user's inputs in the proof in a folder."""
+    record_path, tensors_path = proof_paths(folder)
+    if not record_path.is_file():
+        return
+    from safetensors import SafetensorError, safe_open
+
+    record = read_json_file(record_path)
+    try:
+        with safe_open(file_below(folder, tensors_path.relative_to(folder)), framework="numpy") as tensors:
+            for part in record["parts"]:
+                samples, inputs = part["samples"], [spec["name"] for spec in part["inputs"]]
+                if samples["source"] in _USER_DATA and sorted(inputs) == sorted(names):
+                    for number in range(samples["count"]):
+                        key = f"{part['name']}/inputs/{number}"
+                        yield {name: tensors.get_tensor(f"{key}/{name}") for name in names}
+                    return
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error

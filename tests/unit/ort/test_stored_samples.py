@@ -1,0 +1,78 @@
+"""Samples that are stored beside a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from graphs import parse
+from winml.modelkit import compare_models, optimize_model
+from winml.modelkit.errors import UsageError
+from winml.modelkit.ort.graph_inputs import graph_inputs
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.ort.stored_samples import stored_samples
+
+ROWS = "m (float[n, 2] x, int64[1] i) => (float[m, 2] y) { a = Gather (x, i) b = Relu (a) y = Add (b, b) }"
+"""It takes indices of existing rows only."""
+
+
+def save(folder: Path, body: str = ROWS, *samples: tuple[np.ndarray, ...]) -> Path:
+    """Write a model with test data of ONNX beside it."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "model.onnx"
+    onnx.save(ir.to_proto(parse(body)), path)
+    for number, arrays in enumerate(samples):
+        place = folder / f"test_data_set_{number}"
+        place.mkdir()
+        for position, array in enumerate(arrays):
+            tensor = onnx.numpy_helper.from_array(array)
+            (place / f"input_{position}.pb").write_bytes(tensor.SerializeToString())
+    return path
+
+
+X = np.arange(200, dtype=np.float32).reshape(100, 2)
+
+
+def test_stored_samples_are_read_in_order_if_they_fit(tmp_path: Path) -> None:
+    """An array of another type is no sample of this model, and a damaged file none at all."""
+    sets = [(X, np.array([90])), (X, np.array([3])), (X.astype(np.float64), np.array([0]))]
+    path = save(tmp_path / "fits", ROWS, *sets)
+    inputs = graph_inputs(Session(path))
+    samples = stored_samples(path, inputs)
+    assert [90, 3] == [int(feeds["i"][0]) for feeds in samples.feeds]
+    (path.parent / "test_data_set_1" / "input_1.pb").write_bytes(b"\xff")
+    assert () == stored_samples(path, inputs).feeds
+    assert () == stored_samples(save(tmp_path / "without"), inputs).feeds
+
+
+def test_sample_that_refers_to_another_file_is_not_read(tmp_path: Path) -> None:
+    """Its values would come from any file of this machine."""
+    path = save(tmp_path / "m", ROWS, (X, np.array([90])))
+    tensor = onnx.numpy_helper.from_array(X)
+    onnx.external_data_helper.set_external_data(tensor, "secret.bin")
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    (path.parent / "test_data_set_0" / "input_0.pb").write_bytes(tensor.SerializeToString())
+    assert () == stored_samples(path, graph_inputs(Session(path))).feeds
+
+
+def test_verbs_compare_on_stored_samples_and_the_users_before_them(tmp_path: Path) -> None:
+    """The order is: the user's, those beside the model, generated values."""
+    path = save(tmp_path / "m", ROWS, (X, np.array([90])))
+    compared = compare_models(path, save(tmp_path / "other"))
+    assert ("file", "test_data_set_0") == (compared.samples.source, compared.samples.data)
+    result = optimize_model(path, tmp_path / "out.onnx", level="full")
+    assert any("test_data_set_0" in note for note in result.notes)
+    np.savez(tmp_path / "own.npz", x=X, i=np.array([1]))
+    result = optimize_model(path, tmp_path / "out.onnx", level="full", input_data=tmp_path / "own.npz", overwrite=True)
+    assert not any("test_data_set_0" in note for note in result.notes)
+    assert [1] == [entry.draw for entry in result.verification.comparisons]
+    np.savez(tmp_path / "bad.npz", x=X)
+    with pytest.raises(UsageError, match="no array for input 'i'"):
+        optimize_model(path, tmp_path / "new.onnx", level="full", input_data=tmp_path / "bad.npz")
+    with pytest.raises(UsageError, match="cannot be combined"):
+        optimize_model(path, tmp_path / "new.onnx", input_data=tmp_path / "own.npz", dataset="texts.txt")
