@@ -53,11 +53,15 @@ SEAMS: dict[str, dict[str, str]] = {
     },
     "export.dynamo.shortcuts": dict.fromkeys(
         (
+            "._maybe_promote_node",
             "._schema",
+            "._set_current_node",
             "torch._export.utils",
             "torch._ops",
             "torch._prims_common",
+            "torch._subclasses.fake_tensor",
             "torch.onnx._internal.exporter",
+            "torch.onnx._internal.fx.passes",
             "torch.ops.aten",
         ),
         f"{_DYNAMO}/test_shortcuts.py::test_graph_equals_the_graph_of_torch",

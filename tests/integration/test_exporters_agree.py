@@ -182,6 +182,19 @@ def test_large_checkpoint_is_traced_without_its_weights(tmp_path: Path, monkeypa
     assert written == (tmp_path / "model.onnx").read_bytes()
 
 
+def test_state_of_a_large_checkpoint_is_an_assumption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A counter of calls is found although the trace has no weights."""
+
+    def counting(pooler: Any, hidden: torch.Tensor) -> torch.Tensor:
+        pooler.counted = getattr(pooler, "counted", 0) + 1
+        return pooler.dense(hidden[:, 0]) * pooler.counted
+
+    monkeypatch.setattr("winml.modelkit.export.loading.LARGE_WEIGHTS_BYTES", 0)
+    monkeypatch.setattr("transformers.models.bert.modeling_bert.BertPooler.forward", counting)
+    result = export(save_checkpoint("bert", tmp_path / "checkpoint", **one_layer("bert")))
+    assert ["first_call"] == [assumption.kind for assumption in result.only_part.assumed]
+
+
 def test_large_checkpoint_with_convolutions_is_exported_without_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

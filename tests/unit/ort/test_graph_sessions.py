@@ -109,7 +109,7 @@ def test_file_of_a_newer_format_runs_unchanged(tmp_path: Path) -> None:
     """ONNX Runtime refuses the file; the message omits the path of its own source."""
     model = ir.to_proto(parse("m (float[2] x) => (float[2] y) { y = Neg (x) }"))
     onnx.save(model, tmp_path / "old.onnx")
-    assert tmp_path / "old.onnx" == open_session(tmp_path / "old.onnx", as_written=False).model_path
+    assert tmp_path / "old.onnx" == open_session(tmp_path / "old.onnx", as_written=False).source_path
     model.ir_version = newest_ir_version() + 1
     onnx.save(model, tmp_path / "new.onnx")
     before = (tmp_path / "new.onnx").read_bytes()

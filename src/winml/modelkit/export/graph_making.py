@@ -26,6 +26,7 @@ from winml.modelkit.compare.verification.reference_run import (
     refuse_verification_beyond_memory,
     run_for_shapes,
     run_reference,
+    verification_bytes,
     with_drawn_weights,
     with_values,
 )
@@ -493,7 +494,7 @@ def make_tagged_graph(
         assumed=(
             *capture.assumed,
             *bounded_sums,
-            *_find_state_between_calls(prepared, inputs, draw, first_run.changes),
+            *_find_state_between_calls(run, prepared, draw, first_run.changes),
             *map(_shared_state_assumption, first_run.shared),
         ),
         dimensions=dimensions,
@@ -758,31 +759,41 @@ def _parameter_kinds(model: torch.nn.Module) -> set[tuple[int, type]]:
     return {(id(parameter), type(parameter)) for parameter in model.parameters()}
 
 
+def streams_weights(prepared: PreparedPart) -> bool:
+    """Return True if a comparison with PyTorch reads weights one by one.
+
+    True if the weights were not loaded for the trace and take more than half of the available memory.
+    """
+    return prepared.part.with_references is not None and 2 * verification_bytes(prepared.model) > available_bytes()
+
+
 def _find_state_between_calls(
-    prepared: PreparedPart, inputs: InputDraws, draw: Draw, changes: Sequence[str]
+    run: ExportRun, prepared: PreparedPart, draw: Draw, changes: Sequence[str]
 ) -> tuple[Assumption, ...]:
     """Call PyTorch again; return an assumption on state retained between calls if a later call has other outputs.
 
-    `()` otherwise, for a part without values, and if the model refuses the sample.
+    `()` otherwise, for a part whose values are not loaded for a comparison, and if the model refuses the sample.
 
     Args:
+        run: The export, with samples of the inputs.
         prepared: The part.
-        inputs: Samples of the inputs.
         draw: The traced sample.
         changes: Attributes that the first call changed.
     """
-    if not changes or prepared.part.stored is not None:
+    loads_values = run.config.verify and run.handover is None and not streams_weights(prepared)
+    if not changes or not (prepared.part.stored is None or loads_values):
         return ()
+    with with_values(prepared) as weighted:
 
-    def run_sample(tensors: Tensors) -> Draw:
-        return Draw(tensors, run_reference(prepared, tensors), draw.sizes)
+        def run_sample(tensors: Tensors) -> Draw:
+            return Draw(tensors, run_reference(weighted, tensors), draw.sizes)
 
-    try:
-        sample = inputs.accepted(lambda drawing: drawing.draw(2), run_sample)
-    except ExportError:
-        return ()
-    if not _differs_later(prepared, draw, sample):
-        return ()
+        try:
+            sample = run.inputs(prepared.part).accepted(lambda drawing: drawing.draw(2), run_sample)
+        except ExportError:
+            return ()
+        if not _differs_later(weighted, draw, sample):
+            return ()
     names = ", ".join(changes[:_MAX_LISTED_CHANGES]) + (", …" if len(changes) > _MAX_LISTED_CHANGES else "")
     note = f"The forward keeps state between calls ({names}), so in PyTorch a later call returns different outputs."
     message = f"{note} The file always returns the outputs of a first call."

@@ -162,8 +162,9 @@ def _read_buffers(model: nn.Module) -> None:
 ModelCheck = Callable[[ResolvedModel], None]
 """Refuses a resolved model by an error, before its weights are loaded."""
 
-LARGE_WEIGHTS_BYTES = 2**31
-"""Chosen: maximum size of a protobuf file. Larger weights are not held in memory."""
+LARGE_WEIGHTS_BYTES = 2**30
+"""Chosen: larger weights are in memory for the comparison with PyTorch alone, and gone before ONNX Runtime opens the
+file. Measured on 0.8 GB: 1.5 GB at most instead of 2.4, in 1.1 times the processor time."""
 
 _LARGE_UNREAD_BYTES = 2**27
 """Limit for weights that no run in PyTorch reads: the graph is changed in memory before it is written, or no comparison

@@ -19,7 +19,6 @@ from winml.modelkit.compare.verification.parts_together import TextParts, TextSa
 from winml.modelkit.compare.verification.reference_run import (
     PreparedPart,
     prepared_part,
-    verification_bytes,
     with_drawn_weights,
     with_values,
 )
@@ -46,6 +45,7 @@ from winml.modelkit.export.graph_making import (
     bounded_graph,
     make_tagged_graph,
     refit_tagged_graph,
+    streams_weights,
 )
 from winml.modelkit.export.loading import load_for_export
 from winml.modelkit.export.records import STEPS, ExportedPart, ExportResult, NodeRecord
@@ -182,7 +182,7 @@ def _blame_normalization(
             path = folder / "raw.onnx"
             write_model(raw_graph.model, path)
             graph = _make_written_graph(prepared.part, raw_graph, path)
-            is_streamed = _streams_weights(prepared)
+            is_streamed = streams_weights(prepared)
             verify_written_file(graph, prepared, raw_run.inputs(prepared.part), is_streamed=is_streamed)
         except WinMLError:
             return
@@ -441,7 +441,7 @@ def _verify_part(
         else ""
     )
     try:
-        is_streamed = _streams_weights(prepared)
+        is_streamed = streams_weights(prepared)
         verification = verify_written_file(graph, prepared, run.inputs(part), advice=advice, is_streamed=is_streamed)
     except VerificationError as error:
         unchecked: VerificationInfo | None = error.unchecked
@@ -463,14 +463,6 @@ def _verify_part(
             verification = replace(verification, assumed=tuple(assumed), on_drawn_weights=True)
     verification = replace(verification, accepts_assumptions=run.config.accept_assumptions)
     return _verify_image(run, prepared, _verify_text(run, prepared, verification))
-
-
-def _streams_weights(prepared: PreparedPart) -> bool:
-    """Return True if a comparison with PyTorch reads weights one by one.
-
-    True if the weights were not loaded for the trace and take more than half of the available memory.
-    """
-    return prepared.part.with_references is not None and 2 * verification_bytes(prepared.model) > available_bytes()
 
 
 def _verify_on_copy(

@@ -10,7 +10,9 @@ import pytest
 import torch
 from onnxscript import TracedOnnxFunction
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.onnx._internal.exporter import _fx_passes, _registration
+from torch.onnx._internal.fx.passes import type_promotion
 
 from installed_versions import STACK_TRACE_SETTING
 from winml.modelkit.export.dynamo.shortcuts import shortcuts
@@ -43,6 +45,16 @@ class Writing(Plain):
         result = super().forward(values)
         result += 1
         return result
+
+
+class Promoting(nn.Module):
+    """A model that combines types, and divides integers."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Add integers, a flag and a number to floats."""
+        counts = (values > 0).to(torch.int64)
+        halves = counts.sum(-1, keepdim=True) / 2
+        return torch.where(counts > 0, values * counts + halves, 1) + (values > 1) + torch.rsqrt(counts + 1)
 
 
 class Viewing(nn.Module):
@@ -81,7 +93,9 @@ def traced_again(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return traced
 
 
-@pytest.mark.parametrize(("model_class", "is_traced_again"), [(Plain, False), (Writing, True), (Viewing, True)])
+@pytest.mark.parametrize(
+    ("model_class", "is_traced_again"), [(Plain, False), (Promoting, False), (Writing, True), (Viewing, True)]
+)
 def test_graph_equals_the_graph_of_torch(
     model_class: type[nn.Module], is_traced_again: bool, traced_again: list[str]
 ) -> None:
@@ -109,6 +123,8 @@ def places() -> tuple[object, ...]:
         _registration.OnnxDecompMeta,
         vars(TracedOnnxFunction)["function_ir"],
         _fx_passes.decompose_with_registry,
+        vars(type_promotion._TypePromotionInterpreter)["run_node"],
+        vars(FakeTensorMode)["_cached_dispatch_impl"],
         getattr(torch.fx.config, "do_not_emit_stack_traces", None),
     )
 

@@ -72,7 +72,6 @@ class WrittenFile:
         self.rounding = Rounding(dtypes, lambda: probability_outputs(written.model.graph))
         """Rounding errors to accept."""
         self._adapter = adapter
-        self._is_widened = adapter is None and (is_bfloat16 or computes_in(written.model, ir.DataType.FLOAT16))
         self._piece_bytes = piece_bytes
         self._has_single_rows = takes_single_rows(written.model)
         self._session: Session | None = None
@@ -165,8 +164,8 @@ class WrittenFile:
 
         path = self.written.path
         if self._session is None:
-            widens = self._is_widened
-            self._session = open_session(path, as_written=False) if widens else Session(path, adapter=self._adapter)
+            is_plain = self._adapter is not None
+            self._session = Session(path, adapter=self._adapter) if is_plain else open_session(path, as_written=False)
         return self._session
 
     def _apply_reference_ranks(self, draw: Draw, answers: Arrays) -> Arrays:

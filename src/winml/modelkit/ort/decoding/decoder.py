@@ -648,7 +648,7 @@ def _complete_head_sizes(
         InputError: the config has no head size.
     """
     is_open = [spec.name in states and len(spec.shape) == 4 and not isinstance(spec.shape[-1], int) for spec in inputs]
-    config = None if session.model_path is None else session.model_path.with_name(GENAI_CONFIG_NAME)
+    config = None if session.source_path is None else session.source_path.with_name(GENAI_CONFIG_NAME)
     if not any(is_open) or config is None or library_file(config.parent, config.name) is None:
         return tuple(inputs)
     try:
@@ -681,7 +681,7 @@ def _growing_axes(session: Session, states: Mapping[str, str]) -> dict[str, int]
 def _read_nodes(session: Session) -> Sequence[NodeSummary]:
     """Return the nodes of a graph; ``()`` without a file that can be read."""
     try:
-        return () if session.model_path is None else tuple(node_summaries(session.model_path))
+        return () if session.source_path is None else tuple(node_summaries(session.source_path))
     except (OSError, WireError):
         return ()
 
