@@ -39,7 +39,7 @@ def _project() -> dict[str, Any]:
 
 OF_AN_EXTRA = {
     "evaluate": ("eval",), "generate": ("sentences",), "models": ("gguf", "diffusion"), "report": ("eval",),
-    "samples": ("eval",), "sweep": ("ray",),
+    "samples": ("eval",), "sweep": ("ray",), "view": ("eval",),
 }  # fmt: skip
 """Subpackage → the extras with the libraries that it imports on demand. Errors name the installation of the extra."""
 

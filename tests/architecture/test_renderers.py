@@ -21,6 +21,7 @@ SHOWN_TOO = {
     "compare.fidelity", "compare.outputs", "compare.words", "inspect.onnx_inspection",
     "inspect.provider_fit",
     "profile.latency", "profile.module_profile", "profile.statistics",
+    "view.titles",
 }  # fmt: skip
 """Modules of subjects that have a record, or words for a record, beside the work."""
 

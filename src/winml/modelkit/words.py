@@ -163,7 +163,7 @@ def shape_words(dtype: str, shape: Sequence[int | str | None]) -> str:
     return f"{dtype}[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
-_shown_paths: dict[str, str] = {}
+_originals: dict[str, str] = {}
 """Path of a copy in the cache → the user's path that messages and reports have instead."""
 
 
@@ -173,11 +173,11 @@ def show_paths_as(paths: Mapping[str, str]) -> None:
     Args:
         paths: Path of a copy → path of the original. A folder comes after its files.
     """
-    _shown_paths.update(paths)
+    _originals.update(paths)
 
 
-def _with_shown_paths(text: str) -> str:
-    for copy, original in _shown_paths.items():
+def _with_originals(text: str) -> str:
+    for copy, original in _originals.items():
         text = text.replace(copy, original)
     return text
 
@@ -191,7 +191,7 @@ def printable(text: str) -> str:
     >>> printable("a\x1b[31m\n\u202eb")
     'a\\x1b[31m\\n\\u202eb'
     """
-    text = _with_shown_paths(text)
+    text = _with_originals(text)
     if text.isascii() and text.isprintable():
         return text
     return "".join(map(_escape_unprintable, text))
@@ -223,7 +223,7 @@ def json_printable(text: str) -> str:
     >>> json_printable('"\u202e"')
     '"\\u202e"'
     """
-    for copy, original in _shown_paths.items():
+    for copy, original in _originals.items():
         text = text.replace(json.dumps(copy)[1:-1], json.dumps(original, ensure_ascii=False)[1:-1])
     if text.isascii() and "\x7f" not in text:
         return text

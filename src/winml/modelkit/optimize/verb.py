@@ -93,10 +93,12 @@ class OptimizeRequest(WeightsRequest["OptimizeOptions", "OptimizedFile"]):
 
     def plan(self) -> FilePlan[OptimizedFile]:
         """Plan the command, which also reads the inputs of the comparison."""
+        plan = super().plan()
+        if self.input_data is None:
+            return plan
         from winml.modelkit.compare.quality_samples import value_files
 
-        plan = super().plan()
-        return plan if self.input_data is None else replace(plan, reads=(*plan.reads, *value_files(self.input_data)))
+        return replace(plan, reads=(*plan.reads, *value_files(self.input_data)))
 
     def work(self, task: GraphFileTask, options: OptimizeOptions) -> SingleOptimization:  # noqa: ARG002
         """Return the optimization."""

@@ -405,7 +405,7 @@ def _find_part(source: Path, part: PartDescription, name: str) -> Path:
     raise InputError(f"{source}: no {name} beside this part", hint="Pass the folder of a build.")
 
 
-def decodes_texts(inputs: Sequence[InputTensorSpec]) -> bool:
+def _decodes_texts(inputs: Sequence[InputTensorSpec]) -> bool:
     """Return True for the inputs of a decoder with a cache that reads token ids without the outputs of an encoder."""
     names = [spec.name for spec in inputs]
     is_alone = not any(ENCODER in name for name in names)
@@ -420,7 +420,7 @@ def note_on_steps(path: Path) -> str:
     """
     inputs, part = inputs_of_file(path), read_part_description(path)
     tokens = next(spec for spec in inputs if spec.name == TOKEN_IDS)
-    if not decodes_texts(inputs) or tokens.shape[1] != 1 or (part is not None and prompt_parts(part.part_names)):
+    if not _decodes_texts(inputs) or tokens.shape[1] != 1 or (part is not None and prompt_parts(part.part_names)):
         return ""
     return (
         f"The decoder reads one token per run: it read the first {_PROMPT_TOKENS} tokens of each text, and generated "
@@ -442,7 +442,7 @@ def decoder_data(data: SampleFeeds, source: Path) -> Iterator[Arrays] | None:
     inputs, part = inputs_of_file(source), read_part_description(source)
     if part is not None and part.name == DECODER and ENCODER in part.part_names:
         return data.read(inputs_of_file(_find_part(source, part, ENCODER)))
-    if not decodes_texts(inputs):
+    if not _decodes_texts(inputs):
         return None
     tokens = next(spec for spec in inputs if spec.name == TOKEN_IDS)
     return data.read([tokens.model_copy(update={"shape": ("batch_size", "sequence_length")})])
