@@ -544,7 +544,7 @@ class TaskRunner:
         if self._graph_inputs and (spec is None or spec.shape[1:3] != (1, 1)):
             raise UsageError(
                 f"{self._task}: the graph does not take {_POINTS} of shape [1, 1, 1, 2]",
-                hint=f"Export the model for {self._task}, or pass tensors by name: {opt.input} NAME=@FILE.npy",
+                hint=f"Export the model again for {self._task}, or pass tensors by name: {opt.input} NAME=@FILE.npy",
             )
         row = self._image_processor(images=[inputs["image"]], return_tensors="np")
         pixels, sizes = row["pixel_values"], np.asarray(row["original_sizes"])
