@@ -90,7 +90,7 @@ class SidePair:
     names: Mapping[str, str] = field(default_factory=dict)
     """Name in the reference → name in the candidate, of inputs and outputs with different names."""
     counts_padding: bool = False
-    """True if values of padding are compared, too, as in a verification."""
+    """True if values of padding are compared, too, as in the verification of an equal file: PyTorch defines them."""
 
     @property
     def is_rounded(self) -> bool:
