@@ -451,7 +451,8 @@ def _verify_part(
         if verified is None:
             if unchecked.lacks_numbers:
                 raise
-            return replace(unchecked, accepts_assumptions=run.config.accept_assumptions)
+            accepts = run.config.accept_assumptions
+            return replace(unchecked, assumed=tagged_graph.assumed, accepts_assumptions=accepts)
         verification = replace(verified, on_drawn_weights=True)
     follows = partial(_follows_inputs, tagged_graph.model)
     if not verification.on_drawn_weights and any(map(follows, verification.constant)):
