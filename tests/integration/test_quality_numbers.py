@@ -22,6 +22,7 @@ from winml.modelkit.evaluate.options import EvaluationOptions
 from winml.modelkit.optimize.verb import optimize_onnx
 from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.ort.sessions import Session
+from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.sensitivity import quantization_sensitivity
 from winml.modelkit.quantize.sensitivity_records import QuantizationSensitivity
 from winml.modelkit.quantize.verb import quantize_onnx
@@ -185,6 +186,39 @@ def test_decoder_is_judged_by_its_scores() -> None:
     assert "present.0.key" == wrong.worst.name
     assert not wrong.is_verified
     assert 2 == len(judged_outputs(wrong.outputs))
+
+
+def test_padding_does_not_count(tmp_path: Path) -> None:
+    """Two sentences in one padded batch have the quality that they have alone, also module by module.
+
+    Padded to 32 tokens, as many as the hidden size: of the pooled output [2, 32], no value is left out.
+    """
+    folder = save_task_checkpoint(tmp_path / "bert", "bert", "BertModel", text_tokenizer())
+    source, few = export_open(folder, "feature-extraction"), tmp_path / "few.onnx"
+    quantize_onnx(source, few, options=QuantizeOptions(precision="int4"), verify=False)
+    (tmp_path / "alone").mkdir()
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    padded = {name: np.zeros((2, 32), np.int64) for name in names}
+    for row, length in enumerate((32, 9)):
+        padded["input_ids"][row, :length] = np.random.default_rng(row).integers(1, 50, length)
+        padded["attention_mask"][row, :length] = 1
+        alone = {name: values[row : row + 1, :length] for name, values in padded.items()}
+        np.savez(tmp_path / "alone" / f"{row}.npz", **alone)
+    np.savez(tmp_path / "padded.npz", **padded)
+    apart, together = (
+        compare_models(source, few, CompareOptions(RunOptions("", input_data=data), by_module=True))
+        for data in (tmp_path / "alone", tmp_path / "padded.npz")
+    )
+    assert {"last_hidden_state", "pooler_output"} == {output.fidelity.name for output in apart.outputs}
+    for one, other in zip(apart.outputs, together.outputs, strict=True):
+        # Sums of another order. With padding, the first output would differ by 0.6 dB.
+        assert one.fidelity.sqnr_db == pytest.approx(other.fidelity.sqnr_db, abs=0.01)
+    errors = [
+        [module.fidelity.relative_error for module in compared.modules or () if module.fidelity is not None]
+        for compared in (apart, together)
+    ]
+    assert len(errors[0]) > 10
+    assert errors[1] == pytest.approx(errors[0], rel=1e-3)
 
 
 def test_limit_judges_the_lower_end() -> None:

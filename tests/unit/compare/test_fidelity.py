@@ -259,3 +259,31 @@ def test_predictions_decide_on_scores_and_decibels_on_other_outputs(
     assert is_verified == measure_fidelity(reference, answers, 10.0, samples, least_agreement=0.85).is_verified
     by_decibels = measure_fidelity(reference, answers, 10.0, samples)
     assert by_decibels.is_verified is (by_decibels.worst.lower_db >= 10)
+
+
+IDS, MASK = np.ones((2, 4), np.int64), np.array([[1, 1, 1, 1], [1, 1, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("shape", "inputs", "is_left_out"),
+    [
+        ((2, 4, 8), {"input_ids": IDS, "attention_mask": MASK}, True),
+        ((2, 4, 8), {"input_features": np.ones((2, 4, 8)), "attention_mask": MASK}, True),
+        ((2, 4, 8), {"input_ids": IDS, "attention_mask": np.pad(MASK, ((0, 0), (3, 0)))}, True),  # a cache of 3 tokens
+        ((2, 4), {"input_ids": IDS, "attention_mask": MASK}, False),  # [batch, hidden], with 4 of each
+        ((2, 4, 4, 8), {"input_ids": IDS, "attention_mask": MASK}, False),  # 4 heads
+        ((2, 5, 8), {"input_ids": IDS, "attention_mask": MASK}, False),
+        ((2, 4, 8), {"input_ids": np.ones((2, 7), np.int64), "attention_mask": np.pad(MASK, ((0, 0), (3, 0)))}, False),
+        ((2, 4, 8), {"input_ids": IDS, "attention_mask": MASK - 1.0}, False),  # added to scores
+        ((2, 4, 8), {"input_ids": IDS, "attention_mask": MASK * 0}, False),  # shows nothing
+        ((2, 4, 8), {"input_ids": IDS, "attention_mask": MASK, "decoder_input_ids": IDS}, False),
+        ((2, 4, 8), {"input_ids": IDS}, False),
+    ],
+)
+def test_values_of_padding_do_not_count(shape: tuple[int, ...], inputs: dict[str, Array], is_left_out: bool) -> None:
+    """An error at a hidden position is no error of an output with a vector for each token; elsewhere, it is."""
+    expected = np.random.default_rng(0).standard_normal(shape)
+    wrong, hidden = expected.copy(), expected.copy()
+    wrong[1, 0], hidden[1, -1] = np.nan, np.nan
+    outputs = [measure_fidelity([{"y": expected}], [{"y": y}], 10.0, inputs=[inputs]).worst for y in (wrong, hidden)]
+    assert [True, not is_left_out] == [bool(output.problem) for output in outputs]

@@ -139,11 +139,11 @@ def _measure_quality(
     if rounds_activations(model):
         # The reference runs without packed weights, and so without the kernels that round.
         rounded = outputs_of_file(model, feeds, as_written=False)
-        rounding_db = measure_fidelity(expected, rounded, limit_db).worst.sqnr_db
+        rounding_db = measure_fidelity(expected, rounded, limit_db, inputs=feeds).worst.sqnr_db
         values["cpu_rounding_db"] = rounding_db
         if minimum_db is None and rounding_db is not None:
             limit_db = min(limit_db, rounding_db - _ROUNDING_MARGIN_DB)
-    fidelity = measure_fidelity(expected, outputs, limit_db, samples)
+    fidelity = measure_fidelity(expected, outputs, limit_db, samples, inputs=feeds)
     worst = fidelity.worst
     values |= {"output": worst.name, "sqnr_db": worst.sqnr_db, "min_sqnr_db": limit_db}
     if chosen.stand_in and fidelity.is_refused:

@@ -2,7 +2,8 @@
 
 Compares computed outputs over all samples together: the power of the signal relative to the error
 (signal-to-quantization-noise ratio), the direction (cosine), and the error relative to the signal. Wide integers and
-booleans are symbols, such as indices and labels, measured by the share of equal values. Runs neither side.
+booleans are symbols, such as indices and labels, measured by the share of equal values. Positions of padding are left
+out. Runs neither side.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import field, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +20,7 @@ import numpy as np
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import TEXT_KINDS, finite_values, silent_kinds, silent_words
 from winml.modelkit.compare.quality_minimum import PREDICTIONS, QualityMinimum
+from winml.modelkit.ort.decoding.inputs import MASK, TOKEN_IDS, TOKEN_VECTORS
 from winml.modelkit.records import Record, entry, json_value, recorded
 from winml.modelkit.words import MOST_DB
 
@@ -36,6 +39,11 @@ _CLOSE_AGREEMENT = 0.95
 """Chosen: share of equal predictions from which the time of a quantized model is the next question."""
 _CLOSE_DB = 20.0
 """Chosen: the same for outputs that are no scores."""
+_SECOND_TEXT = "decoder_"
+"""Specified by transformers: prefix of the inputs of the second text of an encoder-decoder, which has an own mask."""
+_RANK_OF_TOKENS = 3
+"""Dimensions of an output with a vector for each token. Of two dimensions, [batch, hidden] may have the sizes of
+[batch, sequence]; of four, an attention may have as many heads as tokens."""
 _STATE_PREFIXES = ("present", "past_key_values")
 """Specified by transformers, optimum and onnxruntime-genai: prefixes of KV cache outputs."""
 
@@ -304,6 +312,8 @@ def measure_fidelity(
     least_sqnr_db: float,
     samples: QualitySamples | None = None,
     least_agreement: float | None = None,
+    *,
+    inputs: Sequence[Arrays] = (),
 ) -> FidelityInfo:
     """Measure the similarity of outputs to reference outputs.
 
@@ -313,17 +323,16 @@ def measure_fidelity(
         least_sqnr_db: Minimum SQNR of every output in dB.
         samples: Description of the samples.
         least_agreement: Minimum top-1 agreement of outputs with scores; ``None``: the SQNR applies to them.
+        inputs: Inputs of the samples, whose padding is left out; ``()``: all positions count.
     """
     outputs = []
     for name in reference[0]:
-        # Of a sequence, a sample may lack elements.
-        pairs = [
-            (ours[name], theirs.get(name)) for ours, theirs in zip(reference, answers, strict=True) if name in ours
-        ]
-        found = [theirs for _, theirs in pairs if theirs is not None]
-        is_there = len(found) == len(pairs)
-        expected = [ours for ours, _ in pairs]
-        outputs.append(output_fidelity(name, expected, found) if is_there else _incomparable_output(name, "is missing"))
+        total, is_there = FidelitySum(name), True
+        for ours, theirs, feeds in zip(reference, answers, inputs or [{}] * len(reference), strict=True):
+            # Of a sequence, a sample may lack elements.
+            if name in ours and (is_there := is_there and name in theirs):
+                total.add(ours[name], theirs[name], feeds)
+        outputs.append(total.of_output() if is_there else _incomparable_output(name, "is missing"))
     has_signal = any(output.has_signal for output in outputs)
     silent = None if has_signal else silent_kinds(values for sample in reference for values in sample.values())
     return FidelityInfo(
@@ -373,13 +382,16 @@ class FidelitySum:
         self._has_scores = PREDICTIONS in name
         self._agreeing: list[float] = []
 
-    def add(self, expected: Array, actual: Array) -> None:
+    def add(self, expected: Array, actual: Array, inputs: Arrays = MappingProxyType({})) -> None:
         """Add one sample.
 
         Args:
             expected: The reference value.
             actual: The compared value.
+            inputs: Inputs of the sample, whose padding is left out; without them, all positions count.
         """
+        if expected.shape == actual.shape and (visible := _visible_positions(expected.shape, inputs)) is not None:
+            expected, actual = expected[visible], actual[visible]
         if expected.size and expected.dtype.kind not in TEXT_KINDS:
             self._has_numbers = True
             self._has_finite = self._has_finite or bool(np.isfinite(expected).any())
@@ -461,6 +473,28 @@ class FidelitySum:
         self._other += power
         self._product += product
         self._largest = max(self._largest, float(np.abs(difference).max(initial=0.0)))
+
+
+def _visible_positions(shape: tuple[int, ...], inputs: Arrays) -> Array | None:
+    """Return the positions of a value that an attention mask shows, as booleans [batch, sequence]; ``None`` for all.
+
+    Nothing reads a value of padding. The mask of a decoder includes cached tokens; its last positions are those of the
+    run. A mask of other numbers than 0 and 1 is added to scores, and one of zeros shows nothing to compare.
+
+    Args:
+        shape: Sizes of the value.
+        inputs: Inputs of the sample.
+    """
+    mask = inputs.get(MASK)
+    if mask is None or mask.ndim != 2 or len(shape) != _RANK_OF_TOKENS:
+        return None
+    if any(name.startswith(_SECOND_TEXT) for name in inputs):
+        return None
+    tokens = next((inputs[name] for name in (TOKEN_IDS, TOKEN_VECTORS) if name in inputs), mask)
+    visible = mask[:, -shape[1] :] == 1
+    if tokens.shape[:2] != shape[:2] or visible.shape != shape[:2] or not np.isin(mask, (0, 1)).all():
+        return None
+    return visible if visible.any() and not visible.all() else None
 
 
 def _error_ratio(noise: float, signal: float) -> float:

@@ -290,7 +290,7 @@ def refuse_unfaithful(
     """
     draws, expected, samples = reference_outputs(reference, read_samples)
     outputs = _candidate_outputs(candidate, draws, as_written=False)
-    fidelity = measure_fidelity(expected, outputs, minimum.sqnr_db, samples, minimum.agreement)
+    fidelity = measure_fidelity(expected, outputs, minimum.sqnr_db, samples, minimum.agreement, inputs=draws)
     if fidelity.is_refused:
         _refuse_random(reference, draws[0])
     refuse_below_minimum_sqnr(fidelity, reference.name, draws[0], hint)

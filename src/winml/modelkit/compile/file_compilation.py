@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -466,15 +467,16 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
                 "anyway.",
             ) from error
         minimum_db = DEFAULT_MIN_SQNR_DB if self.options.min_sqnr_db is None else self.options.min_sqnr_db
+        measure = partial(measure_fidelity, least_sqnr_db=minimum_db, samples=samples, inputs=sample_feeds)
         if self.reference is None:
-            fidelity = measure_fidelity(expected, outputs, minimum_db, samples)
+            fidelity = measure(expected, outputs)
             files.refuse_below_minimum_sqnr(fidelity, source.name, sample_feeds[0], _minimum_sqnr_hint(None))
             return fidelity
         float_outputs = _run_reference(self.reference, source, sample_feeds, expected)
-        source_fidelity = measure_fidelity(float_outputs, expected, minimum_db, samples)
+        source_fidelity = measure(float_outputs, expected)
         margin = MARGIN_DB if self.options.min_sqnr_db is None else None
         comparison = SourceFidelity(self.reference.name, source.name, source_fidelity.outputs, margin)
-        fidelity = replace(measure_fidelity(float_outputs, outputs, minimum_db, samples), beside=comparison)
+        fidelity = replace(measure(float_outputs, outputs), beside=comparison)
         files.refuse_below_minimum_sqnr(
             fidelity, self.reference.name, sample_feeds[0], _minimum_sqnr_hint(self.reference)
         )

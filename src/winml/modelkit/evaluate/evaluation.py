@@ -191,12 +191,13 @@ class _Nearness:
         self._outputs: list[Arrays] = []
         self._bytes = 0
 
-    def add(self, side: int, position: int, outputs: Arrays) -> None:
+    def add(self, side: int, position: int, inputs: Arrays, outputs: Arrays) -> None:
         """Add the outputs of a batch of a group; outputs of the model are held until the baseline has run the batch.
 
         Args:
             side: 0: the model; 1: the baseline.
             position: Position of the batch in its group.
+            inputs: Inputs of the batch.
             outputs: Name → array.
         """
         if self._bytes > GROUP_BYTES:
@@ -208,7 +209,8 @@ class _Nearness:
                 self._outputs = []
         elif side == 1 and position < len(self._outputs):
             for name in outputs.keys() & self._outputs[position].keys():
-                self._sums.setdefault(name, FidelitySum(name)).add(outputs[name], self._outputs[position][name])
+                total = self._sums.setdefault(name, FidelitySum(name))
+                total.add(outputs[name], self._outputs[position][name], inputs)
 
     def record(self, count: int, seed: int, data: str) -> dict[str, object] | None:
         """Quality record of so many samples of a dataset; ``None`` if output names differ or outputs are too large."""
@@ -330,7 +332,7 @@ def _score_samples(
             for position, batch in enumerate(group):
                 outputs = _run_batch(side, batch, evaluator, reported)
                 if scores.nearness is not None:
-                    scores.nearness.add(number, position, outputs)
+                    scores.nearness.add(number, position, batch.feeds, outputs)
         # Rows of the last sample may continue in the next group.
         _finish_samples(scores, evaluator, waiting, before=group[-1].rows[-1].number // evaluator.fed_per_sample)
         if progress is not None:

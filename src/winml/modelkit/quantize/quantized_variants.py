@@ -206,7 +206,9 @@ class QuantizedVariants:
             return MeasuredVariant(None, result.changed_nodes, size, problem, file_bytes=whole_size)
         self._add_cost(measured=1, session_s=opened - created, runs_s=time.perf_counter() - opened)
         quality_samples = replace(self._samples.about, count=len(outputs))
-        fidelity = measure_fidelity(self._samples.answers[: len(outputs)], outputs, 0.0, quality_samples)
+        feeds = [sample.feeds for sample in self._samples.values[: len(outputs)]]
+        answers = self._samples.answers[: len(outputs)]
+        fidelity = measure_fidelity(answers, outputs, 0.0, quality_samples, inputs=feeds)
         by_output = {} if fidelity.worst.problem else {output.name: output.sqnr_db for output in fidelity.outputs}
         return MeasuredVariant(
             fidelity.worst,

@@ -202,18 +202,20 @@ class _Runner:
             InputError: a file of values is damaged.
         """
         assert self._opened is not None  # opened before
-        session, reference, outputs = self._opened.session, [], []
+        session, feeds, reference, outputs = self._opened.session, [], [], []
         quality_samples = QualitySamples(**samples)
         for number in range(quality_samples.count):
             options = opened_model.RunOptions(session.name, input_data=sample_path(Path(folder), number))
-            outputs.append(_numeric_outputs(session.run(opened_model.values_for(session, options).feeds)))
+            feeds.append(opened_model.values_for(session, options).feeds)
+            outputs.append(_numeric_outputs(session.run(feeds[-1])))
             with np.load(_outputs_path(Path(folder), number), allow_pickle=False) as archive:
                 reference.append({name: archive[name] for name in archive.files})
             if number + 1 == _EQUAL_SAMPLES:
-                worst = measure_fidelity(reference, outputs, 0.0).worst
+                worst = measure_fidelity(reference, outputs, 0.0, inputs=feeds).worst
                 if not worst.problem and worst.sqnr_db >= _EQUAL_DB:
                     break
-        fidelity = measure_fidelity(reference, outputs, 0.0, dataclasses.replace(quality_samples, count=len(outputs)))
+        quality_samples = dataclasses.replace(quality_samples, count=len(outputs))
+        fidelity = measure_fidelity(reference, outputs, 0.0, quality_samples, inputs=feeds)
         worst = fidelity.worst
         return {
             "output": worst.name,

@@ -118,12 +118,12 @@ def _find_wrong_module(
         matched = match_files(side, file)
         side.session([name for match in matched for name, _ in match.taps])
         unchanged = unchanged_modules(side, file) if provider is None else None
-        return _find_divergence(SidePair(side, file, (feeds,)), file, matched, unchanged)
+        return _find_divergence(SidePair(side, file, (feeds,), counts_padding=True), file, matched, unchanged)
     from winml.modelkit.compare.by_module.torch_side import TorchSide
     from winml.modelkit.compare.verification.streamed_reference import with_streamed_values
 
     with with_streamed_values(reference) as weighted:
-        pair = SidePair(TorchSide(weighted, "the model in PyTorch"), file, (feeds,))
+        pair = SidePair(TorchSide(weighted, "the model in PyTorch"), file, (feeds,), counts_padding=True)
         return _find_divergence(pair, file, match_with_torch(pair), None)
 
 

@@ -296,17 +296,17 @@ def _measure_values(pair: ValuePair, taps: Sequence[NamesOfBoth], seconds: float
         seconds: Time after which no further group is run.
     """
     sums: dict[NamesOfBoth, FidelitySum] = {}
-    for group, ours, theirs in recorded_groups(pair, taps, seconds):
+    for group, inputs, ours, theirs in recorded_groups(pair, taps, seconds):
         for names in group:
             if names[0] in ours and all("float" in str(side.dtype) for side in (ours[names[0]], theirs[names[1]])):
-                sums.setdefault(names, FidelitySum(names[1])).add(ours[names[0]], theirs[names[1]])
+                sums.setdefault(names, FidelitySum(names[1])).add(ours[names[0]], theirs[names[1]], inputs)
     return {names: total.of_value() for names, total in sums.items()}
 
 
 def recorded_groups(
     pair: ValuePair, taps: Sequence[NamesOfBoth], seconds: float = math.inf
-) -> Iterator[tuple[Sequence[NamesOfBoth], Arrays, Arrays]]:
-    """Run both sides in groups of recorded values, and yield each group with its values on both sides, by sample.
+) -> Iterator[tuple[Sequence[NamesOfBoth], Arrays, Arrays, Arrays]]:
+    """Run both sides in groups of recorded values; yield each group with inputs and values of both sides, by sample.
 
     Args:
         pair: The two models.
@@ -321,9 +321,9 @@ def recorded_groups(
         length = _group_length([sizes[names] for names in waiting], count)
         group, waiting = waiting[:length], waiting[length:]
         recorded_bytes = 0
-        for ours, theirs in pair.recorded(group):
+        for inputs, ours, theirs in pair.recorded(group):
             recorded_bytes = max(recorded_bytes, sum(array.nbytes for array in (*ours.values(), *theirs.values())))
-            yield group, ours, theirs
+            yield group, inputs, ours, theirs
             del ours, theirs  # before the next sample is recorded
         count = max(1, int(len(group) * GROUP_BYTES / max(recorded_bytes, 1)))
         finished = len(sizes) - len(waiting)

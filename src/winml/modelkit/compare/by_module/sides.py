@@ -75,8 +75,8 @@ class ValuePair(Protocol):
     def value_bytes(self, taps: Sequence[NamesOfBoth]) -> Sequence[int | None]:
         """Bytes of recording each value, in one sample; ``None`` if unknown."""
 
-    def recorded(self, group: Sequence[NamesOfBoth]) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
-        """Yield the inner values of a group, by their names on each side, for each sample."""
+    def recorded(self, group: Sequence[NamesOfBoth]) -> Iterator[tuple[Arrays, Arrays, Arrays]]:
+        """Yield for each sample the inputs whose padding is left out, and the inner values of a group by side."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ class SidePair:
     """Samples, named as in the candidate."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Name in the reference → name in the candidate, of inputs and outputs with different names."""
+    counts_padding: bool = False
+    """True if values of padding are compared, too, as in the verification of an equal file: PyTorch defines them."""
 
     @property
     def is_rounded(self) -> bool:
@@ -110,7 +112,7 @@ class SidePair:
                 common, missing = self._common_names(expected, outputs)
                 compared = {name: (target, FidelitySum(name)) for name, target in common.items()}
             for name, (target, total) in compared.items():
-                total.add(expected[name], outputs[target])
+                total.add(expected[name], outputs[target], self._judged_inputs(feeds))
         return tuple(ComparedOutput(total.of_output()) for _, total in compared.values()), missing
 
     def _common_names(
@@ -141,11 +143,15 @@ class SidePair:
         known = (ours if ours is not None else theirs for ours, theirs in zip(reference_sizes, right, strict=True))
         return [None if size is None else 2 * size for size in known]
 
-    def recorded(self, group: Sequence[NamesOfBoth]) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
-        """Run both on each sample, and yield the inner values of a group, by their names on each side."""
+    def _judged_inputs(self, feeds: Arrays) -> Arrays:
+        return {} if self.counts_padding else feeds
+
+    def recorded(self, group: Sequence[NamesOfBoth]) -> Iterator[tuple[Arrays, Arrays, Arrays]]:
+        """Run both on each sample; see :meth:`ValuePair.recorded`."""
         left, right = (list(dict.fromkeys(names[side] for names in group)) for side in (0, 1))
         for feeds in self.draws:
             yield (
+                self._judged_inputs(feeds),
                 self.reference.values(self.reference_feeds(feeds), left),
                 self.candidate.values(self.candidate_feeds(feeds), right),
             )

@@ -311,7 +311,7 @@ def _record_modules(recorder: _Recorder, pair: SidePair, file: OnnxSide, limit_b
         for name in dict.fromkeys(name for call in inner for name in (*call.outputs, *call.inputs))
     ]
     width = _sketch_width(len(taps), limit_bytes)
-    for group, ours, theirs in recorded_groups(pair, taps):
+    for group, _, ours, theirs in recorded_groups(pair, taps):
         for source, name in group:
             own, value = ours.get(source), theirs[name]
             if "float" not in str(value.dtype):

@@ -133,15 +133,15 @@ class _Replay:
         """Bytes of recording each value of the file; ``None`` if unknown."""
         return self.file.value_bytes([name for _, name in taps], self.feeds(self.model.sample(0)))
 
-    def recorded(self, group: Sequence[NamesOfBoth]) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
-        """Run the file on the first sample, and yield the excerpts of both."""
+    def recorded(self, group: Sequence[NamesOfBoth]) -> Iterator[tuple[Arrays, Arrays, Arrays]]:
+        """Run the file on the first sample, and yield the excerpts of both, of which all positions count."""
         names = list(dict.fromkeys(name for _, name in group))
         values = self.file.values(self.feeds(self.model.sample(0)), names)
         ours, theirs = dict[str, Array](), dict[str, Array]()
         for source, name in group:
             if source in self.model.value_names:
                 ours[source], theirs[name] = self.model.paired(self.model.part.key("values", source), values[name])
-        yield ours, theirs
+        yield {}, ours, theirs
 
 
 def replay_part(

@@ -215,7 +215,8 @@ def measure_written_file(
         references = [draw.reference for draw in answered[compared]]
         # A few random inputs give no share of equal predictions.
         agreement = None if about is None else minimum.agreement
-        fidelity = measure_fidelity(references, outputs[compared], minimum.sqnr_db, about, agreement)
+        feeds = [draw.arrays for draw in answered[compared]]
+        fidelity = measure_fidelity(references, outputs[compared], minimum.sqnr_db, about, agreement, inputs=feeds)
         fidelity = replace(fidelity, is_streamed=is_streamed)
         refuse_below_minimum_sqnr(fidelity, "the model in PyTorch", answered[compared][0].inputs)
         return fidelity
