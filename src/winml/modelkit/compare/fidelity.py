@@ -20,7 +20,6 @@ import numpy as np
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import TEXT_KINDS, finite_values, silent_kinds, silent_words
 from winml.modelkit.compare.quality_minimum import PREDICTIONS, QualityMinimum
-from winml.modelkit.ort.decoding.inputs import MASK, TOKEN_IDS, TOKEN_VECTORS
 from winml.modelkit.records import Record, entry, json_value, recorded
 from winml.modelkit.words import MOST_DB
 
@@ -485,6 +484,8 @@ def _visible_positions(shape: tuple[int, ...], inputs: Arrays) -> Array | None:
         shape: Sizes of the value.
         inputs: Inputs of the sample.
     """
+    from winml.modelkit.ort.decoding.inputs import MASK, TOKEN_IDS, TOKEN_VECTORS  # a diff compares no values
+
     mask = inputs.get(MASK)
     if mask is None or mask.ndim != 2 or len(shape) != _RANK_OF_TOKENS:
         return None
