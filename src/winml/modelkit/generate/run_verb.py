@@ -404,7 +404,8 @@ def _command_words(request: RunRequest) -> str:
 
 def _format_run_command(name: str, definition: RunTask) -> str:
     """Return the command that runs a model on the example inputs of a task."""
-    return " ".join(["winml run", name, *(_example_words(entry) for entry in definition.inputs if entry.is_required)])
+    shown = [entry for entry in definition.inputs if entry.is_required or entry.is_in_example]
+    return " ".join(["winml run", name, *map(_example_words, shown)])
 
 
 def _input_option(task_input: TaskInput) -> str:
@@ -413,7 +414,8 @@ def _input_option(task_input: TaskInput) -> str:
 
 
 def _example_words(task_input: TaskInput) -> str:
-    value = task_input.example if task_input.kind != "text" else f'"{task_input.example}"'
+    quoted = task_input.example.replace('"', r"\"")  # as both sh and Windows read it
+    value = task_input.example if task_input.kind != "text" else f'"{quoted}"'
     return f"{_input_option(task_input)}{'' if _input_option(task_input).endswith('=') else ' '}{value}"
 
 
