@@ -24,7 +24,7 @@ from winml.modelkit.python_functions import python_function
 from winml.modelkit.report.plan import PlannedStep
 from winml.modelkit.samples.data_sources import AUDIO_SUFFIXES
 from winml.modelkit.samples.data_sources import IMAGE_SUFFIXES as IMAGE_FILES
-from winml.modelkit.samples.processors import missing_processors
+from winml.modelkit.samples.processors import architecture_task, missing_processors
 from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
 from winml.modelkit.verbs.named_models import (
     keyword_options,
@@ -144,19 +144,25 @@ def _make_subject(request: RunRequest) -> RunSubject:
     """
     texts = _collect_values(request)
     tensors: tuple[str, ...] = ()
-    recorded: str | None = None
+    recorded, file_rule = None, "from the file"
     if request.files:
         from winml.modelkit.onnx.bundle import described_model
 
         tensors = tuple(tensor.name for tensor in _read_tensors(request.files, "inputs"))
-        recorded = described_model(_described_file(request)).get("task")
+        path = _described_file(request)
+        described = described_model(path)
+        recorded = described.get("task")
+        is_by_name = bool(request.arrays) or (bool(texts) and texts.keys() <= set(tensors))
+        if not described and request.task is None and not is_by_name:  # a file of another tool
+            outputs = {tensor.name for tensor in _read_tensors(request.files, "outputs")}
+            recorded, file_rule = architecture_task(files_folder(path), outputs) or (None, "")
     if request.task and recorded and canonical_task(request.task) != canonical_task(recorded):
         raise TaskError(
             f"{opt.task} {request.task}: {request.name} was exported for {recorded}",
             hint=f"Omit {opt.task}, or build the model again for this task.",
         )
     name = request.task or recorded
-    rule = f"set by {opt.task}" if request.task else "from the file" if recorded else ""
+    rule = f"set by {opt.task}" if request.task else file_rule if recorded else ""
     feeds = {key: value for key, value in texts.items() if key in tensors and not _is_task_input(key, name, tensors)}
     if feeds:
         if non_tensors := [key for key in texts if key not in tensors]:
