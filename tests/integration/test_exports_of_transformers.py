@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import torch
 import transformers
 
 from e2e.in_process import run_here
 from generating import save_decoder
+from graphs import parse
 from winml.modelkit.builds.found_models import onnx_file
 from winml.modelkit.errors import ModelPathError
 
@@ -47,6 +49,22 @@ def test_decoder_generates_the_text_of_pytorch(tmp_path: Path) -> None:
     described = run_here("inspect", "-m", folder, "-f", "json")
     assert 0 == described.code, described.err
     assert "pkg.torch.onnx metadata" in described.out
+
+
+@pytest.mark.parametrize(("output", "task"), [("logits", "image-classification"), ("last_hidden_state", None)])
+def test_task_is_that_of_the_architecture(output: str, task: str | None, tmp_path: Path) -> None:
+    """The files of transformers state no task; a graph without a head does not have that of the checkpoint."""
+    ir.save(
+        parse(
+            f"g (float[1, 3, 8, 8] pixel_values) => (float[1, 3, 8, 8] {output}) {{ {output} = Relu (pixel_values) }}"
+        ),
+        tmp_path / "model.onnx",
+    )
+    config = {"model_type": "swin", "architectures": ["SwinForImageClassification"]}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    described = run_here("run", tmp_path / "model.onnx", "--schema", "-f", "json")
+    assert 0 == described.code, described.err
+    assert task == json.loads(described.out)["task"]
 
 
 @pytest.mark.parametrize(

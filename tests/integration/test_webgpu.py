@@ -20,6 +20,7 @@ from graphs import parse
 from readers import folder_of
 from winml.modelkit import compare_models
 from winml.modelkit.ort.execution_providers import LIBRARY_VARIABLE
+from winml.modelkit.ort.kernels import NO_KERNEL
 
 pytestmark = pytest.mark.reader("webgpu")
 
@@ -112,5 +113,18 @@ def test_inspection_names_reasons_and_copies_by_module(built: Path) -> None:
     """Mask and lengths are copied once for all layers; no value returns to the CPU."""
     done = run_here("inspect", built, "--ep", "webgpu", "--format", "json")
     fit = json.loads(done.out)["execution_provider"]
-    assert {"it has no kernel of this operator for these types"} == {finding["reason"] for finding in fit["findings"]}
+    assert {NO_KERNEL} == {finding["reason"] for finding in fit["findings"]}
     assert {("model", 2, 0)} == {(entry["module"], entry["to_device"], entry["to_cpu"]) for entry in fit["copies"]}
+
+
+@pytest.mark.parametrize(("opset", "remedies"), [(24, ["--opset 17"]), (17, [])])
+def test_operator_of_a_newer_opset_has_the_remedy_of_an_older_one(
+    opset: int, remedies: list[str], tmp_path: Path
+) -> None:
+    """The provider has kernels of some operators up to an opset, such as Flatten."""
+    model = parse("g (float[4, 8, 2] x) => (float[4, 16] z) { y = Exp (x) f = Flatten (y) z = Exp (f) }", opset=opset)
+    ir.save(model, tmp_path / "model.onnx")
+    done = run_here("inspect", tmp_path / "model.onnx", "--ep", "webgpu", "--format", "json")
+    findings = json.loads(done.out)["execution_provider"]["findings"]
+    assert len(remedies) == len(findings)
+    assert all(words in finding["remedy"] for words, finding in zip(remedies, findings, strict=True))

@@ -1,4 +1,4 @@
-"""Notes about a cache with other sizes than in the models of optimum."""
+"""Notes about caches for optimum, and the files and code of the layout of transformers.js."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 
-from winml.modelkit.builds.layouts.optimum import unfit_cache_words
+from graphs import parse
+from winml.modelkit.builds.layouts.layout import BuiltFolder, LayoutFiles
+from winml.modelkit.builds.layouts.optimum import TRANSFORMERS_JS, unfit_cache_words
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
 T5 = {"model_type": "t5", "d_model": 32, "num_heads": 4, "d_kv": 16}
@@ -48,3 +51,21 @@ def test_model_without_a_cache_or_config_has_no_note(tmp_path: Path) -> None:
     assert not unfit_cache_words(path, {"past_key_values.0.key": ("batch", 2, "past", 8)})
     path.write_text(json.dumps(LLAMA), encoding="utf-8")
     assert not unfit_cache_words(path, {"input_ids": ("batch", "sequence")})
+
+
+@pytest.mark.parametrize(("name", "is_shared"), [("key", False), ("key_value", True)])
+def test_config_names_the_cache_inputs_of_the_graph(name: str, is_shared: bool, tmp_path: Path) -> None:
+    """transformers.js expects one input ``key_value`` for each layer if ``multi_query`` is true."""
+    model, config = tmp_path / "model.onnx", tmp_path / "config.json"
+    cache = f"past_key_values.0.{name}"
+    ir.save(parse(f'g (float[1, 1, 2, 4] "{cache}") => (float[1, 1, 2, 4] y) {{ y = Identity ("{cache}") }}'), model)
+    config.write_text(json.dumps({"model_type": "falcon", "multi_query": True}), encoding="utf-8")
+    files = LayoutFiles({"config.json": config}, {}, {}, {"onnx/model.onnx": model})
+    assert is_shared is json.loads(TRANSFORMERS_JS.describe(files)["config.json"])["multi_query"]
+
+
+def test_code_for_a_relative_folder_starts_at_the_working_folder(tmp_path: Path) -> None:
+    """transformers.js puts a slash between ``localModelPath`` and the folder."""
+    for path, root in (("built", "./"), (str(tmp_path), "")):
+        lines = TRANSFORMERS_JS.usage(BuiltFolder(path, "text-classification", ("input_ids",), "model", True))
+        assert f'env.localModelPath = "{root}";' in "\n".join(lines)

@@ -19,7 +19,7 @@ Activations = Literal["float32", "int8"]
 
 OLDEST_OPSET = 11
 """Chosen: the oldest opset in which the shape-computing operators the exporter emits take int64 inputs throughout."""
-_NEWEST_OPSET = 24
+NEWEST_OPSET = 24
 """Chosen: the newest opset of which common readers have the operators."""
 
 EXPORTER: Mapping[str, Any] = {
@@ -105,7 +105,7 @@ class ExportFields:
         None,
         EXPORT,
         minimum=OLDEST_OPSET,
-        maximum=_NEWEST_OPSET,
+        maximum=NEWEST_OPSET,
         spelling="--opset",
         default_words="17, or 18 with dynamo",
         is_common=True,

@@ -49,7 +49,7 @@ from winml.modelkit.export.config import (
     ExporterUse,
     WinMLExportConfig,
 )
-from winml.modelkit.export.opset_conversion import lower_opset
+from winml.modelkit.export.opset_conversion import bfloat16_opset, lower_opset
 from winml.modelkit.export.table import input_words
 from winml.modelkit.file_names import ONLY_PART, part_path
 from winml.modelkit.models.output_shapes import with_named_sums
@@ -904,9 +904,10 @@ def _normalize_graph(model: ir.Model, config: WinMLExportConfig, used: ExporterU
     """Normalize a tagged graph and convert it to the requested opset; return the model and notes for the user."""
     options = NormalizeOptions(fold_constants=config.do_constant_folding)
     normalized = normalize(model, options)
-    requested_opset = config.opset_for(used.name)
+    requested_opset, opset_note = bfloat16_opset(normalized.model, config.opset_for(used.name))
+    first_notes = (*normalized.notes, *filter(None, [opset_note]))
     if model.opset_imports[""] == requested_opset:
-        return normalized.model, normalized.notes
+        return normalized.model, first_notes
     # Only now: numbers that older opsets hold as attributes are computed in a graph fresh from the exporter.
     if model.opset_imports[""] < requested_opset:
         converted, notes = convert_opset(normalized.model, requested_opset)
@@ -914,7 +915,7 @@ def _normalize_graph(model: ir.Model, config: WinMLExportConfig, used: ExporterU
         converted, note = lower_opset(normalized.model, requested_opset)
         notes = (note,) if note else ()
     renormalized = normalize(converted, options)
-    return renormalized.model, (*renormalized.notes, *notes)
+    return renormalized.model, (*renormalized.notes, *filter(None, [opset_note]), *notes)
 
 
 def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: ModuleTree, used: ExporterUse) -> None:

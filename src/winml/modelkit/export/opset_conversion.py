@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnx import version_converter  # noqa: TID251 - the metadata it wipes is put back below
 
 from winml.modelkit.errors import opt
+from winml.modelkit.export.declared_options import NEWEST_OPSET
 
 _INTERMEDIATE_OPSET = 17
 """Specified: the opset before the oldest the dynamo exporter writes."""
@@ -45,6 +46,42 @@ def lower_opset(model: ir.Model, requested_opset: int) -> tuple[ir.Model, str]:
     if requested_opset == _INTERMEDIATE_OPSET:
         return model, ""
     return _convert_further(model, requested_opset)
+
+
+def bfloat16_opset(model: ir.Model, opset: int) -> tuple[int, str]:
+    """Return the oldest opset from a given one on whose operators take bfloat16 where a graph has it, and a note.
+
+    Opset 17 has no bfloat16 for Conv and poolings, for example, and ONNX Runtime opens no such file.
+
+    Args:
+        model: A model with the types of its values.
+        opset: The requested opset; returned, with ``""``, if it fits or none fits.
+    """
+    nodes = [node for node in model.graph.all_nodes() if not node.domain]
+    places = {
+        (node.op_type, is_output, number)
+        for node in nodes
+        for is_output, values in ((False, node.inputs), (True, node.outputs))
+        for number, value in enumerate(values)
+        if value is not None and value.dtype is ir.DataType.BFLOAT16
+    }
+    unfit = sorted({place[0] for place in places if not _takes_bfloat16(*place, opset)})
+    fitting = (
+        newer for newer in range(opset, NEWEST_OPSET + 1) if all(_takes_bfloat16(*place, newer) for place in places)
+    )
+    if not unfit or (newer := next(fitting, None)) is None:
+        return opset, ""
+    return newer, f"The graph has opset {newer}: in {opset}, {', '.join(unfit)} cannot take bfloat16."
+
+
+def _takes_bfloat16(op_type: str, is_output: bool, number: int, opset: int) -> bool:
+    """Return True if an input or output of an operator may be bfloat16; for an unknown operator, too."""
+    try:
+        schema = onnx.defs.get_schema(op_type, opset)
+    except onnx.defs.SchemaError:
+        return True
+    formal = schema.outputs if is_output else schema.inputs
+    return "tensor(bfloat16)" in formal[min(number, len(formal) - 1)].types  # the last may stand for any number
 
 
 def _find_missing_form(node: ir.Node) -> str:

@@ -32,7 +32,7 @@ from winml.modelkit.python_functions import python_function
 from winml.modelkit.report.plan import PlannedStep
 from winml.modelkit.samples.data_sources import AUDIO_SUFFIXES
 from winml.modelkit.samples.data_sources import IMAGE_SUFFIXES as IMAGE_FILES
-from winml.modelkit.samples.processors import missing_processors
+from winml.modelkit.samples.processors import architecture_task, missing_processors
 from winml.modelkit.verbs.answers import AnswerPlan, AnswerRequest, plan_answer
 from winml.modelkit.verbs.named_models import (
     keyword_options,
@@ -152,19 +152,25 @@ def _make_subject(request: RunRequest) -> RunSubject:
     """
     texts = _collect_values(request)
     tensors: tuple[str, ...] = ()
-    recorded: str | None = None
+    recorded, file_rule = None, "from the file"
     if request.files:
         from winml.modelkit.onnx.bundle import described_model
 
         tensors = tuple(tensor.name for tensor in _read_tensors(request.files, "inputs"))
-        recorded = described_model(_described_file(request)).get("task")
+        path = _described_file(request)
+        described = described_model(path)
+        recorded = described.get("task")
+        is_by_name = bool(request.arrays) or (bool(texts) and texts.keys() <= set(tensors))
+        if not described and request.task is None and not is_by_name:  # a file of another tool
+            outputs = {tensor.name for tensor in _read_tensors(request.files, "outputs")}
+            recorded, file_rule = architecture_task(files_folder(path), outputs) or (None, "")
     if request.task and recorded and canonical_task(request.task) != canonical_task(recorded):
         raise TaskError(
             f"{opt.task} {request.task}: {request.name} was exported for {recorded}",
             hint=f"Omit {opt.task}, or build the model again for this task.",
         )
     name = request.task or recorded
-    rule = f"set by {opt.task}" if request.task else "from the file" if recorded else ""
+    rule = f"set by {opt.task}" if request.task else file_rule if recorded else ""
     feeds = {key: value for key, value in texts.items() if key in tensors and not _is_task_input(key, name, tensors)}
     if feeds:
         if non_tensors := [key for key in texts if key not in tensors]:
@@ -412,7 +418,8 @@ def _command_words(request: RunRequest) -> str:
 
 def _format_run_command(name: str, definition: RunTask) -> str:
     """Return the command that runs a model on the example inputs of a task."""
-    return " ".join(["winml run", name, *(_example_words(entry) for entry in definition.inputs if entry.is_required)])
+    shown = [entry for entry in definition.inputs if entry.is_required or entry.is_in_example]
+    return " ".join(["winml run", name, *map(_example_words, shown)])
 
 
 def _input_option(task_input: TaskInput) -> str:
@@ -421,7 +428,8 @@ def _input_option(task_input: TaskInput) -> str:
 
 
 def _example_words(task_input: TaskInput) -> str:
-    value = task_input.example if task_input.kind != "text" else f'"{task_input.example}"'
+    quoted = task_input.example.replace('"', r"\"")  # as both sh and Windows read it
+    value = task_input.example if task_input.kind != "text" else f'"{quoted}"'
     return f"{_input_option(task_input)}{'' if _input_option(task_input).endswith('=') else ' '}{value}"
 
 

@@ -46,7 +46,8 @@ def _answer_block(result: InferenceResult) -> doc.Block:
                 [entry.label or "", entry.text or "", entry.score, f"{entry.start}–{entry.end}"] for entry in entries
             ]
         case "spans":
-            columns = doc.columns("answer", ("score", "score"), "characters")
+            unit = "words" if result.task == "document-question-answering" else "characters"
+            columns = doc.columns("answer", ("score", "score"), unit)
             rows = [[entry.text or "", entry.score, f"{entry.start}–{entry.end}"] for entry in entries]
         case "boxes":
             columns = doc.columns("object", ("score", "score"), "left, top, right, bottom")

@@ -33,6 +33,8 @@ class TaskInput:
     """A value for the example command."""
     is_required: bool = True
     is_repeatable: bool = False
+    is_in_example: bool = False
+    """True if the example command has it although it is optional: one of several inputs is required."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ RUN_TASKS: Mapping[str, RunTask] = {
     "document-question-answering": RunTask((
         TaskInput("question", "text", "the question", "What is the total?"),
         TaskInput("word_boxes", "text", 'the words of the page as JSON, each with left, top, right and bottom in '
-                  'thousandths of its size: [["Total", [10, 20, 90, 40]], …]', "@words.json", is_required=False),
+                  'thousandths of its size: [["Total", [10, 20, 90, 40]], …]',
+                  '[["Total", [10, 20, 90, 40]], ["42", [100, 20, 160, 40]]]', is_required=False, is_in_example=True),
         TaskInput("image", "image", "the page, whose words Tesseract reads if there are no word_boxes", "page.png",
                   is_required=False),
     )),

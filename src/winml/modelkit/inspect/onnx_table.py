@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.compare.words import ONLY_ROOT, at_root_words
+from winml.modelkit.errors import opt
 from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo
 from winml.modelkit.metadata_keys import COMPILE_TRACE_KEY, QUANTIZATION_KEY
 from winml.modelkit.onnx.module_costs import Cost, ModuleCost
@@ -263,7 +264,9 @@ def _copy_fields(fit: ProviderFit) -> Iterator[doc.Field]:
     """Describe the values that are copied between the CPU and the device in each run."""
     if fit.copies:
         total = sum(len(entry.values) for entry in fit.copies)
-        yield "copies", f"{count_noun(total, 'value')} in each run, between nodes on the CPU and on the device"
+        modules = count_noun(len(fit.copies), "module")
+        where = f" in {modules} ({opt.verbose} shows all)" if len(fit.copies) > _MAX_LISTED_MODULES else ""
+        yield "copies", f"{count_noun(total, 'value')} in each run{where}, between nodes on the CPU and on the device"
     for number, entry in enumerate(fit.copies):
         detail = doc.Detail.ALWAYS if number < _MAX_LISTED_MODULES else doc.Detail.VERBOSE
         yield "copies", entry.words, detail

@@ -85,6 +85,16 @@ def _composed_version(operator: str, facts: GraphFacts) -> int | None:
     return schema.since_version if is_composed(schema) and schema.since_version > _OLDEST_EXPORT else None
 
 
+def _is_newer_than_exports(operator: str, facts: GraphFacts) -> bool:
+    """Return True if an operator of ONNX has another version in the graph than in the default opset of exports."""
+    try:
+        version = onnx.defs.get_schema(operator, facts.opsets.get("", 1), "").since_version
+        onnx.defs.get_schema(operator, _OLDEST_EXPORT, "")
+    except onnx.defs.SchemaError:
+        return False
+    return version > _OLDEST_EXPORT
+
+
 _OLDEST_EXPORT = 17
 """Chosen: supported by both exporters."""
 
@@ -465,6 +475,11 @@ class _NodeChecks:
                 return remedy.format(path=path) or f"{_ON_CPU}: avoid values of this type in large MatMuls."
             case "refused" if reason in (NO_KERNEL, SIZES_ON_CPU) and not re.search(" of .*float", subject):
                 return "Nothing: sizes and masks take microseconds on the CPU. Copies of the results are listed."
+            case "refused" if reason == NO_KERNEL and _is_newer_than_exports(subject.partition(" of ")[0], self.facts):
+                return (
+                    f"{_ON_CPU}. This version of the operator is newer than opset {_OLDEST_EXPORT}, whose version the "
+                    f"provider may have: export without {opt.opset}, or with {opt.opset} {_OLDEST_EXPORT}."
+                )
             case "refused" if reason == NO_KERNEL:
                 return f"{_ON_CPU}. Optimize the float export for this provider: winml optimize --level full --ep {ep}."
             case "refused":

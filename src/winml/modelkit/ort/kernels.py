@@ -285,7 +285,7 @@ _COMPUTES_SIZES = re.compile(r"Force fallback to CPU execution for node:? (.+?) 
 """Format in the log of providers with kernels, and of ONNX Runtime for nodes that it moves to the CPU."""
 AT_THE_EDGE = ("consume a graph input", "produce a graph output", "generate a graph output")
 """Messages of QNN for a conversion of an input or output that it leaves to the CPU provider, as it does by default."""
-NO_KERNEL = "it has no kernel of this operator for these types"
+NO_KERNEL = "it has no kernel of this operator for these types at this opset"
 SIZES_ON_CPU = "ONNX Runtime computes sizes on the CPU, where the readers of the result expect them"
 _COPY = re.compile(r"Add (MemcpyFromHost|MemcpyToHost)\S* (?:after|before) (\S+) for ")
 """Format of ONNX Runtime's log of an inserted copy, with the name of the value."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from winml.modelkit.errors import InputError, UsageError, first_line, is_panic
+from winml.modelkit.errors import InputError, TaskError, UsageError, first_line, is_panic
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from winml.modelkit.onnx.files.foreign_files import foreign_parser, library_file
 from winml.modelkit.options import read_json_file
@@ -51,6 +51,31 @@ def open_config(folder: Path) -> Any:
         from transformers import AutoConfig
 
         return AutoConfig.from_pretrained(folder)
+
+
+_HIDDEN_STATES = "last_hidden_state"
+"""Specified by transformers: output of a model without the head of a task."""
+
+
+def architecture_task(folder: Path, outputs: Collection[str]) -> tuple[str, str] | None:
+    """Return the task of the architecture in a folder's config, and the rule in words.
+
+    None without a config that transformers reads, without a known architecture, and for a graph without its head.
+
+    Args:
+        folder: Folder with a ``config.json``.
+        outputs: Names of the outputs of the graph.
+    """
+    if _HIDDEN_STATES in outputs or not has_transformers():
+        return None
+    from winml.modelkit.models.checkpoints.task import resolve_task
+
+    try:
+        config = open_config(folder)
+        decision = resolve_task(config) if getattr(config, "architectures", None) else None
+    except (InputError, TaskError):
+        return None
+    return decision and (decision.task, decision.rule)
 
 
 ProcessorKind = Literal["tokenizer", "image processor", "feature extractor"]

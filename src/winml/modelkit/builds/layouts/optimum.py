@@ -238,15 +238,21 @@ _SECTION, _COUNTS, _CACHES = "transformers.js_config", "use_external_data_format
 dtype → type of the KV cache, which transformers.js 3 reads. Later versions read the type from the graph."""
 
 
-def _config_of_files(source: Path, counts: Mapping[str, int], caches: Mapping[str, str]) -> str:
+_SHARED_CACHE = "multi_query"
+"""Specified by transformers.js: config key; if true, a decoder takes ``past_key_values.N.key_value``."""
+
+
+def _config_of_files(source: Path, counts: Mapping[str, int], caches: Mapping[str, str], *, has_keys: bool) -> str:
     """Return the text of a config with the number of data files of each model, which a browser then fetches.
 
-    The text is that of the checkpoint if all weights are inside the models and all caches in float32.
+    The text is that of the checkpoint if all weights are inside the models, all caches are in float32, and the cache
+    inputs have the names that transformers.js derives from it.
 
     Args:
         source: ``config.json`` of the checkpoint.
         counts: Name of each model file → number of its data files.
         caches: Dtype → type of its KV cache, if other than float32.
+        has_keys: True if keys and values are separate inputs of the decoder.
 
     Raises:
         InputError: the config is damaged.
@@ -260,19 +266,27 @@ def _config_of_files(source: Path, counts: Mapping[str, int], caches: Mapping[st
         section[_COUNTS] = outside
     if caches:
         section[_CACHES] = dict(caches)
-    if section == record.get(_SECTION, {}):
+    new_record = {**record, **({_SECTION: section} if section or _SECTION in record else {})}
+    if has_keys and record.get(_SHARED_CACHE):
+        new_record[_SHARED_CACHE] = False
+    if new_record == record:
         return source.read_text(encoding="utf-8")
-    return json.dumps({**record, _SECTION: section}, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(new_record, indent=2, ensure_ascii=False) + "\n"
 
 
 def _describe_data(files: layout.LayoutFiles) -> dict[str, str]:
     """Return ``config.json`` with data files and cache types of the models; ``{}`` without a config."""
+    import onnx
+
     config = files.sources.get(CHECKPOINT_CONFIG_NAME)
     if config is None:
         return {}
     placed = {name for names in files.data.values() for name in names}
     counts = {Path(name).name: _count_data(name, placed) for name in files.dtypes}
-    return {CHECKPOINT_CONFIG_NAME: _config_of_files(config, counts, _half_caches(files.dtypes))}
+    types = _cache_types(files.dtypes)
+    half = {dtype: "float16" for dtype, inputs in types.items() if onnx.TensorProto.FLOAT16 in inputs.values()}
+    has_keys = any(name.endswith(".key") for inputs in types.values() for name in inputs)
+    return {CHECKPOINT_CONFIG_NAME: _config_of_files(config, counts, half, has_keys=has_keys)}
 
 
 def _count_data(model: str, names: Collection[str]) -> int:
@@ -283,19 +297,18 @@ def _count_data(model: str, names: Collection[str]) -> int:
     )
 
 
-def _half_caches(models: Mapping[str, Path]) -> dict[str, str]:
-    """Return dtype → ``float16`` for the decoders with a KV cache in float16; files that do not exist are skipped."""
-    import onnx
-
+def _cache_types(models: Mapping[str, Path]) -> dict[str, dict[str, int]]:
+    """Return dtype → name → element type of the cache inputs of a decoder; files that do not exist are skipped."""
     from winml.modelkit.onnx.files.reading import read_structure
 
     caches = {}
     for name, path in models.items():
         inputs = read_structure(path).graph.input if path.is_file() else ()
-        types = {value.type.tensor_type.elem_type for value in inputs if value.name.startswith(PAST_PREFIX)}
-        if onnx.TensorProto.FLOAT16 in types:
+        if types := {
+            value.name: value.type.tensor_type.elem_type for value in inputs if value.name.startswith(PAST_PREFIX)
+        }:
             ends = {dtype: entry.suffix for dtype, entry in DTYPES.items() if Path(name).stem.endswith(entry.suffix)}
-            caches[max(ends, key=lambda dtype: len(ends[dtype]))] = "float16"
+            caches[max(ends, key=lambda dtype: len(ends[dtype]))] = types
     return caches
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from winml.modelkit.builds.layouts.layout import BuiltFolder
@@ -72,6 +73,7 @@ def transformers_js_usage(folder: BuiltFolder) -> Sequence[str]:
     suffixes = {name: entry.suffix for name, entry in DTYPES.items() if folder.stem.endswith(entry.suffix)}
     dtype = max(suffixes, key=lambda name: len(suffixes[name]))
     task, options = _pipeline_task(folder), f'{folder.text}, {{ dtype: "{dtype}" }}'
+    root = "" if Path(folder.path).is_absolute() else "./"  # transformers.js joins it and the path with a slash
     names: tuple[str, ...] = ("AutoModel",)
     opened: tuple[str, ...] = (f"const model = await AutoModel.from_pretrained({options});",)
     if (argument := _ARGUMENTS.get(task)) is not None:
@@ -86,7 +88,7 @@ def transformers_js_usage(folder: BuiltFolder) -> Sequence[str]:
         )
     return (
         f'import {{ {", ".join((*names, "env"))} }} from "@huggingface/transformers";',
-        'env.localModelPath = ""; env.allowRemoteModels = false;',
+        f'env.localModelPath = "{root}"; env.allowRemoteModels = false;',
         *opened,
     )
 
