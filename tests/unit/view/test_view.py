@@ -16,8 +16,9 @@ from PIL import Image
 
 from browser import Browser
 from e2e.in_process import run_here
-from winml.modelkit import UsageError, quantize_model, view_model
+from winml.modelkit import UsageError, compare_models, quantize_model, view_model
 from winml.modelkit.metadata_keys import TREE_KEY
+from winml.modelkit.onnx.files.placing import file_digest, model_digest
 from winml.modelkit.onnx.fingerprint import file_fingerprint
 from winml.modelkit.report.html import render_html
 from winml.modelkit.tags.tagging import NodeTag, write_tag
@@ -219,11 +220,52 @@ def test_memory_of_modules_is_that_without_inner_modules(net: Path) -> None:
     assert {"/Net": 400, "/Net/Layer.0": 610} == {tag: value for tag, value in weights.items() if value}
 
 
+def _scaled(model: ir.Model) -> ir.Model:
+    """Change the values of the weights, but nothing else."""
+    for name, value in model.graph.initializers.items():
+        assert value.const_value is not None
+        value.const_value = ir.tensor(2 * value.const_value.numpy(), name=name)
+    return model
+
+
+def test_errors_of_other_weights_are_not_shown(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Errors belong to the weights of both files; times belong to the graph."""
+    net, quantized = pair
+    (tmp_path / "other").mkdir()
+    other = _saved(_scaled(_layers()), tmp_path / "other" / "scaled.onnx")
+    record = compare_models(net, quantized, by_module=True).as_record()
+    errors, times = tmp_path / "errors.json", tmp_path / "times.json"
+    errors.write_text(json.dumps(record))
+    verdict = {"question": "int8.onnx is faster than net.onnx", "answer": "yes", "reason": "measured"}
+    baseline = {"name": "net.onnx", "ratios": [], "verdict": verdict}
+    times.write_text(json.dumps({**_times(quantized), "baseline": baseline}))
+
+    def shown(*names: Path) -> tuple[set[str], tuple[str, ...]]:
+        """Return the titles of the last model, and its notes."""
+        model = view_model(*names).models[-1]
+        return {known.title for known in model.known}, model.notes
+
+    assert {"own error", "time"} <= shown(net, quantized)[0]
+    assert any("is faster" in note for note in shown(net, quantized)[1])
+    titles, notes = shown(other, quantized)
+    assert "time" in titles
+    assert "own error" not in titles
+    assert not any("is faster" in note for note in notes)
+    with pytest.raises(UsageError, match="another model"):
+        view_model(other, quantized, results=[errors])
+    del record["digests"]
+    errors.write_text(json.dumps(record))
+    titles, notes = shown(net, quantized)
+    assert "own error" not in titles
+    assert any("errors.json" in note for note in notes)
+
+
 def test_proof_and_stages_of_a_build_are_shown(net: Path) -> None:
     """A proof states the own error of modules; a manifest nodes, size and quality of each stage."""
     boundaries = [{"identity": {"tag": f"/Net/Layer.{layer}"}} for layer in range(2)]
     rows = [{"boundary": boundaries[0], "own_error": 0.1}, {"boundary": boundaries[1]}]
     part = {"name": "model", "fingerprint": file_fingerprint(net), "tolerance": 1e-3, "modules": rows}
+    part["sha256"] = file_digest(net)
     (net.parent / "proof").mkdir()
     (net.parent / "proof" / "proof.json").write_text(json.dumps({"schema_version": 1, "parts": [part]}))
     stage = {"name": "quantize", "status": "run", "nodes": 8, "summary": "SQNR 30.0 dB"}
@@ -240,6 +282,7 @@ def test_proof_and_stages_of_a_build_are_shown(net: Path) -> None:
     assert {"/Net/Layer.0": "no", "/Net/Layer.1": "undecided"} == _known(page, "adds no error")
     assert ["quantize"] == [*page.models[0].build]
     assert "SQNR 30.0 dB" in page.models[0].build["quantize"]
+    assert () == view_model(_saved(_scaled(_layers()), net)).models[0].known
     changed = view_model(_saved(_layers(2), net))
     assert {} == changed.models[0].build
     assert [] == [known for known in changed.models[0].known if known.title == "own error"]
@@ -442,7 +485,7 @@ def _choose(browser: Browser, name: str, words: str, side: int = 0) -> None:
 def _errors(net: Path, *errors: float) -> dict[str, Any]:
     """Return the JSON of ``winml compare --by-module`` in its smallest form: one error for each layer."""
     rows = [{"tag": f"/Net/Layer.{layer}", "own_error": error} for layer, error in enumerate(errors)]
-    return {"modules": rows, "fingerprint": file_fingerprint(net)}
+    return {"modules": rows, "fingerprint": file_fingerprint(net), "digests": {"candidate": model_digest(net)}}
 
 
 @pytest.mark.reader("chromium")
