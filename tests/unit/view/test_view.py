@@ -305,6 +305,20 @@ def test_picture_has_the_modules_of_the_chart(pair: tuple[Path, Path], tmp_path:
         assert image.size == tuple(2 * int(root.attrib[name]) for name in ("width", "height"))
 
 
+def test_picture_of_bits_has_one_scale(pair: tuple[Path, Path]) -> None:
+    """A module has the bits of the weights inside it; equal numbers have equal colours in both models."""
+    page = view_model(*pair, width="bytes of weights", colour="bits of a parameter")
+    space = "{http://www.w3.org/2000/svg}"
+    boxes = [box for box in ET.fromstring(page.svg()).iter(f"{space}svg") if box.find(f"{space}title") is not None]
+    names = [str(box.findtext(f"{space}title")) for box in boxes]
+    roots = [place for place, name in enumerate(names) if name.startswith("Net")]
+    (before, after) = (page.models[side].total.bits for side in (0, 1))
+    assert after is not None
+    assert [f"{before:.3g}", f"{after:.3g}"] == [names[place].split()[1] for place in roots]
+    hot = [boxes[place].find(f"{space}rect[@fill-opacity]") for place in roots]
+    assert ["1.00", "0.00"] == [box.attrib["fill-opacity"] for box in hot if box is not None]
+
+
 def test_texts_of_a_picture_are_no_markup(tmp_path: Path) -> None:
     """Names of a foreign file are texts, also of a module with many lines."""
     model = _layers()
