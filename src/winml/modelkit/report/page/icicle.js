@@ -6,6 +6,7 @@
 const COLOURS = 8;  // of classes; all others share a grey
 const NEUTRAL = "equal";  // a kind in grey
 const SEVERAL = "several";  // the kind of folded modules of different kinds
+const MOST_LETTERS = 60;  // of a kind in the legend; its tooltip has all
 const ROW_REM = 2.8, LEAST_WIDTH = 0.0015, LEAST_LABEL = 0.02;  // a box below the least width is not drawn
 const MERGES = { sum: (a, b) => a + b, max: (a, b) => Math.max(a, b), min: (a, b) => Math.min(a, b) };
 
@@ -334,7 +335,8 @@ function drawLegend(legend, classes) {
   const swatch = (style, words) => {
     const entry = element("span"), sign = element("i");
     sign.style.background = `var(--c${style})`;
-    entry.append(sign, words);
+    entry.append(sign, words.length > MOST_LETTERS ? `${words.slice(0, MOST_LETTERS - 1)}…` : words);
+    entry.title = words;
     return entry;
   };
   const named = [...classes].filter(([, place]) => place < COLOURS), others = [...classes.keys()].slice(named.length);
