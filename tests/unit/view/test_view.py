@@ -421,6 +421,18 @@ def test_checkpoint_is_shown_before_its_export() -> None:
     assert model.total.nodes == 0
 
 
+def test_checkpoint_has_no_numbers_of_a_graph(net: Path) -> None:
+    """Nodes and bytes of a checkpoint are unknown, not 0."""
+    checkpoint = f"{Path(__file__).parents[2] / 'e2e' / 'nets.py'}:good"
+    with pytest.raises(UsageError, match="nodes"):
+        view_model(checkpoint, width="nodes")
+    page = view_model(checkpoint, net, width="nodes")
+    figures = {figure.label: figure.value for figure in page.document().figures}
+    assert f"– → {page.models[1].total.nodes}" == figures["nodes"]
+    assert "– → 4.1 kB" == figures["weights"]
+    assert ">0<" not in page.svg()
+
+
 @pytest.mark.parametrize("option", ["measure", "histograms"])
 def test_checkpoint_has_no_times_and_no_histograms(net: Path, option: str) -> None:
     """An option that needs the graph is refused, also beside a file."""
@@ -451,13 +463,20 @@ def test_command_writes_the_page(net: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("net.onnx",), ("-o", "page.html"), ("net.onnx", "net.onnx", "-o", "page.html")], ids=str
+    "arguments",
+    [
+        ("net.onnx",),
+        ("-o", "page.html"),
+        ("net.onnx", "net.onnx", "-o", "page.html"),
+        ("net.onnx", "-o", "page.pdf"),
+    ],
+    ids=str,
 )
 def test_incomplete_command_is_refused(net: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
     """A page and one or two models are required; nothing is written otherwise."""
     monkeypatch.chdir(net.parent)
     assert 2 == run_here("view", *arguments).code
-    assert not net.with_name("page.html").exists()
+    assert not [*net.parent.glob("page.*")]
 
 
 def _written(page: ModelPage, path: Path) -> Path:

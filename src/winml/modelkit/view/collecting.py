@@ -124,7 +124,9 @@ def collect_page(
     models = [_model_data(side, store, number, pairing) for number, side in enumerate(viewed_sides)]
     colour = colour or (CLASS if pairing is None else CHANGE)
     has_macs = all(viewed.root.total.macs is not None for side in viewed_sides for viewed in side.parts)
-    _refuse_unknown_titles(models, width, colour, STRUCTURE if has_macs else STRUCTURE[:-1])
+    # A checkpoint has no graph.
+    structure = [PARAMETERS] if not files else STRUCTURE if has_macs else STRUCTURE[:-1]
+    _refuse_unknown_titles(models, width, colour, structure)
     data = {"texts": store.texts, "templates": store.templates, "models": models, "width": width, "colour": colour}
     if pairing is None:
         return ModelPage(tuple(map(_viewed_model, viewed_sides)), None, _printable_data(data))
@@ -149,7 +151,8 @@ def _refuse_unknown_titles(
     """
     measures = [measure for model in models for measure in model["measures"]]
     widths = [*structure, *(measure["title"] for measure in measures if measure["isSize"])]
-    colours = [CLASS, *structure, BITS, *(measure["title"] for measure in measures)]
+    bits = [BITS] if len(structure) > 1 else []
+    colours = [CLASS, *structure, *bits, *(measure["title"] for measure in measures)]
     for option, title, known in (("width", width, widths), ("colour", colour, colours)):
         if title not in known:
             raise UsageError(

@@ -21,6 +21,8 @@ _WIDTH, _MARGIN, _ROW, _LINE = 1000, 8, 38, 15
 """Chosen: pixels. The text of a README is about 1,000 pixels wide."""
 _LETTER = 6.8
 """Measured: mean pixels of a letter of the sans-serif fonts of browsers, at 12 pixels."""
+_MOST_LETTERS = 60
+"""Chosen: letters of a kind in the legend, so that a line has two of them."""
 _NARROWEST = 1.5
 """Chosen: pixels of the narrowest drawn box, as on a page."""
 _COLOURS = 8
@@ -88,7 +90,8 @@ class _Chart:
     def _width(self) -> str:
         """Title of the width: parameters for a model without the chosen number."""
         title: str = self.data["width"]
-        return title if title in STRUCTURE or title in self._measures else PARAMETERS
+        has_graph = any(part["file"] for part in self.data["models"][self.side]["parts"])
+        return title if (has_graph and title in STRUCTURE) or title in self._measures else PARAMETERS
 
     @property
     def _colour(self) -> Mapping[str, Any]:
@@ -104,7 +107,7 @@ class _Chart:
         """Return the own number or text of a module; None if unknown."""
         if title == CLASS:
             return self.data["texts"][template["c"]]
-        if title in STRUCTURE:
+        if title in STRUCTURE and (part_data["file"] or title == PARAMETERS):
             return template["n"][STRUCTURE.index(title)]
         measure = self._measures.get(title)
         values = part_data["measures"].get(measure["key"]) if measure else None
@@ -194,7 +197,11 @@ class _Chart:
         entries: list[tuple[int | float | None, str]] = [(None, text) for text in dict.fromkeys(words)]
         if self._is_text:
             found = {box.kind: kinds[box.kind] for box in self.root.walk() if box.kind}
-            named = [(number, kind) for kind, number in found.items() if number < _COLOURS or kind == UNCHANGED[0]]
+            named = [
+                (number, kind if len(kind) <= _MOST_LETTERS else f"{kind[: _MOST_LETTERS - 1]}…")
+                for kind, number in found.items()
+                if number < _COLOURS or kind == UNCHANGED[0]
+            ]
             entries += [*sorted(named), *([(_COLOURS, "others")] if len(named) < len(found) else [])]
         elif all(box.shade is None for box in self.root.walk()):
             entries.append((_COLOURS, "unknown"))
