@@ -150,7 +150,7 @@ def test_rows_of_results_are_their_keys(folder: Path) -> None:
         _done("quantize", "-m", "model.onnx", "-o", "again.onnx", "--no-verify")
     )
     (compared,) = _tables("## JSON of `winml compare`")
-    assert _keys(compared) - {"parts", "device", "simulates", "fingerprint"} == set(
+    assert _keys(compared) - {"parts", "device", "simulates", "fingerprint", "digests", "tolerance"} == set(
         _done("compare", "model.onnx", "full.onnx")
     )
     (answer,) = _tables("## JSON of `winml run`")

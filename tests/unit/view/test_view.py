@@ -16,8 +16,9 @@ from PIL import Image
 
 from browser import Browser
 from e2e.in_process import run_here
-from winml.modelkit import UsageError, quantize_model, view_model
+from winml.modelkit import UsageError, compare_models, quantize_model, view_model
 from winml.modelkit.metadata_keys import TREE_KEY
+from winml.modelkit.onnx.files.placing import file_digest, model_digest
 from winml.modelkit.onnx.fingerprint import file_fingerprint
 from winml.modelkit.report.html import render_html
 from winml.modelkit.tags.tagging import NodeTag, write_tag
@@ -219,11 +220,52 @@ def test_memory_of_modules_is_that_without_inner_modules(net: Path) -> None:
     assert {"/Net": 400, "/Net/Layer.0": 610} == {tag: value for tag, value in weights.items() if value}
 
 
+def _scaled(model: ir.Model) -> ir.Model:
+    """Change the values of the weights, but nothing else."""
+    for name, value in model.graph.initializers.items():
+        assert value.const_value is not None
+        value.const_value = ir.tensor(2 * value.const_value.numpy(), name=name)
+    return model
+
+
+def test_errors_of_other_weights_are_not_shown(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Errors belong to the weights of both files; times belong to the graph."""
+    net, quantized = pair
+    (tmp_path / "other").mkdir()
+    other = _saved(_scaled(_layers()), tmp_path / "other" / "scaled.onnx")
+    record = compare_models(net, quantized, by_module=True).as_record()
+    errors, times = tmp_path / "errors.json", tmp_path / "times.json"
+    errors.write_text(json.dumps(record))
+    verdict = {"question": "int8.onnx is faster than net.onnx", "answer": "yes", "reason": "measured"}
+    baseline = {"name": "net.onnx", "ratios": [], "verdict": verdict}
+    times.write_text(json.dumps({**_times(quantized), "baseline": baseline}))
+
+    def shown(*names: Path) -> tuple[set[str], tuple[str, ...]]:
+        """Return the titles of the last model, and its notes."""
+        model = view_model(*names).models[-1]
+        return {known.title for known in model.known}, model.notes
+
+    assert {"own error", "time"} <= shown(net, quantized)[0]
+    assert any("is faster" in note for note in shown(net, quantized)[1])
+    titles, notes = shown(other, quantized)
+    assert "time" in titles
+    assert "own error" not in titles
+    assert not any("is faster" in note for note in notes)
+    with pytest.raises(UsageError, match="another model"):
+        view_model(other, quantized, results=[errors])
+    del record["digests"]
+    errors.write_text(json.dumps(record))
+    titles, notes = shown(net, quantized)
+    assert "own error" not in titles
+    assert any("errors.json" in note for note in notes)
+
+
 def test_proof_and_stages_of_a_build_are_shown(net: Path) -> None:
     """A proof states the own error of modules; a manifest nodes, size and quality of each stage."""
     boundaries = [{"identity": {"tag": f"/Net/Layer.{layer}"}} for layer in range(2)]
     rows = [{"boundary": boundaries[0], "own_error": 0.1}, {"boundary": boundaries[1]}]
     part = {"name": "model", "fingerprint": file_fingerprint(net), "tolerance": 1e-3, "modules": rows}
+    part["sha256"] = file_digest(net)
     (net.parent / "proof").mkdir()
     (net.parent / "proof" / "proof.json").write_text(json.dumps({"schema_version": 1, "parts": [part]}))
     stage = {"name": "quantize", "status": "run", "nodes": 8, "summary": "SQNR 30.0 dB"}
@@ -240,6 +282,7 @@ def test_proof_and_stages_of_a_build_are_shown(net: Path) -> None:
     assert {"/Net/Layer.0": "no", "/Net/Layer.1": "undecided"} == _known(page, "adds no error")
     assert ["quantize"] == [*page.models[0].build]
     assert "SQNR 30.0 dB" in page.models[0].build["quantize"]
+    assert () == view_model(_saved(_scaled(_layers()), net)).models[0].known
     changed = view_model(_saved(_layers(2), net))
     assert {} == changed.models[0].build
     assert [] == [known for known in changed.models[0].known if known.title == "own error"]
@@ -260,6 +303,20 @@ def test_picture_has_the_modules_of_the_chart(pair: tuple[Path, Path], tmp_path:
     assert "colour: change" in both.read_text(encoding="utf-8")
     with Image.open(png) as image:
         assert image.size == tuple(2 * int(root.attrib[name]) for name in ("width", "height"))
+
+
+def test_picture_of_bits_has_one_scale(pair: tuple[Path, Path]) -> None:
+    """A module has the bits of the weights inside it; equal numbers have equal colours in both models."""
+    page = view_model(*pair, width="bytes of weights", colour="bits of a parameter")
+    space = "{http://www.w3.org/2000/svg}"
+    boxes = [box for box in ET.fromstring(page.svg()).iter(f"{space}svg") if box.find(f"{space}title") is not None]
+    names = [str(box.findtext(f"{space}title")) for box in boxes]
+    roots = [place for place, name in enumerate(names) if name.startswith("Net")]
+    (before, after) = (page.models[side].total.bits for side in (0, 1))
+    assert after is not None
+    assert [f"{before:.3g}", f"{after:.3g}"] == [names[place].split()[1] for place in roots]
+    hot = [boxes[place].find(f"{space}rect[@fill-opacity]") for place in roots]
+    assert ["1.00", "0.00"] == [box.attrib["fill-opacity"] for box in hot if box is not None]
 
 
 def test_texts_of_a_picture_are_no_markup(tmp_path: Path) -> None:
@@ -364,6 +421,18 @@ def test_checkpoint_is_shown_before_its_export() -> None:
     assert model.total.nodes == 0
 
 
+def test_checkpoint_has_no_numbers_of_a_graph(net: Path) -> None:
+    """Nodes and bytes of a checkpoint are unknown, not 0."""
+    checkpoint = f"{Path(__file__).parents[2] / 'e2e' / 'nets.py'}:good"
+    with pytest.raises(UsageError, match="nodes"):
+        view_model(checkpoint, width="nodes")
+    page = view_model(checkpoint, net, width="nodes")
+    figures = {figure.label: figure.value for figure in page.document().figures}
+    assert f"– → {page.models[1].total.nodes}" == figures["nodes"]
+    assert "– → 4.1 kB" == figures["weights"]
+    assert ">0<" not in page.svg()
+
+
 @pytest.mark.parametrize("option", ["measure", "histograms"])
 def test_checkpoint_has_no_times_and_no_histograms(net: Path, option: str) -> None:
     """An option that needs the graph is refused, also beside a file."""
@@ -394,13 +463,20 @@ def test_command_writes_the_page(net: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("net.onnx",), ("-o", "page.html"), ("net.onnx", "net.onnx", "-o", "page.html")], ids=str
+    "arguments",
+    [
+        ("net.onnx",),
+        ("-o", "page.html"),
+        ("net.onnx", "net.onnx", "-o", "page.html"),
+        ("net.onnx", "-o", "page.pdf"),
+    ],
+    ids=str,
 )
 def test_incomplete_command_is_refused(net: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
     """A page and one or two models are required; nothing is written otherwise."""
     monkeypatch.chdir(net.parent)
     assert 2 == run_here("view", *arguments).code
-    assert not net.with_name("page.html").exists()
+    assert not [*net.parent.glob("page.*")]
 
 
 def _written(page: ModelPage, path: Path) -> Path:
@@ -442,7 +518,7 @@ def _choose(browser: Browser, name: str, words: str, side: int = 0) -> None:
 def _errors(net: Path, *errors: float) -> dict[str, Any]:
     """Return the JSON of ``winml compare --by-module`` in its smallest form: one error for each layer."""
     rows = [{"tag": f"/Net/Layer.{layer}", "own_error": error} for layer, error in enumerate(errors)]
-    return {"modules": rows, "fingerprint": file_fingerprint(net)}
+    return {"modules": rows, "fingerprint": file_fingerprint(net), "digests": {"candidate": model_digest(net)}}
 
 
 @pytest.mark.reader("chromium")

@@ -28,6 +28,7 @@ from winml.modelkit.compare.words import unchecked_words
 from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.request import ModelRequest, processor_folder, with_recorded_seed
 from winml.modelkit.onnx.files.graph_reading import graph_of
+from winml.modelkit.onnx.files.placing import model_digest
 from winml.modelkit.onnx.fingerprint import fingerprint
 from winml.modelkit.onnx.specs import InputTensorSpec, names_among
 from winml.modelkit.ort.decoding.inputs import (
@@ -435,6 +436,11 @@ def _compare_by_module(
         graph_name=file.structure.graph.name if file is not None else "",
         node_tags=file.node_tags() if file is not None else {},
         fingerprint=fingerprint(graph_of(file.structure, file.path)) if file is not None else "",
+        digests={
+            role: model_digest(side.path)
+            for role, side in (("reference", left), ("candidate", right))
+            if isinstance(side, OnnxSide)
+        },
     )
 
 

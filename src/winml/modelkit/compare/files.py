@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.fidelity import FidelityInfo, QualitySamples, measure_fidelity
 from winml.modelkit.compare.outputs import (
@@ -55,6 +57,13 @@ _INTEGERS = 4
 
 def _bug_hint() -> str:
     return f"No file was written; {opt.no_verify} writes it anyway. Please report this."
+
+
+def _nan_note(draws: Sequence[Arrays]) -> str:
+    """Return a note on the inputs of samples that contain NaN; empty for none. Only the user's samples do."""
+    floats = [(name, values) for feeds in draws for name, values in feeds.items() if values.dtype.kind == "f"]
+    names = {name for name, values in floats if np.isnan(values).any()}
+    return f"The specified inputs contain NaN: {', '.join(sorted(names))}." if names else ""
 
 
 def refuse_different(
@@ -156,7 +165,7 @@ def refuse_different(
     has_signal = tells_graphs_apart(expected, draws)
     return replace(
         verification,
-        note=next((entry.note for entry in accepted), ""),
+        note=next((entry.note for entry in accepted), "") or _nan_note(draws),
         has_signal=has_signal,
         silent=None if has_signal else verification.silent,
         in_float32=widened_graph(reference) is not None,

@@ -104,6 +104,8 @@ class ModelComparison(Result, document="compare.table:comparison_document", rows
     """Name of a candidate node → tag, for viewers of the file."""
     fingerprint: str = ""
     """Digest of the structure of that file, by which ``winml view`` assigns the result."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """``reference`` and ``candidate`` → digest of the content of the ONNX file, weights included; with modules only."""
     parts: Mapping[str, ModelComparison] = field(default_factory=dict)
     """Part → its comparison, in execution order, for a model of several parts; ``outputs`` are then those of all parts,
     and ``modules`` are listed by part."""
@@ -208,7 +210,7 @@ class ModelComparison(Result, document="compare.table:comparison_document", rows
             "schema_version": 1,
             "reference": self.reference,
             "candidate": self.candidate,
-            **({"fingerprint": self.fingerprint} if self.fingerprint else {}),
+            **({"fingerprint": self.fingerprint, "digests": {**self.digests}} if self.fingerprint else {}),
             "draws": self.samples.count,
             "input_source": "data set" if self.samples.source == "dataset" else self.samples.source,
             "step": self.step,

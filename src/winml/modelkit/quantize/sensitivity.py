@@ -198,6 +198,7 @@ class _Measurement:
         return QuantizationSensitivity(
             model=str(self.source),
             fingerprint=file_fingerprint(self.source),
+            digest=model_digest(self.source),
             tool_version=__version__,
             onnxruntime_version=onnxruntime_version(),
             precision=options.base.name,

@@ -339,6 +339,8 @@ class QuantizationSensitivity(
     """Samples that activation ranges were measured on; ``None`` without calibration."""
     fingerprint: str = field(default="", metadata=entry(before="tool_version", omit_empty=True))
     """Digest of the structure of the model, by which ``winml view`` assigns the result."""
+    digest: str = field(default="", metadata=entry(before="tool_version", omit_empty=True))
+    """Digest of the content of the model's files, weights included."""
 
     @property
     def quality_samples(self) -> QualitySamples:

@@ -12,16 +12,15 @@ from winml.modelkit.errors import InputError, UsageError, spell
 from winml.modelkit.file_names import ONLY_PART, SIDECAR_SUFFIX
 from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.bundle import read_part_description
-from winml.modelkit.onnx.fingerprint import file_fingerprint
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
 from winml.modelkit.view.histograms import Histogram, weight_histograms
 from winml.modelkit.view.known import (
     PLACEMENT,
     EarlierResult,
+    KnownFiles,
     Measure,
     file_measures,
     read_results,
-    refuse_foreign,
     results_beside,
 )
 from winml.modelkit.view.pairing import Pairing
@@ -104,16 +103,17 @@ def collect_page(
     """
     files = _files_of(sides)
     results = [result for path in named_results for result in read_results(path)]
-    prints = {path: file_fingerprint(path) for path in files}
-    refuse_foreign(results, prints.values())
+    known = KnownFiles(sides, files)
+    known.refuse_foreign(results)
     results = [*results_beside(files), *results]
     if measure_missing is not None:
-        side_prints = [{prints[path] for path in _files_of({name: source})} for name, source in sides.items()]
-        results += measure_missing([*sides], side_prints, results)
+        side_prints = [{known.prints[path] for path in _files_of({name: source})} for name, source in sides.items()]
+        usable = [result for path in files for result in known.results_of(path, results)]
+        results += measure_missing([*sides], side_prints, usable)
     viewed_sides = [
         _read_checkpoint(name, source)
         if isinstance(source, ModelRequest)
-        else _read_files(name, source, prints, results)
+        else _read_files(name, source, known, results)
         for name, source in sides.items()
     ]
     if histograms:
@@ -124,7 +124,9 @@ def collect_page(
     models = [_model_data(side, store, number, pairing) for number, side in enumerate(viewed_sides)]
     colour = colour or (CLASS if pairing is None else CHANGE)
     has_macs = all(viewed.root.total.macs is not None for side in viewed_sides for viewed in side.parts)
-    _refuse_unknown_titles(models, width, colour, STRUCTURE if has_macs else STRUCTURE[:-1])
+    # A checkpoint has no graph.
+    structure = [PARAMETERS] if not files else STRUCTURE if has_macs else STRUCTURE[:-1]
+    _refuse_unknown_titles(models, width, colour, structure)
     data = {"texts": store.texts, "templates": store.templates, "models": models, "width": width, "colour": colour}
     if pairing is None:
         return ModelPage(tuple(map(_viewed_model, viewed_sides)), None, _printable_data(data))
@@ -149,7 +151,8 @@ def _refuse_unknown_titles(
     """
     measures = [measure for model in models for measure in model["measures"]]
     widths = [*structure, *(measure["title"] for measure in measures if measure["isSize"])]
-    colours = [CLASS, *structure, BITS, *(measure["title"] for measure in measures)]
+    bits = [BITS] if len(structure) > 1 else []
+    colours = [CLASS, *structure, *bits, *(measure["title"] for measure in measures)]
     for option, title, known in (("width", width, widths), ("colour", colour, colours)):
         if title not in known:
             raise UsageError(
@@ -182,18 +185,20 @@ def _read_checkpoint(name: str, request: ModelRequest) -> ViewedSide:
 
 
 def _read_files(
-    name: str, parts: Mapping[str, Path], prints: Mapping[Path, str], results: Sequence[EarlierResult]
+    name: str, parts: Mapping[str, Path], known: KnownFiles, results: Sequence[EarlierResult]
 ) -> ViewedSide:
     """Read the files of a model with the numbers of its modules; later results replace earlier ones."""
-    graphs, verdicts = [], []
+    graphs, verdicts, unknown = [], [], []
     for part, path in parts.items():
         file = read_graph_file(path)
-        own_results = [result for result in results if result.fingerprint == prints[path]]
+        own_results = known.results_of(path, results)
+        unknown += known.notes(path, results)
         measures = {measure.key: measure for measure in file_measures(file)}
         measures |= {measure.key: measure for result in own_results for measure in result.measures}
-        verdicts += [result.verdict for result in own_results if result.verdict]
+        verdicts += filter(None, (known.verdict(name, result) for result in own_results))
         graphs.append(ViewedGraph(part, file, build_levels(file), tuple(measures.values()), file.tree.source))
     notes = [note for viewed in graphs if viewed.file for note in (*viewed.file.notes, *_tree_notes(viewed.file))]
+    notes = [*notes, *dict.fromkeys(unknown)]
     return ViewedSide(name, graphs, tuple(dict.fromkeys(verdicts)), tuple(notes), dict(_build_stages(parts)))
 
 

@@ -2,10 +2,12 @@
 
 A result of an earlier run is the JSON of ``perf``, ``compare``, ``quantize --sensitivity`` or ``inspect --ep``, or the
 proof of a build. The JSON states the fingerprint of the model, by which a result of another model is recognized.
+Errors also depend on the weights: their JSON states a digest of the content of the files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections import defaultdict
@@ -17,6 +19,8 @@ from typing import Any, Literal
 from winml.modelkit.errors import InputError, UsageError, first_line, spell
 from winml.modelkit.file_names import proof_paths
 from winml.modelkit.metadata_keys import MODULES_KEY, QUANTIZATION_KEY
+from winml.modelkit.onnx.files.placing import file_digest, model_digest
+from winml.modelkit.onnx.fingerprint import file_fingerprint
 from winml.modelkit.options import load_metadata, read_json_file
 from winml.modelkit.view.structure import GraphFile
 
@@ -85,6 +89,83 @@ class EarlierResult:
     measures: tuple[Measure, ...]
     verdict: str = ""
     """Sentence on the model as a whole; empty: none."""
+    baseline: str = ""
+    """Name of the model that the numbers are relative to; empty: none."""
+    digest: str | None = None
+    """Digest of the content of the model's files; empty: not stated; `None`: the numbers do not depend on weights."""
+    reference: str = ""
+    """The same of the model that the errors are relative to; empty for PyTorch."""
+
+
+class KnownFiles:
+    """The files of a page, by which results of earlier runs are recognized."""
+
+    def __init__(self, names: Iterable[str], files: Iterable[Path]) -> None:
+        """Read the fingerprints of the files.
+
+        Args:
+            names: Names of the models of the page.
+            files: Their files.
+
+        Raises:
+            InputError: a file is damaged or no ONNX file.
+        """
+        self._names = [PurePath(name).name for name in names]
+        self.prints = {path: file_fingerprint(path) for path in files}
+        self._digests: dict[Path, set[str]] = {}
+
+    def _digests_of(self, path: Path) -> set[str]:
+        """Return the digests that a result can state: a proof states that of the graph file alone."""
+        if path not in self._digests:
+            self._digests[path] = {file_digest(path)}
+            with contextlib.suppress(InputError):  # a model without its data can be shown
+                self._digests[path].add(model_digest(path))
+        return self._digests[path]
+
+    def results_of(self, path: Path, results: Iterable[EarlierResult]) -> list[EarlierResult]:
+        """Return the results that belong to a file.
+
+        Errors belong to a file with the same weights; beside another model, numbers relative to a third are left out.
+        """
+        return [result for result in results if result.fingerprint == self.prints[path] and self._fits(result, path)]
+
+    def _fits(self, result: EarlierResult, path: Path) -> bool:
+        is_pair = len(self._names) > 1
+        if is_pair and result.baseline and result.baseline not in self._names:
+            return False
+        if result.digest is not None and result.digest not in self._digests_of(path):
+            return False
+        others = (self._digests_of(file) for file in self.prints)
+        return not (is_pair and result.reference) or any(result.reference in digests for digests in others)
+
+    def verdict(self, name: str, result: EarlierResult) -> str:
+        """Return the sentence on a model as a whole; empty if it names another model."""
+        return result.verdict if PurePath(name).name in result.verdict else ""
+
+    def notes(self, path: Path, results: Iterable[EarlierResult]) -> Iterator[str]:
+        """Yield a note on each result of the graph of a file whose weights are unknown."""
+        for result in results:
+            if result.fingerprint == self.prints[path] and result.digest == "":
+                yield f"errors of {result.path.name} are not shown: it does not state its weights; repeat its command"
+
+    def refuse_foreign(self, results: Iterable[EarlierResult]) -> None:
+        """Refuse a named result that belongs to none of the files.
+
+        Raises:
+            UsageError: names the file.
+        """
+        by_path = defaultdict(list)
+        for result in results:
+            by_path[result.path].append(result)
+        for path, stated in by_path.items():
+            if any(self.results_of(file, stated) for file in self.prints):
+                continue
+            same_graph = [result for result in stated if result.fingerprint in self.prints.values()]
+            is_old = not any(result.fingerprint for result in stated)
+            reason, remedy = "is a result of another model", "Omit it, or name the model that it belongs to."
+            if is_old or (same_graph and all(result.digest == "" for result in same_graph)):
+                reason, remedy = f"does not state its {'model' if is_old else 'weights'}", "Repeat its command."
+            raise UsageError(f"{spell('with')} {path} {reason}", hint=remedy)
 
 
 def read_results(path: Path) -> list[EarlierResult]:
@@ -132,23 +213,6 @@ def results_beside(paths: Iterable[Path]) -> list[EarlierResult]:
     return results
 
 
-def refuse_foreign(results: Iterable[EarlierResult], fingerprints: Iterable[str]) -> None:
-    """Refuse a named result that belongs to none of the displayed files.
-
-    Raises:
-        UsageError: names the file.
-    """
-    known, by_path = set(fingerprints), defaultdict(list)
-    for result in results:
-        by_path[result.path].append(result.fingerprint)
-    for path, stated in by_path.items():
-        if known.isdisjoint(stated):
-            is_old = not any(stated)
-            reason = "does not state its model" if is_old else "is a result of another model"
-            remedy = "Repeat its command." if is_old else "Omit it, or name the model that it belongs to."
-            raise UsageError(f"{spell('with')} {path} {reason}", hint=remedy)
-
-
 def _find_results(record: Mapping[str, Any], path: Path, depth: int, name: str = "") -> Iterator[EarlierResult]:
     """Yield the results in a JSON object and in the objects inside it: parts, phases and baselines."""
     for phase in ("", *_PHASES):
@@ -193,7 +257,8 @@ def _read_ratios(record: Mapping[str, Any], path: Path, phase: str) -> Iterator[
     ]
     verdict = baseline.get("verdict")
     words = f"{verdict['question']}: {verdict['answer']} ({verdict['reason']})" if isinstance(verdict, dict) else ""
-    yield _result(path, times["by_module"].get("fingerprint", ""), measures, words)
+    result = _result(path, times["by_module"].get("fingerprint", ""), measures)
+    yield replace(result, verdict=words, baseline=name)
 
 
 _UNDECIDED = "undecided"
@@ -256,12 +321,17 @@ def _read_comparison(record: Mapping[str, Any], path: Path, _name: str) -> Earli
             errors = _by_tag(rows, "own_error")
             exact = {row["tag"]: _answer(errors.get(row["tag"]), tolerance) for row in rows}
             measures.append(Measure("exact", "adds no error", exact, kind="text", is_verdict=True))
-        return _result(path, record.get("fingerprint", ""), measures)
+        digests = record.get("digests") or {}
+        reference = digests.get("reference", "")
+        # A proof states the SHA-256 of its file. Without a candidate file, the result belongs to the reference.
+        digest = digests.get("candidate") or reference or record.get("sha256", "")
+        result = _result(path, record.get("fingerprint", ""), measures)
+        return replace(result, digest=digest, reference=reference if "candidate" in digests else "")
     if "modes" in record and "precision" in record:
         title = f"SQNR with only this module in {record['precision']}"
         values = _by_tag(rows, "sqnr_db", merge=min)
         measures = [Measure("sensitivity", title, values, "dB", folded="min", is_dark_low=True)]
-        return _result(path, record.get("fingerprint", ""), measures)
+        return replace(_result(path, record.get("fingerprint", ""), measures), digest=record.get("digest", ""))
     return None
 
 
@@ -287,9 +357,9 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], Path, str], EarlierResult | 
 """Key → reader of the object with the key."""
 
 
-def _result(path: Path, fingerprint: str, measures: Sequence[Measure], verdict: str = "") -> EarlierResult:
+def _result(path: Path, fingerprint: str, measures: Sequence[Measure]) -> EarlierResult:
     named = tuple(replace(measure, source=path.name) for measure in measures if any(measure.values.values()))
-    return EarlierResult(path, str(fingerprint), named, verdict)
+    return EarlierResult(path, str(fingerprint), named)
 
 
 def _placement(rows: Sequence[Mapping[str, Any]], title: str) -> Measure:

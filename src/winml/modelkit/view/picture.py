@@ -21,6 +21,8 @@ _WIDTH, _MARGIN, _ROW, _LINE = 1000, 8, 38, 15
 """Chosen: pixels. The text of a README is about 1,000 pixels wide."""
 _LETTER = 6.8
 """Measured: mean pixels of a letter of the sans-serif fonts of browsers, at 12 pixels."""
+_MOST_LETTERS = 60
+"""Chosen: letters of a kind in the legend, so that a line has two of them."""
 _NARROWEST = 1.5
 """Chosen: pixels of the narrowest drawn box, as on a page."""
 _COLOURS = 8
@@ -44,6 +46,8 @@ class _Box:
     inner: Sequence[_Box]
     likeness: object
     """Equal for modules that can be drawn as one box."""
+    weights: tuple[int, int] = (0, 0)
+    """Bytes and parameters of the weights, including the modules inside."""
     count: int = 1
 
     @cached_property
@@ -86,7 +90,8 @@ class _Chart:
     def _width(self) -> str:
         """Title of the width: parameters for a model without the chosen number."""
         title: str = self.data["width"]
-        return title if title in STRUCTURE or title in self._measures else PARAMETERS
+        has_graph = any(part["file"] for part in self.data["models"][self.side]["parts"])
+        return title if (has_graph and title in STRUCTURE) or title in self._measures else PARAMETERS
 
     @property
     def _colour(self) -> Mapping[str, Any]:
@@ -102,11 +107,8 @@ class _Chart:
         """Return the own number or text of a module; None if unknown."""
         if title == CLASS:
             return self.data["texts"][template["c"]]
-        if title in STRUCTURE:
+        if title in STRUCTURE and (part_data["file"] or title == PARAMETERS):
             return template["n"][STRUCTURE.index(title)]
-        if title == BITS:
-            size_bytes, parameters = template.get("b", (0, 0))
-            return 8 * size_bytes / parameters if parameters else None
         measure = self._measures.get(title)
         values = part_data["measures"].get(measure["key"]) if measure else None
         return values[index] if values else None
@@ -134,11 +136,16 @@ class _Chart:
             inner = [expand(item[2], item[0]) for item in modules]
             size = self._value(self._width, part_data, template, index) or 0
             colour = self._value(self.data["colour"], part_data, template, index)
+            own_weights = template.get("b", (0, 0))
+            weights = tuple(map(sum, zip(own_weights, *(box.weights for box in inner), strict=True)))
+            if self.data["colour"] == BITS:
+                colour = 8 * weights[0] / weights[1] if weights[1] else None
             kind, shade = (str(colour or ""), None) if self._is_text else ("", colour)
             class_name = self._value(CLASS, part_data, template, index)
             likeness = (class_name or label, kind, *(box.likeness for box in inner))
             groups = itertools.groupby(inner, lambda box: box.likeness)
-            return _Box(label, kind, size, shade, [self._join(list(group)) for _, group in groups], likeness)
+            boxes = [self._join(list(group)) for _, group in groups]
+            return _Box(label, kind, size, shade, boxes, likeness, (weights[0], weights[1]))
 
         return expand(part_data["template"], part_data["label"])
 
@@ -154,14 +161,14 @@ class _Chart:
         size, shade = sum(box.size for box in group), merge(shades) if shades else None
         return replace(first, label=label, size=size, shade=shade, inner=inner, count=count)
 
-    def shapes(self, top: float, kinds: Mapping[str, int]) -> Iterator[_Shape]:
+    def shapes(self, top: float, kinds: Mapping[str, int], ends: tuple[float, float]) -> Iterator[_Shape]:
         """Yield the boxes below a position, and the legend below them.
 
         Args:
             top: The position in pixels.
             kinds: Kind → number of its colour.
+            ends: Ends of the numbers that are colours.
         """
-        ends = self._scale()
 
         def fill(box: _Box) -> int | float:
             if self._is_text:
@@ -190,7 +197,11 @@ class _Chart:
         entries: list[tuple[int | float | None, str]] = [(None, text) for text in dict.fromkeys(words)]
         if self._is_text:
             found = {box.kind: kinds[box.kind] for box in self.root.walk() if box.kind}
-            named = [(number, kind) for kind, number in found.items() if number < _COLOURS or kind == UNCHANGED[0]]
+            named = [
+                (number, kind if len(kind) <= _MOST_LETTERS else f"{kind[: _MOST_LETTERS - 1]}…")
+                for kind, number in found.items()
+                if number < _COLOURS or kind == UNCHANGED[0]
+            ]
             entries += [*sorted(named), *([(_COLOURS, "others")] if len(named) < len(found) else [])]
         elif all(box.shade is None for box in self.root.walk()):
             entries.append((_COLOURS, "unknown"))
@@ -219,12 +230,10 @@ class _Chart:
             return count_words(int(value))
         return f"{value:.3g} {unit}".strip()
 
-    def _scale(self) -> tuple[float, float]:
-        """Return the ends of the numbers that are colours; of positive numbers on a logarithmic scale."""
-        shades = [box.shade for box in self.root.walk() if box.shade is not None and math.isfinite(box.shade)]
-        if self._colour.get("logarithmic"):
-            shades = [shade for shade in shades if shade > 0]
-        return min(shades, default=0.0), max(shades, default=0.0)
+    def shades(self) -> list[float]:
+        """Return the numbers that the scale of colours covers: on a logarithmic scale the positive ones."""
+        least = 0.0 if self._colour.get("logarithmic") else -math.inf
+        return [box.shade for box in self.root.walk() if box.shade is not None and least < box.shade < math.inf]
 
     def _position(self, shade: float, ends: tuple[float, float]) -> float:
         """Return the position of a number between the ends, from 0.0 to 1.0."""
@@ -256,11 +265,12 @@ def _draw(data: Mapping[str, Any], headings: Sequence[str]) -> tuple[list[_Shape
     """
     shapes: list[_Shape] = []
     charts = [_Chart(data, side) for side in range(len(headings))]
-    kinds = _colour_kinds(charts)
+    kinds, shades = _colour_kinds(charts), [shade for chart in charts for shade in chart.shades()]
+    ends = (min(shades, default=0.0), max(shades, default=0.0))
     for chart, heading in zip(charts, headings, strict=True):
         top = max((shape.top + shape.height for shape in shapes), default=0.0) + _MARGIN
         shapes.append(_Shape(_MARGIN, top, _WIDTH - 2 * _MARGIN, _LINE + 6, None, (heading,)))
-        shapes += chart.shapes(top + _LINE + 10, kinds)
+        shapes += chart.shapes(top + _LINE + 10, kinds, ends)
     return shapes, math.ceil(max(shape.top + shape.height for shape in shapes) + _MARGIN)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from winml.modelkit.onnx.module_costs import Cost
 from winml.modelkit.report import document as doc
 from winml.modelkit.view.records import ModelPage, ViewedModel
 from winml.modelkit.view.titles import UNCHANGED
@@ -20,15 +19,21 @@ def page_document(page: ModelPage) -> doc.Document:
         title=" and ".join(names),
         subject="modules and graph",
         answer=_difference_words(page),
-        figures=list(_figures([model.total for model in page.models])),
+        figures=list(_figures(page.models)),
     )
 
 
-def _figures(totals: Sequence[Cost]) -> Iterator[doc.Figure]:
-    """Yield the key numbers; of two models in the form ``before → after``."""
+def _figures(models: Sequence[ViewedModel]) -> Iterator[doc.Figure]:
+    """Yield the key numbers; of two models in the form ``before → after``, where a checkpoint has no graph."""
+    totals = [model.total for model in models]
+    have_graph = [all(part.path for part in model.parts) for model in models]
 
     def words(numbers: Iterable[float | None], write: Callable[[int], str]) -> str:
         texts = ["?" if number is None else write(int(number)) for number in numbers]
+        return " → ".join(dict.fromkeys(texts))
+
+    def graph_words(numbers: Iterable[float | None], write: Callable[[int], str]) -> str:
+        texts = [words([number], write) if known else "–" for number, known in zip(numbers, have_graph, strict=True)]
         return " → ".join(dict.fromkeys(texts))
 
     yield doc.Figure(
@@ -36,13 +41,13 @@ def _figures(totals: Sequence[Cost]) -> Iterator[doc.Figure]:
     )
     if any(total.size_bytes for total in totals):
         bits = " → ".join(dict.fromkeys(f"{total.bits:.3g}" for total in totals if total.bits))
-        sizes = words((total.size_bytes for total in totals), size_words)
+        sizes = graph_words((total.size_bytes for total in totals), size_words)
         yield doc.Figure("weights", sizes, f"{bits} bits of a parameter" if bits else "")
     if any(total.nodes for total in totals):
-        yield doc.Figure("nodes", words((total.nodes for total in totals), str), "of the graph, with subgraphs")
+        yield doc.Figure("nodes", graph_words((total.nodes for total in totals), str), "of the graph, with subgraphs")
         is_known = all(total.macs is not None for total in totals)
         macs = "multiply-accumulate operations of one run" if is_known else "the operations depend on dynamic sizes"
-        yield doc.Figure("MACs", words((total.macs for total in totals), count_words), macs)
+        yield doc.Figure("MACs", graph_words((total.macs for total in totals), count_words), macs)
 
 
 def _difference_words(page: ModelPage) -> str:

@@ -64,11 +64,15 @@ class ViewRequest(AnswerRequest):
     """Open the page in the browser."""
 
 
+_ENDINGS = ("", ".html", ".htm", ".svg", ".png")
+"""Endings of pages and pictures in lower case."""
+
+
 def plan_view(request: ViewRequest) -> AnswerPlan[ViewSubject]:
     """Plan a page. Nothing is written.
 
     Raises:
-        UsageError: no model or more than two are specified, or no page.
+        UsageError: no model or more than two are specified, or no page, or its name ends as no page and no picture.
         WinMLError: a model does not exist.
         OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
     """
@@ -79,7 +83,12 @@ def plan_view(request: ViewRequest) -> AnswerPlan[ViewSubject]:
         raise UsageError(found, hint="Specify an ONNX file, build folder or checkpoint, or two to show side by side.")
     if request.output is None:
         raise UsageError("no page is specified", hint=f"Specify the HTML file to write: {opt.output} page.html.")
-    if request.output.suffix.lower() == ".png" and importlib.util.find_spec("PIL") is None:
+    if (ending := request.output.suffix.lower()) not in _ENDINGS:
+        raise UsageError(
+            f"{opt.output} {request.output}: no page or picture ends in {ending}",
+            hint="Specify a name that ends in .html, or in .svg or .png for a picture of the modules.",
+        )
+    if ending == ".png" and importlib.util.find_spec("PIL") is None:
         raise InputError("a PNG requires Pillow", hint="Install it: pip install pillow. An SVG requires nothing.")
     step = PlannedStep("reading", " and ".join(request.models))
     results = tuple(map(named_path, request.results))

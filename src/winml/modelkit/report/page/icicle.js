@@ -6,6 +6,7 @@
 const COLOURS = 8;  // of classes; all others share a grey
 const NEUTRAL = "equal";  // a kind in grey
 const SEVERAL = "several";  // the kind of folded modules of different kinds
+const MOST_LETTERS = 60;  // of a kind in the legend; its tooltip has all
 const ROW_REM = 2.8, LEAST_WIDTH = 0.0015, LEAST_LABEL = 0.02;  // a box below the least width is not drawn
 const MERGES = { sum: (a, b) => a + b, max: (a, b) => Math.max(a, b), min: (a, b) => Math.min(a, b) };
 
@@ -68,10 +69,10 @@ function partOf(value, { logarithmic }, [low, high]) {
 }
 
 /** Return the ends of the colour scale of a shade: of finite values, and of positive ones if it is logarithmic. */
-function scaleOf(root, shade, index) {
+function scaleOf(values, shade) {
   const { low = null, high = null, limit = null } = shade;
   const fits = value => Math.abs(value) < INFINITE && (value > 0 || !shade.logarithmic);
-  const found = [...shadesIn(root, index), ...(limit === null ? [] : [limit])].filter(fits);
+  const found = [...values, ...(limit === null ? [] : [limit])].filter(fits);
   const end = merge => found.length ? found.reduce(merge) : 0;
   return [low ?? end(MERGES.min), high ?? end(MERGES.max)];
 }
@@ -81,7 +82,7 @@ function scaleOf(root, shade, index) {
  * @param chart element with the parts of a chart.
  * @param data root, sizes, shades, categories (titles of the kinds), start ("kind 0" or "shade 0"), startWidth ("0").
  * @param classes class → number of its colour.
- * @param events onZoom(node), onReach(node); rowsOf(node): shows the rows of a module in a table, or null.
+ * @param events onZoom(node), onReach(node); shadesBeside(title): numbers of another chart on the same scale; rowsOf(node): shows the rows of a module in a table, or null.
  * @returns the functions by which other parts of the page move the chart.
  */
 function showIcicle(chart, data, classes, events = {}) {
@@ -201,7 +202,8 @@ function showIcicle(chart, data, classes, events = {}) {
     known(root(), null);
     const boxes = layOut();
     if (!boxes.some(([node]) => node === selected)) selected = top;
-    if (isShade()) ends = scaleOf(root(), data.shades[colourIndex()], colourIndex());
+    const shade = isShade() ? data.shades[colourIndex()] : null;
+    if (shade) ends = scaleOf([...shadesIn(root(), colourIndex()), ...(events.shadesBeside?.(shade.title) ?? [])], shade);
     else kindColours = coloursOf();
     buttons = new Map(boxes.map(box => [box[0], boxOf(box)]));
     plot.replaceChildren(...buttons.values());
@@ -209,7 +211,7 @@ function showIcicle(chart, data, classes, events = {}) {
     drawPath();
     describe(selected);
     legend.replaceChildren();
-    if (isShade()) drawRamp(legend, data.shades[colourIndex()], ends);
+    if (shade) drawRamp(legend, shade, ends);
     else drawLegend(legend, kindColours);
     events.onDraw?.();
   }
@@ -298,6 +300,12 @@ function showIcicle(chart, data, classes, events = {}) {
       if (canFold && fold.checked !== isFolded) { fold.checked = isFolded; refold(); }
       draw();
     },
+    redraw: draw,
+    /** Return the displayed values of a shade. */
+    shadesOf: title => {
+      const index = data.shades.findIndex(shade => shade.title === title);
+      return index < 0 ? [] : shadesIn(root(), index);
+    },
     choices: () => [width.value, colour.value, fold.checked],
     onChoice: listener => { for (const choice of [width, colour, fold]) choice.addEventListener("change", listener); },
     colourOf,
@@ -327,7 +335,8 @@ function drawLegend(legend, classes) {
   const swatch = (style, words) => {
     const entry = element("span"), sign = element("i");
     sign.style.background = `var(--c${style})`;
-    entry.append(sign, words);
+    entry.append(sign, words.length > MOST_LETTERS ? `${words.slice(0, MOST_LETTERS - 1)}…` : words);
+    entry.title = words;
     return entry;
   };
   const named = [...classes].filter(([, place]) => place < COLOURS), others = [...classes.keys()].slice(named.length);

@@ -1,6 +1,6 @@
 // --- Two models side by side.
 
-/** Let a choice of width, colour or folding in one chart apply to the other, if the other has the same measure. */
+/** Let a choice of width, colour or folding in one chart apply to the other, if the other has the same measure. Both have one scale of colours. */
 function linkChoices(sides, measures) {
   const titles = side => {
     const known = measures[side], sizes = known.filter(measure => measure.isSize), shades = known.filter(measure => !measure.isText);
@@ -17,7 +17,10 @@ function linkChoices(sides, measures) {
   sides.forEach(({ icicle }, side) => icicle.onChoice(() => {
     const [width, colour, isFolded] = icicle.choices(), other = sides[1 - side].icicle, [oldWidth, oldColour] = other.choices();
     other.choose(translate(width, side, 1 - side) ?? oldWidth, translate(colour, side, 1 - side) ?? oldColour, isFolded);
+    icicle.redraw();
   }));
+  // The first chart was drawn without the numbers of the second.
+  for (const { icicle } of sides) icicle.redraw();
 }
 
 /** Return the table of both models: values, and their ratio with its verdict if one was measured. */

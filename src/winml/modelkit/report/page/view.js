@@ -86,6 +86,7 @@ function showSide(view, side, root, measures, colours, events) {
     onReach: node => events.onModules(modulesOf(node)),
     onZoom: node => events.onZoom(modulesOf(node)),
     onDraw: () => graph?.repaint(),
+    shadesBeside: events.shadesBeside,
   });
   graph = showGraph(frame, root, {
     onSelect: item => events.onItem(item),
@@ -148,6 +149,7 @@ function showView(view) {
   roots.forEach((root, side) => sides.push(showSide(view, side, root, measures[side], colours, {
     onModules: showModules,
     onZoom: modules => { showModules(modules); enterBoth(modules[0], true); },
+    shadesBeside: title => sides[1 - side]?.icicle.shadesOf(title) ?? [],
     onItem: showItem,
     onToggle: (module, isOpen) => {
       const other = twin(module);
