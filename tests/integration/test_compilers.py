@@ -513,8 +513,7 @@ def test_inspection_names_the_nodes_that_stay_outside_when_compiled(quantized: P
 @pytest.mark.reader(QNN)
 def test_source_that_accepts_no_generated_inputs_is_compiled_unchecked(tmp_path: Path) -> None:
     """Sizes of a Resize are no random values; the inspection attributes each unnamed node, and adds up."""
-    text = """<ir_version: 8, opset_import: ["" : 17]>
-    m (float[1, 3, 8, 8] x, int64[4] sizes) => (float[1, 3, oh, ow] y) {
+    text = """m (float[1, 3, 8, 8] x, int64[4] sizes) => (float[1, 3, oh, ow] y) {
         h = Relu (x)
         y = Resize (h, , , sizes)
     }"""
