@@ -6,6 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
+import onnx
 import pytest
 from PIL import Image
 
@@ -13,6 +14,7 @@ from checkpoints import save_checkpoint, save_image_processor
 from e2e.in_process import run_here
 from e2e.workplace import Outcome
 from module_chains import save_chain
+from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.verbs.next_commands import running_command
 
 
@@ -138,3 +140,13 @@ def test_command_that_runs_a_model_has_the_given_provider(tmp_path: Path) -> Non
     assert ["winml", "run", "exported", "--ep", "cpu", "--image"] == words[:6]
     Image.new("RGB", (32, 32)).save(words[6])
     run_printed(command)
+
+
+def test_parts_with_shared_weights_that_a_simulator_compiled_are_described(tmp_path: Path) -> None:
+    """Only a device opens them."""
+    model = onnx.load("chain.onnx")
+    record = {"provider": "QNNExecutionProvider", "shares_weights": True, "simulated_on": "cpu"}
+    model.metadata_props.add(key=COMPILE_KEY, value=json.dumps(record))
+    onnx.save(model, tmp_path / "shared.onnx")
+    command = running_command(tmp_path, {"prompt": tmp_path / "shared.onnx", "decoder": tmp_path / "shared.onnx"})
+    assert ["winml", "inspect", str(tmp_path)] == shlex.split(command)

@@ -508,3 +508,23 @@ def test_inspection_names_the_nodes_that_stay_outside_when_compiled(quantized: P
     reasons = {finding["reason"] for finding in fit["findings"]}
     assert {node["reason"] for node in compiled["outside"]} <= reasons
     assert any(f"winml quantize -m {quantized.with_name('float.onnx')}" in item["remedy"] for item in fit["findings"])
+
+
+@pytest.mark.reader(QNN)
+def test_source_that_accepts_no_generated_inputs_is_compiled_unchecked(tmp_path: Path) -> None:
+    """Sizes of a Resize are no random values; the inspection attributes each unnamed node, and adds up."""
+    text = """m (float[1, 3, 8, 8] x, int64[4] sizes) => (float[1, 3, oh, ow] y) {
+        h = Relu (x)
+        y = Resize (h, , , sizes)
+    }"""
+    ir.save(parse(text), tmp_path / "resize.onnx")
+    code, record, err = winml(
+        QNN, "compile", "-m", tmp_path / "resize.onnx", "-o", tmp_path / "npu.onnx", "--ep", "qnn"
+    )  # fmt: skip
+    assert 0 == code, err
+    assert record["verification"] is None or not record["verification"].get("is_verified")
+    assert any(note.startswith("Not checked") for note in record["notes"])
+    _, inspected, err = winml(QNN, "inspect", tmp_path / "resize.onnx", "--ep", "qnn")
+    modules = inspected["execution_provider"]["modules"]
+    assert (2, 1) == tuple(sum(module[key] for module in modules) for key in ("nodes", "on_device")), err
+    assert {"Resize"} == {finding["what"] for finding in inspected["execution_provider"]["findings"]}

@@ -162,6 +162,25 @@ def test_inspect_onnx_missing_or_short_data_file_is_noted(tmp_path: Path) -> Non
     assert (None, 244) == (inspection.files[1].size_bytes, inspection.total.size_bytes)
 
 
+def test_inspect_onnx_counts_the_files_of_compiled_parts(tmp_path: Path) -> None:
+    """They are listed once each, after the data files; a missing file is noted."""
+    nodes = [
+        helper.make_node(
+            "EPContext", [name], [output], domain="com.microsoft", embed_mode=0, ep_cache_context="context.data"
+        )
+        for name, output in (("x", "h"), ("h", "y"))
+    ]
+    graph = helper.make_graph(nodes, "compiled", [_make_value("x", [2])], [_make_value("y", [2])])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets), tmp_path / "model.onnx")
+    (context := tmp_path / "context.data").write_bytes(b"compiled")
+    inspection = inspect_onnx(tmp_path / "model.onnx")
+    assert [context] == [file.path for file in inspection.files[1:]]
+    assert (tmp_path / "model.onnx").stat().st_size + 8 == inspection.size_bytes
+    context.unlink()
+    assert f"data file {context} is missing: it contains compiled parts" in inspect_onnx(tmp_path / "model.onnx").notes
+
+
 @pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "C:\\secret", ""])
 def test_inspect_onnx_data_file_outside_the_folder_is_not_looked_at(tmp_path: Path, location: str) -> None:
     """A model file cannot make the command look at files elsewhere."""

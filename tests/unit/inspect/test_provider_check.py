@@ -207,6 +207,36 @@ def test_unnamed_nodes_are_matched_with_no_other_node(tmp_path: Path) -> None:
     assert "" == facts.node_called("", "Erf", "").module
 
 
+def test_unsupported_graph_has_no_node_on_the_device(check: Check) -> None:
+    """TensorRT's document begins with opset 9; its list of operators has both nodes."""
+    fit = check("tensorrt", "Abs", opset="8")
+    (finding,) = fit.findings
+    assert ("graph", 0) == (finding.kind, sum(module.on_device for module in fit.modules))
+    assert {finding.reason} == {reason for module in fit.modules for reason in module.reasons}
+
+
+def test_unnamed_nodes_have_their_own_findings(tmp_path: Path) -> None:
+    """Nodes of branches too; the supported nodes of a module are not counted as unsupported."""
+    value = [helper.make_tensor_value_info("b", TensorProto.FLOAT, [2])]
+    branches = [
+        helper.make_graph([helper.make_node(operator, ["x"], ["b"])], operator, [], value)
+        for operator in ("Erf", "Sigmoid")
+    ]
+    choice = helper.make_node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1])
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [2]),
+        helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+    ]
+    nodes = [choice, helper.make_node("Erf", ["y"], ["z"])]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("z", TensorProto.FLOAT, [2])])
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    fit = check_provider(path, "nnapi")
+    found = {finding.what: finding.nodes for finding in fit.findings}
+    assert {"If": ("/If",), "Erf": ("/Erf", "/Erf_1")} == found
+    assert [(4, 1)] == [(module.nodes, module.on_device) for module in fit.modules]
+
+
 def test_cpu_provider_runs_float16_between_casts(tmp_path: Path) -> None:
     """A session reports it, or the kernels before 1.24.
 

@@ -35,7 +35,7 @@ from winml.modelkit.compile.pipeline import (
     write_contexts,
 )
 from winml.modelkit.compile.records import CompilableProvider, CompiledFile
-from winml.modelkit.errors import InputError, LimitError, StageError, UsageError, VerificationError, opt
+from winml.modelkit.errors import InputError, LimitError, NoInputsError, StageError, UsageError, VerificationError, opt
 from winml.modelkit.file_names import files_folder
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.contexts import context_file_names, proto_nodes, rename_context_files
@@ -451,21 +451,14 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         if not self.chosen.provider.compiles:
             read_samples = request.read if self.data.is_stated else None
             return files.refuse_different(source, written, seed, sizes=self.sizes, read_samples=read_samples)
-        sample_feeds, expected, samples = files.reference_outputs(source, request.read)
-        provider = self.chosen
-        if self.shared is not None and provider.stand_in:
+        if self.shared is not None and self.chosen.stand_in:
             written = self._compile_alone(source)
         try:
-            session = provider.open(written)
-            outputs = [session.run(feeds) for feeds in counted(sample_feeds, "sample")]
-        except (StageError, UsageError) as error:
-            reason = unreadable_reason(provider)
-            raise VerificationError(
-                f"{provider.provider.name} cannot run the compiled model: "
-                f"{error.message.replace(str(written), 'the result')}{f' ({reason})' if reason else ''}",
-                hint=f"No file was written. If the file is for a different machine, use {opt.no_verify} to write it "
-                "anyway.",
-            ) from error
+            sample_feeds, expected, samples = files.reference_outputs(source, request.read)
+        except NoInputsError:
+            self._run_result(written, ())
+            raise
+        outputs = self._run_result(written, sample_feeds)
         minimum_db = DEFAULT_MIN_SQNR_DB if self.options.min_sqnr_db is None else self.options.min_sqnr_db
         measure = partial(measure_fidelity, least_sqnr_db=minimum_db, samples=samples, inputs=sample_feeds)
         if self.reference is None:
@@ -481,6 +474,25 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
             fidelity, self.reference.name, sample_feeds[0], _minimum_sqnr_hint(self.reference)
         )
         return fidelity
+
+    def _run_result(self, written: Path, sample_feeds: Sequence[Arrays]) -> list[Arrays]:
+        """Open the result on its provider, and return its outputs for the samples.
+
+        Raises:
+            VerificationError: the provider cannot run the result.
+        """
+        provider = self.chosen
+        try:
+            session = provider.open(written)
+            return [session.run(feeds) for feeds in counted(sample_feeds, "sample")]
+        except (StageError, UsageError) as error:
+            reason = unreadable_reason(provider)
+            raise VerificationError(
+                f"{provider.provider.name} cannot run the compiled model: "
+                f"{error.message.replace(str(written), 'the result')}{f' ({reason})' if reason else ''}",
+                hint=f"No file was written. If the file is for a different machine, use {opt.no_verify} to write it "
+                "anyway.",
+            ) from error
 
     def _compile_alone(self, source: Path) -> Path:
         """Compile the source without the other parts: a simulator opens no context with shared weights."""

@@ -226,8 +226,11 @@ def load_for_export(
         return loaded, use
     fixed = request.with_sizes({**closing, **request.fixed_sizes})
     loaded, use = _resolve_and_load(fixed, config, is_handed_over=is_handed_over, check=check)
+    lengths = request.prompt_length or ()
+    prompts = ",".join(map(str, (lengths,) if isinstance(lengths, int) else lengths))
+    options = f"{opt.prompt_length} {prompts} {opt.shape_config}" if prompts else f"{opt.shape_config}"
     note = (
-        f"Sizes are fixed, as {opt.ep} {config.ep} requires. To change them: {opt.shape_config} "
+        f"Sizes are fixed, as {opt.ep} {config.ep} requires. To change them, change the numbers in: {options} "
         f"'{json.dumps(closing)}'."
     )
     return replace(loaded, model_notes=(note, *loaded.model_notes)), use

@@ -89,7 +89,7 @@ class OnnxInspection(
     """Inspection result of one ONNX file."""
 
     files: tuple[FileInfo, ...]
-    """The model file first, then its external data files."""
+    """The model file first, then its external data files, and files of compiled content last."""
     ir_version: int
     opsets: Mapping[str, int]
     """Version of each operator set; the default domain is ``ai.onnx``."""
@@ -177,12 +177,15 @@ class OnnxInspection(
         return record
 
 
-def _find_data_files(model_path: Path, weights: Iterable[Weight]) -> tuple[list[FileInfo], list[str]]:
+def _find_data_files(
+    model_path: Path, weights: Iterable[Weight], compiled: Iterable[str]
+) -> tuple[list[FileInfo], list[str]]:
     """Find the data files of a model.
 
     Args:
         model_path: The model file; data files are named relative to its folder.
         weights: Its initializers.
+        compiled: Names of its files of compiled content.
 
     Returns:
         The data files in the order of their first reference, and a note for each problem.
@@ -191,6 +194,8 @@ def _find_data_files(model_path: Path, weights: Iterable[Weight]) -> tuple[list[
     for weight in weights:
         if weight.location is not None:
             locations[weight.location.file].append(weight.location)
+    for name in compiled:
+        locations.setdefault(name, [])
     files, notes = [], []
     for name, uses in locations.items():
         needed_bytes = max((use.end_bytes or 0 for use in uses), default=0)
@@ -200,7 +205,8 @@ def _find_data_files(model_path: Path, weights: Iterable[Weight]) -> tuple[list[
             continue
         files.append(FileInfo(file.path, file.size_bytes))
         if file.problem == "missing":
-            notes.append(f"data file {file.path} is missing: it contains {len(uses)} of the weights")
+            content = f"{len(uses)} of the weights" if uses else "compiled parts"
+            notes.append(f"data file {file.path} is missing: it contains {content}")
         elif file.problem == "cut off":
             notes.append(f"data file {file.path} is cut off: it has {file.size_bytes} bytes and needs {needed_bytes}")
     return files, notes
@@ -237,7 +243,12 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
     modules, unclaimed_cost = charge_modules(tree, contents, macs)
     tag_of = {node.proto.name: tag for node, tag in zip(contents.nodes, tree.tags, strict=True)}
     selection = _select_subtrees(modules, selector, tag_of)
-    data_files, file_notes = _find_data_files(path, contents.weights)
+    compiled: tuple[str, ...] = ()
+    if any(node.operator == "com.microsoft.EPContext" for node in contents.nodes):
+        from winml.modelkit.onnx.files.placing import compiled_files  # onnx_ir takes a second to import
+
+        compiled = compiled_files(model)
+    data_files, file_notes = _find_data_files(path, contents.weights, compiled)
     size = path.stat().st_size
     return OnnxInspection(
         files=(FileInfo(path, size), *data_files),

@@ -20,10 +20,13 @@ import onnxruntime as ort
 from winml.modelkit.errors import StageError, UsageError, opt
 from winml.modelkit.inspect.provider_fit import Basis, Finding, FindingKind, ListedLimit, ModuleCopies, ProviderFit
 from winml.modelkit.metadata_keys import COMPILE_KEY, FLOAT_SOURCE_KEY
-from winml.modelkit.onnx.contexts import refuse_compiled
+from winml.modelkit.normalize.passes import UniqueNodeNamesPass
+from winml.modelkit.onnx.contexts import proto_nodes, refuse_compiled
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
-from winml.modelkit.onnx.files.graph_reading import flat_file, graph_of
-from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.onnx.files.graph_reading import flat_file, graph_of, load_by_reference
+from winml.modelkit.onnx.files.reading import read_structure, reading_graph
+from winml.modelkit.onnx.files.recovery import temporary_folder
+from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.onnx.fingerprint import file_fingerprint
 from winml.modelkit.onnx.module_tree import read_tree
 from winml.modelkit.onnx.node_facts import GraphFacts, NodeFacts, read_facts
@@ -56,6 +59,8 @@ from winml.modelkit.ort.kernels import (
 )
 from winml.modelkit.ort.sessions import CPU
 from winml.modelkit.quantize.placements import placement_for, refused_precisions
+from winml.modelkit.tags.tagging import all_nodes
+from winml.modelkit.words import count_noun
 
 _ON_CPU = "It runs on the CPU, with copies to and from the device"
 
@@ -244,6 +249,8 @@ class _NodeChecks:
     nodes_by_finding: dict[_FindingKey, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
     """Finding → module and name of each node."""
     notes: list[str] = field(default_factory=list)
+    is_renamed: bool = False
+    """True if nodes of the file have no unique name: the facts, and the file of a session, then have other names."""
     is_quantized: bool = False
     float_source: str = ""
     """The float source recorded in a quantized file, relative to the working directory; empty if not recorded."""
@@ -265,9 +272,15 @@ class _NodeChecks:
         provider = choice.provider
         is_present = provider.name in present_providers()
         model = read_structure(path)
-        refuse_compiled(graph_of(model, path))
+        graph = graph_of(model, path)
+        refuse_compiled(graph)
+        is_renamed = UniqueNodeNamesPass()(graph).modified
+        if is_renamed:
+            for proto, node in zip(proto_nodes(model), all_nodes(graph), strict=True):
+                proto.name = node.name or ""
         facts = read_facts(model)
         checks = cls(path, facts, choice, is_present, operator_table(short_name(provider.name)))
+        checks.is_renamed = is_renamed
         checks.notes += facts.notes
         checks.is_quantized = any(node.op_type in _QUANTIZING for node in facts.nodes)
         checks.float_source = _float_source(model, path)
@@ -298,8 +311,8 @@ class _NodeChecks:
                 f"ONNX Runtime {ort.__version__} does not report the provider of a node; this requires 1.24 or later."
             )
             return None
-        with flat_file(self.path) as flat_path:
-            assignment = find_assignment(flat_path, self.chosen)
+        with self._session_file() as path:
+            assignment = find_assignment(path, self.chosen)
         if assignment.problem:
             self.notes.append(f"{self.chosen.provider.name} could not create a session: {assignment.problem}")
             if self.table is None:
@@ -311,9 +324,10 @@ class _NodeChecks:
                 facts = self.facts.node_called(entry.name, entry.op_type, entry.domain)
                 self._add_refused_node(facts, assignment.reasons.get(entry.name, "") if entry.name else "")
         missing = len(self.facts.nodes) - len(assignment.nodes)
-        if missing > 0:
+        if missing:
+            change = "folds or fuses" if missing > 0 else "adds"
             self.notes.append(
-                f"ONNX Runtime folds or fuses {missing} nodes of the file before it assigns nodes to providers."
+                f"ONNX Runtime {change} {count_noun(abs(missing), 'node')} before it assigns nodes to providers."
             )
         supported = sum(node.is_assigned for node in assignment.nodes)
         version = (
@@ -321,6 +335,22 @@ class _NodeChecks:
         )
         fit = self._create_fit("provider", version, len(assignment.nodes), supported)
         return replace(fit, copies=self._count_copies(assignment.copies))
+
+    @contextlib.contextmanager
+    def _session_file(self) -> Iterator[Path]:
+        """Yield the file for a session: without module functions, and with unique names of nodes.
+
+        ONNX Runtime and the providers report nodes by name. A copy includes the weights.
+        """
+        with flat_file(self.path) as flat:
+            if not self.is_renamed:
+                yield flat
+                return
+            with temporary_folder() as folder:
+                model = reading_graph(flat, lambda: load_by_reference(flat))
+                UniqueNodeNamesPass()(model)
+                write_model(model, folder / flat.name)
+                yield folder / flat.name
 
     def _count_copies(self, copies: Iterable[CopiedValue]) -> tuple[ModuleCopies, ...]:
         """Count copied values by module, the most first."""
@@ -530,7 +560,10 @@ class _NodeChecks:
             if kind != "graph"
             for module, name in locations
         }
-        placements = place_modules((node.module, reasons.get((node.module, node.name))) for node in self.facts.nodes)
+        of_graph = next((reason for kind, _, reason in self.nodes_by_finding if kind == "graph"), None)
+        placements = place_modules(
+            (node.module, reasons.get((node.module, node.name), of_graph)) for node in self.facts.nodes
+        )
         return ProviderFit(
             provider=short_name(provider.name),
             name=provider.name,

@@ -708,9 +708,10 @@ def _compare_if_fed(
     try:
         comparison = work.compare(source, staged, seed)
     except NoInputsError as error:
-        from winml.modelkit.compare.files import refuse_unopenable
+        if work.runs_on is None:  # compiled content opens on its provider only
+            from winml.modelkit.compare.files import refuse_unopenable
 
-        refuse_unopenable(source, staged)
+            refuse_unopenable(source, staged)
         reason = error.message.replace(str(source), source.name).rstrip(".")
         remedy = f"pass inputs that it accepts ({opt.dataset})"
         return None, (f"Not checked: the source accepts none of the generated inputs: {reason}; {remedy}.",)

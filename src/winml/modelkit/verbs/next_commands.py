@@ -112,7 +112,8 @@ def running_command(folder: Path, parts: Mapping[str, Path], words: Sequence[str
         call = f"load_pipeline({json.dumps(str(folder))})"
         code = f'from winml.modelkit import load_pipeline; {call}("a cat").images[0].save("cat.png")'
         return command_line(["python", "-c", code])
-    if _has_bfloat16(_main_part(parts)):  # the CPU, which the other commands use, cannot run it
+    # The CPU, which the other commands use, cannot run bfloat16, and a simulator opens no part with shared weights.
+    if _has_bfloat16(_main_part(parts)) or _needs_device(_main_part(parts)):
         return measuring_command("inspect", [folder], [])
     return task_command(folder, parts, words)[1] or measuring_command("run", [folder], [spell_flag("schema")])
 
@@ -155,6 +156,16 @@ def model_files(model: Path) -> list[Path]:
     from winml.modelkit.builds.found_models import read_model_folder
 
     return [*read_model_folder(model).parts.values()]
+
+
+def _needs_device(path: Path) -> bool:
+    """Return True if a simulator compiled a file into the common file of several parts, which only a device opens."""
+    from winml.modelkit.metadata_keys import COMPILE_KEY
+    from winml.modelkit.onnx.files.reading import read_metadata
+    from winml.modelkit.options import load_metadata_record
+
+    record = load_metadata_record(read_metadata(path).get(COMPILE_KEY, "{}"))
+    return bool(record.get("shares_weights")) and "simulated_on" in record
 
 
 def _has_bfloat16(*paths: Path) -> bool:

@@ -48,7 +48,7 @@ def external_files(path: Path) -> tuple[Path, ...]:
         if name not in files:
             files[name] = _existing_data_file(path, name)
         _refuse_cut_off(path, tensor)
-    for name in _context_files(structure):
+    for name in compiled_files(structure):
         files.setdefault(name, _existing_data_file(path, name))
     return tuple(files.values())
 
@@ -62,7 +62,7 @@ def data_names(path: Path) -> tuple[str, ...]:
     """
     structure = read_structure(path)
     weights = (entry.value for entry in _location_entries(structure))
-    return tuple(dict.fromkeys((*weights, *_context_files(structure))))
+    return tuple(dict.fromkeys((*weights, *compiled_files(structure))))
 
 
 def name_data(data: Path, model: Path, digest: str | None = None) -> Path:
@@ -247,7 +247,7 @@ def stored_bytes(tensor: onnx.TensorProto) -> int:
         return 0
 
 
-def _context_files(model: onnx.ModelProto) -> tuple[str, ...]:
+def compiled_files(model: onnx.ModelProto) -> tuple[str, ...]:
     """Return the files compiled by execution providers, as named in the model."""
     return tuple(dict.fromkeys(attribute.s.decode(errors="replace") for attribute in context_file_attributes(model)))
 
