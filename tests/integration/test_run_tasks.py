@@ -455,6 +455,106 @@ def test_speech_of_whisper_is_the_text_of_the_pipeline(folder: Path, monkeypatch
     assert expected == found["entries"][0]["text"]
 
 
+def _save_sam(path: Path) -> None:
+    """Write a small SAM for images of 64 pixels."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 32}
+    picture = {"image_size": 64, "patch_size": 8}
+    config = transformers.SamConfig(
+        vision_config={**sizes, **picture, "output_channels": 32, "window_size": 4, "global_attn_indexes": [0],
+                       "num_pos_feats": 16},
+        prompt_encoder_config={**picture, "hidden_size": 32, "image_embedding_size": 8, "mask_input_channels": 4},
+        mask_decoder_config={**sizes, "iou_head_hidden_dim": 32, "iou_head_depth": 2},
+        initializer_range=0.5,
+    )  # fmt: skip
+    _save_model(path, transformers.SamModel(config))
+    transformers.SamImageProcessorPil(
+        size={"longest_edge": 64}, pad_size={"height": 64, "width": 64}, mask_size={"longest_edge": 32},
+        mask_pad_size={"height": 32, "width": 32},
+    ).save_pretrained(path)  # fmt: skip
+
+
+def test_mask_of_a_point_equals_the_processor_and_pytorch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each point of an image gets the mask that PyTorch scores best; other points are refused."""
+    monkeypatch.chdir(folder)
+    _save_sam(folder / "masks")
+    pixels = np.random.default_rng(0).integers(0, 255, (36, 60, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save("wide.png")
+    points = [[20, 20], [45, 10]]
+    model = exported(folder / "masks", "mask-generation", is_open=False)
+    passed = ("--image", "wide.png", "--input", f"points={points}")
+    found = answer(model, *passed, "--save", "masks.png", "--reference")
+    assert found["reference"]["is_same"], found["reference"]
+    assert (60, 36) == Image.open("masks.png").size
+    pytorch = transformers.SamModel.from_pretrained(folder / "masks").eval()
+    processor = transformers.SamProcessor(transformers.SamImageProcessorPil.from_pretrained(folder / "masks"))
+    row = processor(Image.open("wide.png"), input_points=[[[point] for point in points]], return_tensors="pt")
+    with torch.inference_mode():
+        outputs = pytorch(pixel_values=row["pixel_values"], input_points=row["input_points"].float())
+    sizes = (row["original_sizes"], row["reshaped_input_sizes"])
+    (masks,) = processor.post_process_masks(outputs.pred_masks, *sizes)
+    expected = {}
+    for point, scores, choices in zip(points, outputs.iou_scores[0], masks, strict=True):
+        best = int(scores.argmax())
+        expected[f"{point[0]}, {point[1]}"] = (float(scores[best]), float(choices[best].float().mean()))
+    entries = {entry["label"]: (entry["score"], entry["share"]) for entry in found["entries"]}
+    assert expected.keys() == entries.keys()
+    for label, (score, share) in expected.items():
+        assert score == pytest.approx(entries[label][0], abs=CLOSE)
+        # At most one pixel is decided by rounding.
+        assert share == pytest.approx(entries[label][1], abs=1 / pixels[..., 0].size + CLOSE)
+    refused = run_here("run", model, "--image", "wide.png", "--input", "points=[[1,2,3]]")
+    assert 2 == refused.code
+    assert "[[120, 80]]" in refused.err
+
+
+def _save_vits(path: Path, **changes: float) -> None:
+    """Write a VITS of two layers with a character tokenizer, and with no noise by default."""
+    path.mkdir()
+    characters = "_ abcdefghijklmnopqrstuvwxyz"
+    vocabulary = {name: number for number, name in enumerate((*characters, "<unk>"))}
+    (path / "vocab.json").write_text(json.dumps(vocabulary))
+    tokenizer = transformers.VitsTokenizer(path / "vocab.json", phonemize=False, is_uroman=False, pad_token="_")
+    config = transformers.VitsConfig(**{
+        "vocab_size": len(vocabulary), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "ffn_dim": 32, "flow_size": 8, "spectrogram_bins": 9, "prior_encoder_num_flows": 2,
+        "prior_encoder_num_wavenet_layers": 1, "posterior_encoder_num_wavenet_layers": 1,
+        "duration_predictor_filter_channels": 16,
+        "upsample_initial_channel": 16, "upsample_rates": [4], "upsample_kernel_sizes": [8],
+        "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1]], "sampling_rate": 8000,
+        "use_stochastic_duration_prediction": False, "noise_scale": 0.0, "noise_scale_duration": 0.0, **changes,
+    })  # fmt: skip
+    torch.manual_seed(0)
+    transformers.VitsModel(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+
+
+def test_speech_equals_the_pipeline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A VITS without noise gives the pipeline's audio; the graph of one with noise draws it."""
+    monkeypatch.chdir(folder)
+    task, text = "text-to-audio", "a word of ten"
+    _save_vits(folder / "spoken")
+    expected = pipeline_of(folder / "spoken", task)(text)
+    # The export is verified: the length of the audio is computed by the graph.
+    done = run_here("export", "-m", "spoken", "-o", "speech/model.onnx", "--dynamic-seq-len")
+    assert 0 == done.code, done.err
+    found = answer("speech/model.onnx", "--text", text, "--reference", "--save", "speech.wav")
+    assert found["reference"]["is_same"], found["reference"]
+    (entry,) = found["entries"]
+    assert ([len(expected["audio"])], expected["sampling_rate"]) == (entry["shape"], entry["rate_hz"])
+    samples, rate_hz = soundfile.read("speech.wav", dtype="float32")
+    assert expected["sampling_rate"] == rate_hz
+    # A step of 16 bits, and the rounding of PyTorch.
+    assert expected["audio"] == pytest.approx(samples, abs=1 / 32768 + CLOSE)
+    _save_vits(folder / "noisy", noise_scale=0.7)
+    model = exported(folder / "noisy", task, is_open=True)
+    twice = answer(model, "--text", text, "--text", text)
+    assert any("noise" in note for note in twice["notes"])
+    assert twice["entries"][0]["values"] != twice["entries"][1]["values"]
+    refused = run_here("run", model, "--text", text, "--save", "speech.png")
+    assert 2 == refused.code
+    assert "speech.wav" in refused.err
+
+
 def test_labels_of_an_image_are_read_one_by_one_by_a_graph_of_one_text(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ _HYPOTHESIS, _CAPTION, _SOUND = "This example is {}.", "This is a photo of {}.",
 """Specified by transformers' pipelines: sentences for candidate labels of a text, an image and a sound."""
 _SIGLIP_TOKENS = 64
 """Specified by transformers' pipeline: length to which the captions of SigLIP are padded."""
+_POINTS = "input_points"
+"""Specified by transformers: the input of a graph that takes points of objects."""
 _OUTSIDE = "O"
 """Specified by the IOB format: class of a token outside of all entities."""
 _MAX_LISTED_VALUES = 8
@@ -60,7 +62,7 @@ class Answer:
     entries: tuple[AnswerEntry, ...]
     arrays: Arrays = field(default_factory=dict)
     """Arrays of the result: embeddings, ``depth`` of each pixel, ``segments``: the segment number of each pixel,
-    ``image``: its red, green and blue values from 0 to 255."""
+    ``image``: its red, green and blue values from 0 to 255, ``audio``: its samples."""
     notes: tuple[str, ...] = ()
 
 
@@ -418,6 +420,21 @@ class TaskRunner:
         with tokenizer_call(self._tokenizer):
             return Answer("text", (AnswerEntry(text=self._tokenizer.decode(tokens, skip_special_tokens=True)),))
 
+    def speech(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the audio of a spoken text.
+
+        Raises:
+            InputError: the config beside the model is missing or states no sampling rate, or the model returns no
+                waveform.
+        """
+        samples = named_output(self._run_model(self._tokenize(inputs["text"])), "waveform").reshape(-1)
+        if (rate_hz := getattr(self._config, "sampling_rate", None)) is None:
+            raise InputError(f"{self._folder}: config.json states no sampling_rate", hint="Add the rate, in hertz.")
+        if any(getattr(self._config, name, None) for name in ("noise_scale", "noise_scale_duration")):
+            self._notes["the model draws random noise: the audio differs from run to run"] = None
+        entries, arrays = _describe_tensors({"audio": samples})
+        return Answer("audio", tuple(replace(entry, rate_hz=int(rate_hz)) for entry in entries), arrays)
+
     def _fit_image_processor(self, image: Any) -> Any:
         """Set the image processor, in place, to the fixed size of the graph, and return it.
 
@@ -511,20 +528,41 @@ class TaskRunner:
         """Return the classes or objects that pixels of an image belong to, the largest first."""
         self._fit_image_processor(inputs["image"])
         results = self._pipeline("image processor")(inputs["image"], **self._threshold)
-        masks = [np.asarray(segment["mask"]) > 0 for segment in results]
-        order = sorted(range(len(masks)), key=lambda index: -int(masks[index].sum()))
-        numbers = np.zeros(masks[0].shape if masks else (0, 0), np.int32)
-        for number, index in enumerate(order, 1):
-            numbers[masks[index]] = number
-        entries = (
-            AnswerEntry(
-                label=str(results[index]["label"]),
-                score=None if results[index]["score"] is None else float(results[index]["score"]),
-                share=float(masks[index].mean()),
-            )
-            for index in order
+        return _segment_answer(
+            [(np.asarray(segment["mask"]) > 0, str(segment["label"]), segment["score"]) for segment in results]
         )
-        return Answer("segments", tuple(entries), {"segments": numbers})
+
+    def masks(self, inputs: Mapping[str, Any]) -> Answer:
+        """Return the object at each point of an image: of its masks, the one that the model scores best.
+
+        Raises:
+            UsageError: the points are not as expected, or the graph does not take one point of one object.
+        """
+        import torch
+
+        points, spec = _read_points(inputs["points"]), self._graph_inputs.get(_POINTS)
+        if self._graph_inputs and (spec is None or spec.shape[1:3] != (1, 1)):
+            raise UsageError(
+                f"{self._task}: the graph does not take {_POINTS} of shape [1, 1, 1, 2]",
+                hint=f"Export the model again for {self._task}, or pass tensors by name: {opt.input} NAME=@FILE.npy",
+            )
+        row = self._image_processor(images=[inputs["image"]], return_tensors="np")
+        pixels, sizes = row["pixel_values"], np.asarray(row["original_sizes"])
+        # Images are padded on the right and below, or resized to the size of the model.
+        resized = np.asarray(row.get("reshaped_input_sizes", [pixels.shape[-2:]]))
+        scale = (resized[0] / sizes[0])[::-1]
+        found = []
+        for point in points:
+            tensors = {"pixel_values": pixels, _POINTS: (point * scale).astype(np.float32).reshape(1, 1, 1, 2)}
+            outputs = self._run_model(tensors)
+            scores = named_output(outputs, "iou_scores").reshape(-1)
+            low_resolution = torch.from_numpy(named_output(outputs, "pred_masks").astype(np.float32))
+            masks = self._image_processor.post_process_masks(
+                low_resolution, sizes.tolist(), reshaped_input_sizes=resized.tolist()
+            )
+            best = int(scores.argmax())
+            found.append((masks[0][0, best].numpy(), f"{point[0]:g}, {point[1]:g}", float(scores[best])))
+        return _segment_answer(found)
 
     def depth(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the depth of the pixels of an image, in the model's unit."""
@@ -666,6 +704,7 @@ _ANSWERS: Mapping[str, Callable[[TaskRunner, Mapping[str, Any]], Answer]] = {
     "image-classification": TaskRunner.image_classes,
     "object-detection": TaskRunner.boxes,
     "image-segmentation": TaskRunner.segments,
+    "mask-generation": TaskRunner.masks,
     "depth-estimation": TaskRunner.depth,
     "image-to-image": TaskRunner.changed_image,
     "zero-shot-object-detection": TaskRunner.described_objects,
@@ -675,6 +714,7 @@ _ANSWERS: Mapping[str, Callable[[TaskRunner, Mapping[str, Any]], Answer]] = {
     "automatic-speech-recognition": TaskRunner.transcript,
     "audio-classification": TaskRunner.audio_classes,
     "text2text-generation": TaskRunner.written_text,
+    "text-to-audio": TaskRunner.speech,
 }
 
 
@@ -690,6 +730,35 @@ def _read_word_boxes(text: str) -> list[tuple[str, list[int]]]:
         raise UsageError(
             f"word_boxes: expected words with boxes: {error}", hint='Example: [["Total", [10, 20, 90, 40]]]'
         ) from error
+
+
+def _read_points(text: str) -> Array:
+    """Return points of an image, of shape [points, 2].
+
+    Raises:
+        UsageError: the text is no JSON of pairs of numbers.
+    """
+    try:
+        return np.asarray([(float(x), float(y)) for x, y in load_json(text)]).reshape(-1, 2)
+    except (JsonError, TypeError, ValueError) as error:
+        raise UsageError(f"points: expected pairs of numbers: {error}", hint="Example: [[120, 80]]") from error
+
+
+def _segment_answer(segments: Sequence[tuple[Array, str, float | None]]) -> Answer:
+    """Return segments of an image, the largest first.
+
+    Args:
+        segments: Mask, label and score of each.
+    """
+    ranked = sorted(segments, key=lambda segment: -int(segment[0].sum()))
+    numbers = np.zeros(ranked[0][0].shape if ranked else (0, 0), np.int32)
+    for number, (mask, _, _) in enumerate(ranked, 1):
+        numbers[mask] = number
+    entries = (
+        AnswerEntry(label=label, score=None if score is None else float(score), share=float(mask.mean()))
+        for mask, label, score in ranked
+    )
+    return Answer("segments", tuple(entries), {"segments": numbers})
 
 
 def run_arrays(model: Any, arrays: Arrays) -> Arrays:
@@ -832,7 +901,7 @@ def _find_differences(ours: Answer, theirs: Answer) -> Iterator[tuple[float | No
         yield from _array_differences(ours, theirs)
     if ours.kind == "labels":
         yield from _class_differences(ours.entries, theirs.entries)
-    elif ours.kind not in ("embedding", "depth", "image", "tensors", "segments"):
+    elif ours.kind not in ("embedding", "depth", "image", "audio", "tensors", "segments"):
         yield from _entry_differences(ours.entries, theirs.entries)
 
 

@@ -12,7 +12,8 @@ from winml.modelkit.records import Record, entry
 from winml.modelkit.report.result import Result
 
 AnswerKind = Literal[
-    "labels", "entities", "spans", "boxes", "segments", "text", "similarity", "embedding", "depth", "image", "tensors"
+    "labels", "entities", "spans", "boxes", "segments", "text", "similarity", "embedding", "depth", "image",
+    "audio", "tensors"
 ]  # fmt: skip
 
 
@@ -40,6 +41,8 @@ class AnswerEntry(Record, digits=6):
     maximum: float | None = field(default=None, metadata=entry(omit_none=True))
     values: tuple[float, ...] | None = field(default=None, metadata=entry(omit_none=True))
     """All values of an embedding; the first values of a tensor."""
+    rate_hz: int | None = field(default=None, metadata=entry(omit_none=True))
+    """Sampling rate of audio."""
 
 
 class ReferenceAnswer(Record):

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 from winml.modelkit.errors import ConfigError, InputError, ModelPathError, TaskError, UsageError, opt, spell
 from winml.modelkit.fields import INPUTS, OUTPUT, RECORDED, declare
 from winml.modelkit.file_names import DECODER, ENCODER, MODEL_SUFFIX, ONLY_PART, VISION, files_folder, prompt_parts
-from winml.modelkit.generate.task_inputs import IMAGE_SUFFIXES, LOADED_TASKS, RUN_TASKS, RunTask, TaskInput, run_task
+from winml.modelkit.generate.task_inputs import (
+    AUDIO_SUFFIX,
+    IMAGE_SUFFIXES,
+    LOADED_TASKS,
+    RUN_TASKS,
+    RunTask,
+    TaskInput,
+    run_task,
+)
 from winml.modelkit.models.checkpoints.task import canonical_task
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, refuse_special_file
 from winml.modelkit.options import load_json, nearest, read_json_file
@@ -87,8 +95,8 @@ class RunRequest(AnswerRequest, ProviderFields):
     )
     """Minimum score of boxes and segments, from 0 to 1."""
     save: Path | None = declare(None, OUTPUT, is_common=True)
-    """Also write the result to this file: boxes, segments, depth or a new image (.png, .jpg), embeddings or tensors as
-    arrays (.npz)."""
+    """Also write the result to this file: boxes, segments, depth or a new image (.png, .jpg), speech (.wav), embeddings
+    or tensors as arrays (.npz)."""
 
 
 @dataclass(frozen=True)
@@ -353,7 +361,7 @@ def _check_save(request: RunRequest, definition: RunTask, subject: str) -> None:
             f"{opt.save} {request.save}: {subject} has no image and no arrays to save",
             hint="Omit it; -o FILE writes the result as JSON.",
         )
-    suffixes = IMAGE_SUFFIXES if definition.saved == "image" else (_ARRAYS_SUFFIX,)
+    suffixes = {"image": IMAGE_SUFFIXES, "audio": (AUDIO_SUFFIX,), "arrays": (_ARRAYS_SUFFIX,)}[definition.saved]
     if request.save.suffix.lower() not in suffixes:
         raise UsageError(
             f"{opt.save} {request.save}: the result of {subject} is saved as {', '.join(suffixes)}",
@@ -591,7 +599,7 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
 
 _OF_PIPELINES = frozenset({
     "automatic-speech-recognition", "depth-estimation", "document-question-answering", "image-segmentation",
-    "object-detection", "text2text-generation", "zero-shot-object-detection",
+    "mask-generation", "object-detection", "text2text-generation", "zero-shot-object-detection",
 })  # fmt: skip
 """Tasks whose results transformers computes from tensors of PyTorch."""
 
@@ -865,6 +873,12 @@ def _make_writer(answer: Answer, values: Mapping[str, Any], path: Path | None) -
                 np.savez(file, **answer.arrays)  # type: ignore[arg-type]  # numpy declares a flag among the keywords
 
         return {path: write_arrays}
+    if path.suffix.lower() == AUDIO_SUFFIX:
+        from winml.modelkit.samples.media import Recording, save_recording
+
+        rate_hz = answer.entries[0].rate_hz
+        assert rate_hz is not None  # of audio
+        return {path: lambda target: save_recording(Recording(answer.arrays["audio"], rate_hz), target)}
     from winml.modelkit.evaluate.drawing import depth_image, image_of_pixels, save_image, with_boxes, with_segments
 
     image = values["image"]

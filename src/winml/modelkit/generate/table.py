@@ -65,6 +65,10 @@ def _answer_block(result: InferenceResult) -> doc.Block:
             entry = entries[0]
             values = entry.values or ()
             return doc.Fields([("embedding", f"{len(values)} numbers: {_format_numbers(values[:6])}, …")])
+        case "audio":
+            columns = doc.columns("audio", "samples", "sampling rate")
+            sounds = [((entry.shape or (0,))[0], entry.rate_hz or 1) for entry in entries]
+            rows = [[f"{count / rate_hz:.3g} s", count, f"{rate_hz} Hz"] for count, rate_hz in sounds]
         case _:
             columns = doc.columns("output", "type", "minimum", "maximum", "first values")
             rows = [_tensor_row(entry) for entry in entries]

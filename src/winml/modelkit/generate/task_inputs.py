@@ -15,9 +15,11 @@ from winml.modelkit.samples.processors import kinds_for
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 """Suffixes of files that an image is saved to."""
+AUDIO_SUFFIX = ".wav"
+"""Suffix of a file that audio is saved to."""
 InputKind = Literal["text", "image", "audio"]
-Saved = Literal["image", "arrays"]
-"""Content written by ``--save``: an image, or the arrays of the result."""
+Saved = Literal["image", "audio", "arrays"]
+"""Content written by ``--save``: an image, audio, or the arrays of the result."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,11 @@ RUN_TASKS: Mapping[str, RunTask] = {
     "image-classification": RunTask((_IMAGE,)),
     "object-detection": RunTask((_IMAGE,), "image"),
     "image-segmentation": RunTask((_IMAGE,), "image"),
+    "mask-generation": RunTask((
+        _IMAGE,
+        TaskInput("points", "text", "points of objects as JSON, in pixels from left and top: [[120, 80], …]",
+                  "[[120, 80]]"),
+    ), "image"),
     "depth-estimation": RunTask((_IMAGE,), "image"),
     "image-to-image": RunTask((_IMAGE,), "image"),
     "zero-shot-image-classification": RunTask((
@@ -101,10 +108,13 @@ RUN_TASKS: Mapping[str, RunTask] = {
         TaskInput("label", "text", "a candidate label, such as: dog barking", "dog barking", is_repeatable=True),
     )),
     "text2text-generation": RunTask((_TEXT,)),
+    "text-to-audio": RunTask((_TEXT,), "audio"),
 }  # fmt: skip
 """Task → its inputs. Other tasks are run on tensors by name."""
 LOADED_TASKS: Mapping[str, str] = {"zero-shot-audio-classification": "feature-extraction"}
 """Task → task of the class of transformers that is loaded for it, if another."""
+_OF_SPEECH = frozenset({"input_ids", "attention_mask"})
+"""Inputs of a model that makes audio in one run."""
 _AUDIO_FEATURES = RunTask(
     (TaskInput("audio", "audio", "one audio file: its embedding; several: the similarity of each to the first",
                "speech.wav", is_repeatable=True),),
@@ -131,6 +141,8 @@ def run_task(name: str, tensors: tuple[str, ...]) -> tuple[str, RunTask | None]:
     canonical = canonical_word(name)
     task = canonical if canonical in TASK_VARIANTS or canonical in RUN_TASKS else canonical_task(name)
     task = {"summarization": "text2text-generation", "translation": "text2text-generation"}.get(task, task)
+    if task == "text-to-audio" and not _OF_SPEECH.issuperset(tensors):
+        return task, None  # a loop makes the audio, or a spectrogram
     if task != "feature-extraction":
         return task, RUN_TASKS.get(task)
     if "decoder_input_ids" in tensors:

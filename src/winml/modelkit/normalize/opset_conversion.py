@@ -8,11 +8,14 @@ import re
 import onnx_ir as ir
 
 from winml.modelkit.errors import OptimizeError, first_line
+from winml.modelkit.normalize.passes import InferredShapesPass
 from winml.modelkit.onnx.map_types import attach_maps, detach_maps
 from winml.modelkit.tags.carry.carrying import carry_tags
 
 _ASSERTION = re.compile(r"^\S+:\d+: (?:\w+: )?(?:Assertion `.*` failed: )?")
 """Location of an error in onnx's own source, which does not help the user."""
+_FREE_BROADCASTS = 7
+"""Specified by ONNX: the first opset in which operators broadcast as numpy does, without ``axis``."""
 
 
 def convert_opset(model: ir.Model, target: int) -> tuple[ir.Model, tuple[str, ...]]:
@@ -32,6 +35,8 @@ def convert_opset(model: ir.Model, target: int) -> tuple[ir.Model, tuple[str, ..
     if current_opset == target:
         return model, ()
     converted = model.clone()
+    if current_opset is not None and current_opset < _FREE_BROADCASTS <= target:
+        _align_broadcasts(converted)
     reason = _convert_in_place(converted, target)
     if converted.opset_imports.get("") != target:
         raise OptimizeError(
@@ -39,6 +44,57 @@ def convert_opset(model: ir.Model, target: int) -> tuple[ir.Model, tuple[str, ..
             hint="Choose an opset nearer to that of the model, or export the model with the requested opset.",
         )
     return converted, carry_tags(model, converted).notes
+
+
+def _align_broadcasts(model: ir.Model) -> None:
+    """Append sizes of 1 to inputs that an old operator broadcasts along an axis, in place.
+
+    onnx's converter appends them as if the axis were 0, and appends none to the slopes of PRelu, which has one for each
+    channel.
+
+    Raises:
+        OptimizeError: the number of dimensions of an input is not known.
+    """
+    waiting = [node for node in model.graph.all_nodes() if _broadcast_axis(node) is not None]
+    while waiting:
+        InferredShapesPass()(model)
+        aligned = [node for node in waiting if all(value and value.shape is not None for value in node.inputs)]
+        if not aligned:
+            raise OptimizeError(
+                f"node {waiting[0].name or waiting[0].op_type}: broadcasts along axis {_broadcast_axis(waiting[0])}, "
+                "and the number of dimensions of its inputs is not known",
+                hint="Declare the shapes of the inputs of the graph.",
+            )
+        for node in aligned:
+            _align_broadcast(node)
+        waiting = [node for node in waiting if node not in aligned]
+
+
+def _broadcast_axis(node: ir.Node) -> int | None:
+    """Return the axis of the first input at which the dimensions of the second begin; None if they end at the last."""
+    if node.op_type == "PRelu":
+        return 1
+    return node.attributes.get_int("axis", None) if node.attributes.get_int("broadcast", 0) else None
+
+
+def _align_broadcast(node: ir.Node) -> None:
+    """Append sizes of 1 to the second input of a node, so that its dimensions begin at an axis of the first."""
+    first, second = node.inputs
+    assert first is not None  # checked by the caller
+    assert first.shape is not None
+    assert second is not None
+    assert second.shape is not None
+    axis, rank = _broadcast_axis(node), len(second.shape)
+    assert axis is not None
+    is_single = rank == 1 and second.shape[0] == 1  # one slope for all channels
+    if (missing := len(first.shape) - axis % len(first.shape) - rank) > 0 and not is_single:
+        unsqueeze = ir.node("Unsqueeze", [second], {"axes": [*range(rank, rank + missing)]})
+        unsqueeze.outputs[0].name = f"{node.outputs[0].name}:{second.name}"
+        node.prepend(unsqueeze)
+        node.replace_input_with(1, unsqueeze.outputs[0])
+    node.attributes.pop("axis", None)
+    # onnx infers no shape of these operators before opset 7.
+    node.outputs[0].shape, node.outputs[0].type = first.shape, first.type
 
 
 def _convert_in_place(model: ir.Model, target: int) -> str:

@@ -32,6 +32,8 @@ _IMAGE_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _ORIENTATION = 0x0112
 """Specified by Exif: tag of the orientation of an image; 1 means upright."""
 _SAMPLE_BYTES = 4
+_MAX_SAMPLE = (1 << 15) - 1
+"""Largest sample of 16 bits."""
 _PIXEL_BYTES = 24
 """Memory per pixel, from decoding to the values of a processor, in bytes. Measured: 20."""
 _MAX_PIXELS = 89_478_485
@@ -191,6 +193,18 @@ def open_recording(cell: object, folders: Sequence[Path] | None, label: str) -> 
     except InputError as error:
         return Unreadable(name, error.message)
     return Recording(_mix_channels(samples), int(rate_hz), name)
+
+
+def save_recording(recording: Recording, path: Path) -> None:
+    """Write a recording as a WAVE file with samples of 16 bits, which every player reads; samples beyond 1 are cut."""
+    import wave
+
+    samples = (recording.samples.clip(-1, 1) * _MAX_SAMPLE).round().astype("<i2")
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(samples.itemsize)
+        file.setframerate(recording.rate_hz)
+        file.writeframes(samples.tobytes())
 
 
 def resampled(recording: Recording, rate_hz: int) -> NDArray[np.float32]:

@@ -30,6 +30,8 @@ The formats are frames, rows and columns of each picture, the position of each p
 """
 _PATCH_MASK = "pixel_attention_mask"
 _IMAGE_SIZES = "image_sizes"
+_POINTS = "input_points"
+"""Points in a picture, whose objects a model of mask generation segments."""
 
 _MERGED_PATCHES = ("spatial_merge_size", "merge_size", "merge_kernel_size", "pooling_kernel_size", "downsample_factor")
 """Config attributes: patches per edge that become one token; sizes of pictures are multiples."""
@@ -55,7 +57,7 @@ class Image(Modality):
     )
     description = "an image"
     carriers = (_PIXELS, _PATCHES)
-    companions = (*_GRIDS, *_POSITIONS, *_EDGES, _PATCH_MASK, _IMAGE_SIZES)
+    companions = (*_GRIDS, *_POSITIONS, *_EDGES, _PATCH_MASK, _IMAGE_SIZES, _POINTS)
     sub_config_name = "vision_config"
     feature_method = "get_image_features"
     place_token_names = ("image_token_id", "image_token_index")
@@ -72,6 +74,8 @@ class Image(Modality):
         names = super().media_parameters(context)
         if not context.takes("spatial_shapes"):
             names = [name for name in names if name != _PATCH_MASK]
+        if context.task != "mask-generation":
+            names = [name for name in names if name != _POINTS]
         return [] if names[:1] == [_PATCHES] and "grid_thw" not in names else names
 
     def layouts(self, context: InputContext, names: Sequence[str], *, has_places: bool) -> Iterator[InputLayout]:
@@ -85,7 +89,12 @@ class Image(Modality):
             yield from _patch_layouts(context, carrier, companions)
             return
         plane = _image_plane(context)
-        yield _make_layout(context, carrier, context.batch, *plane)
+        points: list[InputDraft] = []
+        if _POINTS in companions:
+            # One object of one point: [images, objects, points of an object, x and y].
+            shape, edge = input_shape(context.batch, 1, 1, 2), min(size.value for size in plane[-2:])
+            points = [InputDraft(_POINTS, shape, context.float_dtype, (0, edge))]
+        yield _make_layout(context, carrier, context.batch, *plane, companions=points)
         if _IMAGE_SIZES in companions:
             edges = plane[-2:]
             sizes = InputDraft(
