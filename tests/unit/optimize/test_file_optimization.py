@@ -462,3 +462,21 @@ def test_second_optimization_changes_nothing(
     optimize_model(source, once, level="full", verify=options == {"precision": "fp16"})
     optimize_model(once, twice, level="full", verify=False)
     assert once.read_bytes() == twice.read_bytes()
+
+
+def test_refused_values_name_the_option_for_others(tmp_path: Path) -> None:
+    """Generated sizes are none that Resize accepts; the comparison on those of a user has no dataset."""
+    body = """m (float[2, 3, 4, 4] x, int64[4] sizes) => (float[2, 3, a, b] y) {
+        e = Resize <mode = "linear"> (x, , , sizes) y = Relu (e) }"""
+    result = optimize_onnx(_save(tmp_path / "in.onnx", stamped=False, body=body), tmp_path / "out.onnx")
+    assert result.verification is None
+    (note,) = [note for note in result.notes if note.startswith("Not checked")]
+    assert "--input-data" in note
+
+
+def test_random_numbers_are_noted(tmp_path: Path) -> None:
+    """Both files start with the same numbers, so they are compared; users run into others."""
+    body = "m (float[4] x) => (float[4] y) { r = RandomNormalLike (x) y = Add (x, r) }"
+    result = optimize_onnx(_save(tmp_path / "in.onnx", stamped=False, body=body), tmp_path / "out.onnx")
+    assert result.verification is not None
+    assert any("random numbers" in note for note in result.notes)

@@ -530,3 +530,47 @@ def test_mixture_has_the_minimum_of_its_modules(quantized: int, least_db: float)
     minimum = read_minimum(model)
     assert minimum is not None
     assert least_db == minimum.sqnr_db
+
+
+def test_source_that_generates_random_numbers_is_named(tmp_path: Path) -> None:
+    """No precision helps: the SQNR of two runs of the source is as low."""
+    body = f"""m (float[2, 64] x) => (float[2, 64] y) <{weight("w", 64, 64)}, float c = {{0.01}}> {{
+        p = MatMul (x, w) s = Mul (p, c) r = RandomNormalLike (p) y = Add (s, r) }}"""
+    with pytest.raises(VerificationError, match="differs between two runs"):
+        quantized(body, tmp_path, precision="int8")
+
+
+HUGE = f"""m (float[2147483648, 1048576, 64] x) => (float[2147483648, 1048576, 64] y) <{weight("w", 64, 64)}> {{
+    y = MatMul (x, w) }}"""
+NOT_RUN = f"""m (float[2, 64] x) => (float[2, 64] y) <{weight("w", 64, 64)}, int64[1] shape = {{70368744177664}}> {{
+    p = MatMul (x, w) z = ConstantOfShape (shape) s = Size (z) f = Cast <to = 1> (s) y = Add (p, f) }}"""
+
+
+@pytest.mark.parametrize("body", [HUGE, NOT_RUN], ids=["too many values", "too much memory"])
+def test_source_that_runs_on_no_generated_values_is_written_unchecked(body: str, tmp_path: Path) -> None:
+    """One rule for quantized and optimized files."""
+    result = quantized(body, tmp_path, precision="fp16")
+    assert result.verification is None
+    assert any(note.startswith("Not checked") for note in result.notes)
+
+
+def test_weights_that_are_inputs_are_the_reason_for_a_file_that_is_not_smaller(tmp_path: Path) -> None:
+    """The hint names the option that helps."""
+    body = f"m (float[2, 64] x) => (float[2, 64] y) <{weight('w', 64, 64)}> {{ p = MatMul (x, w) y = Relu (p) }}"
+    model = parse(body)
+    model.graph.inputs.append(model.graph.initializers["w"])
+    with pytest.raises(QuantizeError, match="not smaller") as refusal:
+        quantized(model, tmp_path, precision="fp16")
+    assert "freeze_inputs" in refusal.value.hint
+    assert 1 == quantized(model, tmp_path, precision="fp16", freeze_inputs=True, verify=False).quantized
+
+
+def test_non_finite_weight_without_a_module_names_no_checkpoint(tmp_path: Path) -> None:
+    """A file of others has neither modules nor a checkpoint."""
+    model = parse(f"m (float[2, 64] x) => (float[2, 64] y) <{weight('w', 64, 64)}> {{ y = MatMul (x, w) }}")
+    for node in model.graph:
+        node.metadata_props.clear()
+    model.graph.initializers["w"].const_value = ir.tensor(np.full((64, 64), np.nan, np.float32), name="w")
+    with pytest.raises(QuantizeError, match=r"weight w .* node ") as refusal:
+        quantized(model, tmp_path, precision="fp16")
+    assert "module" not in f"{refusal.value} {refusal.value.hint}"

@@ -70,6 +70,8 @@ class QualitySamples(Record):
     """Reason for random samples in spite of a tokenizer or processor beside the model; empty if it is used."""
     data: str = field(default="", metadata=entry(omit_empty=True))
     """Name of the dataset, with its split if it has several; empty for other samples."""
+    may_be_refused: bool = field(default=False, metadata=entry(skip=True))
+    """True for random values at sizes that no user stated: a file that refuses them may accept others."""
 
 
 class SampleSpread(Record, digits=2):

@@ -212,8 +212,9 @@ def _refuse_random(reference: Path, feeds: Arrays) -> None:
     Raises:
         VerificationError: an output differs between two runs on the same inputs.
     """
-    first, second = outputs_of_file(reference, [feeds]), outputs_of_file(reference, [feeds])
-    refuse_random(first[0], second[0], reference.name, f"or skip the comparison with {opt.no_verify}")
+    # In one session: the first runs of two sessions generate equal numbers.
+    first, second = outputs_of_file(reference, [feeds, feeds])
+    refuse_random(first, second, reference.name, f"or skip the comparison with {opt.no_verify}")
 
 
 def refuse_random(first: Arrays, second: Arrays, name: str, remedy: str = "") -> None:
@@ -332,12 +333,18 @@ def reference_outputs(
         read_samples: Returns its inputs.
 
     Raises:
+        NoInputsError: the file refuses random values.
         StageError: the file cannot be run.
     """
     with _runs_of_reference(reference):
         session = open_session(reference, as_written=True)
         draws, samples = read_samples(session)
-        return draws, [session.run(draw) for draw in counted(draws, "sample of the source")], samples
+        try:
+            return draws, [session.run(draw) for draw in counted(draws, "sample of the source")], samples
+        except StageError as error:
+            if not samples.may_be_refused:
+                raise
+            raise NoInputsError(error.message, hint=error.hint) from error
 
 
 def outputs_of_file(path: Path, draws: Sequence[Arrays], *, as_written: bool = True) -> list[Arrays]:

@@ -117,11 +117,13 @@ class SampleValues:
     """Reason for random values in spite of a processor beside the model."""
     data: str = ""
     """Name of the dataset, with its split."""
+    may_be_refused: bool = False
+    """True for random values at sizes that no user stated."""
 
     @property
     def about(self) -> QualitySamples:
         """Description for the quality record."""
-        return QualitySamples(self.source, len(self.values), self.seed, self.note, self.data)
+        return QualitySamples(self.source, len(self.values), self.seed, self.note, self.data, self.may_be_refused)
 
 
 def default_samples(model_bytes: int) -> int:
@@ -319,10 +321,16 @@ def _random_values(session: Session, request: SampleRequest) -> SampleValues:
     run = with_fitting_sizes(session, with_whole_prompts(graph_inputs(session), request.run))
     # A graph without inputs has one result.
     count = request.samples if graph_inputs(session) else 1
-    drawn = [values_for(session, replace(run, seed=run.seed + number)) for number in range(count)]
+    may_be_refused = not run.sizes and run.batch_size is None and run.input_data is None
+    try:
+        drawn = [values_for(session, replace(run, seed=run.seed + number)) for number in range(count)]
+    except UsageError as error:
+        if not may_be_refused:
+            raise
+        raise NoInputsError(error.message, hint=error.hint) from error
     if may_refuse_values(graph_inputs(session)):
         drawn = [drawn[0], *(values for values in drawn[1:] if _can_run(session, values))]
-    return SampleValues(tuple(drawn), "random", request.run.seed)
+    return SampleValues(tuple(drawn), "random", request.run.seed, may_be_refused=may_be_refused)
 
 
 def _can_run(session: Session, values: Values) -> bool:

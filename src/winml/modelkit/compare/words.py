@@ -77,7 +77,12 @@ def unchecked_words(silent: tuple[str, ...] | None, side: str, remedy: str) -> s
 
 
 def _unchecked_source_words(silent: tuple[str, ...] | None) -> str:
-    return unchecked_words(silent, "source", f"compare on real inputs ({opt.dataset})")
+    remedy = f"compare on real inputs ({opt.dataset} or {opt.input_data})"
+    if silent:
+        is_finite = {"NaN", "infinities"}.isdisjoint(silent)
+        cause = "the model returns zeros for all inputs" if is_finite else "a weight is NaN or infinite"
+        remedy += f"; no input helps if {cause}"
+    return unchecked_words(silent, "source", remedy)
 
 
 def _together_words(fidelity: FidelityInfo) -> str:

@@ -191,6 +191,11 @@ class InputTensorSpec(_TensorSpec):
         return self._has_rank
 
     @property
+    def is_array(self) -> bool:
+        """False for a sequence, a map or an optional value, which no option passes to a graph."""
+        return "(" not in self.dtype
+
+    @property
     def bounds(self) -> Mapping[str, DynamicDimension]:
         """Name in the shape → the sizes for which the graph was made, if its file states them."""
         return self._bounds

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from winml.modelkit.arrays import Array, numpy_dtype
-from winml.modelkit.errors import UsageError
+from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.onnx.specs import InputTensorSpec, summed_sizes
 
 _LARGEST_BYTES = 2**47
@@ -274,7 +274,9 @@ def _insert_sizes(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int,
         )
         raise UsageError(
             f"input {spec.name!r}: {dimension_words} requires {math.prod(shape)} values, which exceeds any memory",
-            hint="Use a smaller size.",
+            hint=f"Use a smaller size ({opt.shape_config})."
+            if isinstance(dimension, str)
+            else "The size is fixed: make the model with a smaller one, or with a dynamic one.",
         )
     return shape
 

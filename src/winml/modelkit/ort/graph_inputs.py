@@ -304,6 +304,7 @@ def draw_feeds(
         UsageError: an input takes values that cannot be drawn, such as a sequence, or more values than any memory
             holds.
     """
+    _refuse_other_than_arrays(inputs)
     for spec in inputs:
         if spec.dtype not in DRAWN_DTYPES:
             raise UsageError(
@@ -311,6 +312,20 @@ def draw_feeds(
                 hint=f"Pass values with {opt.input_data} file.npz.",
             )
     return make_feeds(inputs, seed, sizes=insert_sums(inputs, sizes), with_padding=with_padding)
+
+
+def _refuse_other_than_arrays(inputs: Sequence[InputTensorSpec]) -> None:
+    """Refuse inputs whose values are no arrays.
+
+    Raises:
+        UsageError: names the input and its type.
+    """
+    for spec in inputs:
+        if not spec.is_array:
+            raise UsageError(
+                f"input {spec.name} takes {spec.dtype}, and only arrays can be generated or passed as inputs",
+                hint="Export the model with tensors as inputs, such as the elements of a sequence in one tensor.",
+            )
 
 
 def load_feeds(path: Path, inputs: Sequence[InputTensorSpec], option: str = "input_data") -> dict[str, Array]:
@@ -325,6 +340,7 @@ def load_feeds(path: Path, inputs: Sequence[InputTensorSpec], option: str = "inp
         UsageError: the file does not exist, or a name, dtype or shape does not match the graph's input.
         InputError: the file is damaged, or holds Python objects.
     """
+    _refuse_other_than_arrays(inputs)
     source = f"{spell(option)} {path}"
     arrays = _read_arrays(path, source)
     names = [spec.name for spec in inputs]

@@ -117,6 +117,8 @@ class QuantizationOutcome:
     """Precisions of the quantized modules."""
     saved_share: float = 1.0
     """Share of the weight bytes saved by quantization, if the mode left nodes float; else 1."""
+    has_input_weights: bool = False
+    """True if weights stayed float since they are graph inputs."""
     is_further: bool = False
     """True if the source was quantized already, so that few bytes are left to save."""
     notes: list[str] = field(default_factory=list)
@@ -325,6 +327,8 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             result = quantize(model, options, modules, statistics, solver, reasons)
             if any(module.left and module.requested != FLOAT32 for module in result.modules):
                 outcome.saved_share = 1 - weight_bytes(result.model) / before
+            reasons_left = [reason for module in result.modules for reason in module.left]
+            outcome.has_input_weights = any(f"{opt.freeze_inputs}" in reason for reason in reasons_left)
         outcome.notes += self._resumed_notes()
         outcome.used = frozenset(module.requested for module in result.modules if module.quantized)
         if options.kv_cache is not None:
@@ -411,8 +415,15 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             raise QuantizeError(
                 f"the quantized file is not smaller than its source ({sizes}): {self.outcome.saved_share:.0%} of the "
                 "bytes of its weights were saved",
-                hint=f"No file was written. Use another {opt.precision} or {opt.mode}, or exclude fewer modules.",
+                hint=f"No file was written. {self._saving_remedy}",
             )
+
+    @property
+    def _saving_remedy(self) -> str:
+        """What to do about a result that is not smaller."""
+        if self.outcome.has_input_weights:
+            return f"Weights are graph inputs, and stay in float: {opt.freeze_inputs} makes them constants."
+        return f"Use another {opt.precision} or {opt.mode}, or exclude fewer modules."
 
     def _resumed_notes(self) -> Iterator[str]:
         """Note the results reused from an interrupted run."""
@@ -460,7 +471,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             if search is None
             else f", {search.form}: {search.mean_bits:.2f} bits ({search.measured} variants measured)"
         )
-        return f"{result.quantized} nodes quantized{left_words}{cache}{bits}"
+        return f"{count_noun(result.quantized, 'node')} quantized{left_words}{cache}{bits}"
 
     def late_notes(self, model: ir.Model) -> tuple[str, ...]:
         """Collect notes on the quantization, this processor, and weights beyond the range of float16."""
@@ -475,9 +486,10 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         if dimensions and not provider.takes_dynamic:
             sums = stated_sums(model.metadata_props)
             command = fixing_command(str(self.written), [name for name in dimensions if name not in sums])
+            open_words = f"{', '.join(dimensions)} {'is' if len(dimensions) == 1 else 'are'} dynamic"
             yield (
-                f"{provider.name} requires fixed sizes, and {', '.join(dimensions)} are dynamic. Before it runs there, "
-                f"fix them: {command}"
+                f"{provider.name} requires fixed sizes, and {open_words}. Before it runs there, fix the size of each: "
+                f"{command}"
             )
 
     def compare(self, source: Path, written: Path, seed: int) -> FidelityInfo | None:

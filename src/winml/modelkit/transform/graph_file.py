@@ -33,13 +33,13 @@ from winml.modelkit.errors import (
     opt,
 )
 from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, FLOAT_SOURCE_KEY, NORMALIZED_KEY, QUANTIZATION_KEY
-from winml.modelkit.onnx.contexts import refuse_compiled
+from winml.modelkit.onnx.contexts import proto_nodes, refuse_compiled
 from winml.modelkit.onnx.files.content_digest import content_digest
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.onnx.files.graph_reading import graph_of, load_by_reference, merge_duplicate_keys
 from winml.modelkit.onnx.files.output_files import ExportPaths, OutputFiles, recover, refuse_inputs
 from winml.modelkit.onnx.files.placing import external_files, place_copy
-from winml.modelkit.onnx.files.reading import inline_functions, read_structure, reading_graph
+from winml.modelkit.onnx.files.reading import inline_functions, read_structure, reading_graph, required_inputs
 from winml.modelkit.onnx.files.recovery import State, file_state, temporary_folder
 from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.onnx.fingerprint import is_normalized, stamp
@@ -50,10 +50,11 @@ from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.graph_sessions import newest_ir_version
 from winml.modelkit.progress import OnStep, StepClock
 from winml.modelkit.tags.carry.carrying import carry_metadata, has_foreign_metadata, lost_metadata_notes
+from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
 from winml.modelkit.tags.tagging import Coverage, all_nodes, measure_coverage, operator_name, read_tag
 from winml.modelkit.transform.module_functions import find_function_targets, functions_of_modules
 from winml.modelkit.transform.records import GraphSummary, ModuleFunctions, RecordT, TransformedFile, WrittenFile
-from winml.modelkit.words import count_noun
+from winml.modelkit.words import command_line, count_noun
 
 if TYPE_CHECKING:
     from winml.modelkit.samples.data_sets import DataSetRequest
@@ -681,7 +682,7 @@ def _compare_with_source(
         The comparison, `None` if the source accepts no generated inputs, and notes on the inputs and the source.
     """
     try:
-        return _compare_if_fed(task.source, work, staged, task.seed)
+        return _compare_if_fed(task.source, work, staged, task)
     except StageError:
         source = load_by_reference(task.source)
         opset = source.opset_imports.get("", OLDEST_OPSET)
@@ -693,7 +694,7 @@ def _compare_with_source(
         converted, _ = convert_opset(source, OLDEST_OPSET)
         path = folder / task.source.name
         write_model(converted, path)
-        comparison, notes = _compare_if_fed(path, work, staged, task.seed)
+        comparison, notes = _compare_if_fed(path, work, staged, task)
     note = (
         f"Compared with the source at opset {OLDEST_OPSET}, to which it was converted: ONNX Runtime does not run it "
         f"at opset {opset}."
@@ -702,24 +703,35 @@ def _compare_with_source(
 
 
 def _compare_if_fed(
-    source: Path, work: GraphWork[ResultT], staged: Path, seed: int
+    source: Path, work: GraphWork[ResultT], staged: Path, task: GraphFileTask
 ) -> tuple[Comparison | None, tuple[str, ...]]:
     """Compare a result with its source, and return notes on the inputs; `None` if no generated inputs are accepted."""
     try:
-        comparison = work.compare(source, staged, seed)
+        comparison = work.compare(source, staged, task.seed)
     except NoInputsError as error:
         if work.runs_on is None:  # compiled content opens on its provider only
             from winml.modelkit.compare.files import refuse_unopenable
 
             refuse_unopenable(source, staged)
         reason = error.message.replace(str(source), source.name).rstrip(".")
-        remedy = f"pass inputs that it accepts ({opt.dataset})"
-        return None, (f"Not checked: the source accepts none of the generated inputs: {reason}; {remedy}.",)
-    return comparison, _notes_of(comparison)
+        note = f"Not checked: the source accepts none of the generated inputs: {reason}."
+        if all(value.type.HasField("tensor_type") for value in required_inputs(read_structure(source).graph)):
+            words = ["winml", "compare", str(task.source), str(task.paths.model), "--input-data", "file.npz"]
+            note += f" To compare on inputs that it accepts: {command_line(words)}"
+        return None, (note,)
+    return comparison, (*_notes_of(comparison), *_random_notes(source))
 
 
 def _notes_of(comparison: Comparison | None) -> tuple[str, ...]:
     return (comparison.note,) if isinstance(comparison, VerificationInfo) and comparison.note else ()
+
+
+def _random_notes(source: Path) -> tuple[str, ...]:
+    """Note a source whose outputs differ from run to run."""
+    if not any(node.op_type in RANDOM_OPERATORS for node in proto_nodes(read_structure(source))):
+        return ()
+    note = "The source generates random numbers: its outputs differ from run to run, which the comparison includes."
+    return (note,)
 
 
 @contextlib.contextmanager

@@ -398,7 +398,9 @@ class Calibration:
             for number in range(self.count):
                 yield dict(random_values(inputs, replace(run, seed=self.seed + number)).feeds)
         except UsageError as error:
-            hint = f"Pass values with {opt.calibration_data} FOLDER, or sizes with {opt.shape_config}."
+            hint = error.hint
+            if all(spec.is_array for spec in inputs):
+                hint = f"Pass values with {opt.calibration_data} FOLDER, or sizes with {opt.shape_config}."
             raise UsageError(f"random values for calibration: {error.message}", hint=hint) from error
 
 

@@ -42,6 +42,7 @@ from winml.modelkit.quantize.engines.block_quantizers import (
     relative_error,
     unpack_blocks,
 )
+from winml.modelkit.quantize.engines.integer_weights import make_non_finite_error
 from winml.modelkit.quantize.engines.weight_only import BlockWeight, operand_of
 from winml.modelkit.quantize.planning import WeightKey
 from winml.modelkit.quantize.unfinished_work import StoredArrays, digest_of, graph_digest
@@ -618,10 +619,10 @@ def _read_matrix(weight: BlockWeight) -> Array:
     """
     matrix = weight.matrix.values()
     if not math.isfinite(float(np.abs(matrix).max(initial=0))):
-        raise QuantizeError(
-            f"{_weight_words(weight)} has values that are NaN or infinite",
-            hint=f"Repair the checkpoint, or {opt.exclude} the module.",
-        )
+        node = weight.products[0]
+        tag = read_tag(node)
+        fault = f"weight {weight.key.name} has values that are NaN or infinite"
+        raise make_non_finite_error(fault, "" if tag is None else tag.tag, node.name or "")
     return matrix
 
 

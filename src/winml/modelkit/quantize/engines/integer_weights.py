@@ -162,10 +162,25 @@ class WeightUse:
 
     def _make_error(self, fault: str) -> QuantizeError:
         """Create the error for a weight, with module and node."""
+        return make_non_finite_error(f"weight {self.weight} {fault}", self.tag, self.node)
+
+
+def make_non_finite_error(fault: str, tag: str, node: str) -> QuantizeError:
+    """Create the error for a weight with NaN or infinite values.
+
+    Args:
+        fault: The weight and what is wrong with it.
+        tag: Tag of its module; ``""`` in a file without module information.
+        node: Name of the node that reads it.
+    """
+    if not tag:
         return QuantizeError(
-            f"weight {self.weight} {fault}: module {self.tag or '(unknown)'}, node {self.node}",
-            hint=f"Repair the checkpoint, or {opt.exclude} the module.",
+            f"{fault}: node {node}",
+            hint="Repair the weight in the model that the file was made from, and make the file again.",
         )
+    return QuantizeError(
+        f"{fault}: module {tag}, node {node}", hint=f"Repair the checkpoint, or {opt.exclude} the module."
+    )
 
 
 def has_non_finite_scales(model: ir.Model, quantized: ir.Model) -> bool:
@@ -201,11 +216,8 @@ def refuse_non_finite_weights(model: ir.Model, planned: Sequence[PlannedNode]) -
         assert weight.const_value is not None
         values = weight.const_value.numpy().astype(np.float32)
         if count := int(values.size - np.isfinite(values).sum()):
-            raise QuantizeError(
-                f"{count} of {values.size} values of weight {weight.name} are NaN or infinite: module "
-                f"{decision.tag or '(unknown)'}, node {decision.name}",
-                hint=f"Repair the checkpoint, or {opt.exclude} the module.",
-            )
+            fault = f"{count} of {values.size} values of weight {weight.name} are NaN or infinite"
+            raise make_non_finite_error(fault, decision.tag, decision.name)
 
 
 def shared_weight_notes(model: ir.Model, reached: Collection[str], quantized: ir.Model) -> tuple[str, ...]:
