@@ -75,7 +75,7 @@ def architecture_task(folder: Path, outputs: Collection[str]) -> tuple[str, str]
         decision = resolve_task(config) if getattr(config, "architectures", None) else None
     except (InputError, TaskError):
         return None
-    return decision and (decision.task, decision.rule)
+    return (decision.task, decision.rule) if decision is not None else None
 
 
 ProcessorKind = Literal["tokenizer", "image processor", "feature extractor"]

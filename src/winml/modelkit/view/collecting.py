@@ -188,7 +188,9 @@ def _read_files(
     name: str, parts: Mapping[str, Path], known: KnownFiles, results: Sequence[EarlierResult]
 ) -> ViewedSide:
     """Read the files of a model with the numbers of its modules; later results replace earlier ones."""
-    graphs, verdicts, unknown = [], [], []
+    graphs: list[ViewedGraph] = []
+    verdicts: list[str] = []
+    unknown: list[str] = []
     for part, path in parts.items():
         file = read_graph_file(path)
         own_results = known.results_of(path, results)
