@@ -322,16 +322,16 @@ def _read_comparison(record: Mapping[str, Any], path: Path, _name: str) -> Earli
             exact = {row["tag"]: _answer(errors.get(row["tag"]), tolerance) for row in rows}
             measures.append(Measure("exact", "adds no error", exact, kind="text", is_verdict=True))
         digests = record.get("digests") or {}
-        reference = digests.get("reference", "")
+        reference = str(digests.get("reference", ""))
         # A proof states the SHA-256 of its file. Without a candidate file, the result belongs to the reference.
-        digest = digests.get("candidate") or reference or record.get("sha256", "")
+        digest = str(digests.get("candidate") or reference or record.get("sha256", ""))
         result = _result(path, record.get("fingerprint", ""), measures)
         return replace(result, digest=digest, reference=reference if "candidate" in digests else "")
     if "modes" in record and "precision" in record:
         title = f"SQNR with only this module in {record['precision']}"
         values = _by_tag(rows, "sqnr_db", merge=min)
         measures = [Measure("sensitivity", title, values, "dB", folded="min", is_dark_low=True)]
-        return replace(_result(path, record.get("fingerprint", ""), measures), digest=record.get("digest", ""))
+        return replace(_result(path, record.get("fingerprint", ""), measures), digest=str(record.get("digest", "")))
     return None
 
 
