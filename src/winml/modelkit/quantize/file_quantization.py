@@ -420,7 +420,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
 
     @property
     def _saving_remedy(self) -> str:
-        """What to do about a result that is not smaller."""
+        """Return the remedy for a result that is not smaller."""
         if self.outcome.has_input_weights:
             return f"Weights are graph inputs, and stay in float: {opt.freeze_inputs} makes them constants."
         return f"Use another {opt.precision} or {opt.mode}, or exclude fewer modules."
