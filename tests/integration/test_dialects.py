@@ -92,7 +92,7 @@ FILES = {
         of_nodes={"node_Shape_0": "", "node_Conv_113": "embeddings.patch_embeddings"},
         without={"Shape": 1},
         selector="layers.0.attention",
-        sizes={"s99": 2, "3": 3, "8": 8},
+        sizes={"s99": 2},
     ),
     "optimum": Conformance(
         source="node names",

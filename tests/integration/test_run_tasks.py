@@ -535,9 +535,9 @@ def test_speech_equals_the_pipeline(folder: Path, monkeypatch: pytest.MonkeyPatc
     _save_vits(folder / "spoken")
     expected = pipeline_of(folder / "spoken", task)(text)
     # The export is verified: the length of the audio is computed by the graph.
-    done = run_here("export", "-m", "spoken", "-o", "speech/model.onnx", "--dynamic-seq-len")
+    done = run_here("export", "-m", "spoken", "-o", "voice/model.onnx", "--dynamic-seq-len")
     assert 0 == done.code, done.err
-    found = answer("speech/model.onnx", "--text", text, "--reference", "--save", "speech.wav")
+    found = answer("voice/model.onnx", "--text", text, "--reference", "--save", "speech.wav")
     assert found["reference"]["is_same"], found["reference"]
     (entry,) = found["entries"]
     assert ([len(expected["audio"])], expected["sampling_rate"]) == (entry["shape"], entry["rate_hz"])

@@ -26,6 +26,8 @@ DTYPES = (
 """Names accepted for ``dtype``: numpy's, plus ``bfloat16``."""
 
 PAST_PREFIX, PRESENT_PREFIX = "past_key_values.", "present."
+"""Specified: start of the names of KV caches among inputs and outputs, in optimum, transformers.js and
+onnxruntime-genai."""
 STATE_PREFIXES = {
     PAST_PREFIX: PRESENT_PREFIX,
     "input.cache.layers.": "output.cache.layers.",
@@ -33,8 +35,6 @@ STATE_PREFIXES = {
 }
 """Prefix of the keys and values that a decoder takes → prefix of their next values; the last two are written by the
 exporters of transformers (5.24, and before)."""
-"""Specified: start of the names of KV caches among inputs and outputs, in optimum, transformers.js and
-onnxruntime-genai."""
 
 OPEN_SIZE = -1
 """Placeholder for a size, as in the shapes of other tools: dynamic, and named by the export."""
