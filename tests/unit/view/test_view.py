@@ -424,9 +424,9 @@ def test_checkpoint_is_shown_before_its_export() -> None:
 def test_checkpoint_has_no_numbers_of_a_graph(net: Path) -> None:
     """Nodes and bytes of a checkpoint are unknown, not 0."""
     checkpoint = f"{Path(__file__).parents[2] / 'e2e' / 'nets.py'}:good"
+    page = view_model(checkpoint, net, width="nodes")
     with pytest.raises(UsageError, match="nodes"):
         view_model(checkpoint, width="nodes")
-    page = view_model(checkpoint, net, width="nodes")
     figures = {figure.label: figure.value for figure in page.document().figures}
     assert f"– → {page.models[1].total.nodes}" == figures["nodes"]
     assert "– → 4.1 kB" == figures["weights"]
