@@ -226,8 +226,7 @@ def load_for_export(
         return loaded, use
     fixed = request.with_sizes({**closing, **request.fixed_sizes})
     loaded, use = _resolve_and_load(fixed, config, is_handed_over=is_handed_over, check=check)
-    lengths = request.prompt_length or ()
-    prompts = ",".join(map(str, (lengths,) if isinstance(lengths, int) else lengths))
+    prompts = ",".join(map(str, request.prompt_lengths))
     options = f"{opt.prompt_length} {prompts} {opt.shape_config}" if prompts else f"{opt.shape_config}"
     note = (
         f"Sizes are fixed, as {opt.ep} {config.ep} requires. To change them, change the numbers in: {options} "

@@ -104,6 +104,12 @@ class ModelRequest(LoadOptions):
         return {**sizes, "batch_size": self.batch_size} if self.batch_size else sizes
 
     @property
+    def prompt_lengths(self) -> tuple[int, ...]:
+        """Numbers of tokens of the prompt graphs, the shortest first; ``()`` without prompt graphs."""
+        lengths = self.prompt_length or ()
+        return tuple(sorted({lengths} if isinstance(lengths, int) else {*lengths}))
+
+    @property
     def left_open(self) -> dict[str, OpenSize]:
         """Sizes that are left open, by key of ``--shape-config``; `{}` without the option."""
         return {} if self.shape_config is None else self.shape_config.left_open()

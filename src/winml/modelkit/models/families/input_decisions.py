@@ -57,8 +57,7 @@ def _decoder_parts(
         cache=cache,
         entry=forward_with_states(cache.of_modules, cache.argument) if cache.of_modules else None,
     )
-    requested = request.prompt_length or ()
-    lengths = sorted({requested} if isinstance(requested, int) else {*requested})
+    lengths = request.prompt_lengths
     if not lengths:
         return family.FoundParts((part,))
     if decision.dimensions:
