@@ -150,6 +150,11 @@ class _Measurement:
             return self.evaluator.target
         return self.sensitivity.fidelity_target(self.options.dataset)
 
+    @functools.cached_property
+    def _digest(self) -> str:
+        """Digest of the content of the model's files: stored measurements and the result state it."""
+        return model_digest(self.source)
+
     @property
     def _processors(self) -> Path:
         """Folder of tokenizer and processors: as requested, or the folder of the model."""
@@ -198,7 +203,7 @@ class _Measurement:
         return QuantizationSensitivity(
             model=str(self.source),
             fingerprint=file_fingerprint(self.source),
-            digest=model_digest(self.source),
+            digest=self._digest,
             tool_version=__version__,
             onnxruntime_version=onnxruntime_version(),
             precision=options.base.name,
@@ -237,7 +242,7 @@ class _Measurement:
         }
         calibrated = None if calibration is None else {"method": calibration.method, **calibration.request()}
         request = {
-            "model": model_digest(self.source),
+            "model": self._digest,
             **options.model_dump(mode="json", exclude={"min_sqnr_db", *CALIBRATION_OPTIONS}),
             # Omitted options are equal to their written-out defaults.
             "precision": options.base.name,
