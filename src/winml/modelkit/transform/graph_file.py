@@ -716,8 +716,8 @@ def _compare_if_fed(
         reason = error.message.replace(str(source), source.name).rstrip(".")
         note = f"Not checked: the source accepts none of the generated inputs: {reason}."
         if all(value.type.HasField("tensor_type") for value in required_inputs(read_structure(source).graph)):
-            words = ["winml", "compare", str(task.source), str(task.paths.model)]
-            note += f" To compare on inputs that it accepts: {command_line(words)} {opt.input_data} file.npz"
+            files = command_line([str(task.source), str(task.paths.model)])
+            note += f" To compare on inputs that it accepts: winml compare {files} --input-data file.npz"
         return None, (note,)
     return comparison, (*_notes_of(comparison), *_random_notes(source))
 
