@@ -65,13 +65,27 @@ def test_architectures_are_searched(site: Path, browser: Browser) -> None:
         "window.input = document.querySelector('h1 + .table-search input'); input.value = 'Qwen3';"
         "input.dispatchEvent(new Event('input')); 0"
     )
-    tables = "[...document.querySelectorAll('.md-typeset table')].filter(table => table.tBodies[0].rows.length > 99)"
+    tables = (
+        "[...document.querySelectorAll('.md-typeset table')]"
+        ".filter(table => table.tHead.rows[0].cells[0].textContent.trim() === 'model type')"
+    )
     shown = browser.run(
         f"{tables}.flatMap(table => [...table.tBodies[0].rows]).filter(row => !row.hidden).map(row => row.textContent)"
     )
     assert shown
     assert all("qwen3" in row.lower() for row in shown)
     assert browser.run("document.querySelector('.table-search output').value").startswith(f"{len(shown)} of ")
+    matches = browser.run("[...document.querySelectorAll('.table-matches li')].map(entry => entry.textContent)")
+    assert matches[0].startswith("qwen3: Generation with a cache, ")
+
+
+def test_wrapped_command_is_copied_as_one_line(site: Path, browser: Browser) -> None:
+    """On a narrow window, a long command of a block with output wraps, and its text has no line break."""
+    browser.open(site / "index.html", width=390)
+    browser.run("window.lines = [...document.querySelectorAll('pre > code > .command')]; 0")
+    heights = browser.run("lines.map(line => line.getBoundingClientRect().height)")
+    assert max(heights) >= 2 * min(heights)
+    assert browser.run("lines[0].closest('code').innerText === lines[0].closest('code').textContent")
 
 
 def test_search_finds_from_a_disk(site: Path, browser: Browser) -> None:

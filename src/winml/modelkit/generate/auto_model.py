@@ -69,7 +69,7 @@ class _BuiltModel(WinMLModel):
         """Build a PyTorch or Hugging Face model and load it.
 
         Args:
-            model: Hub id, checkpoint folder, config.json, ``file.py:factory`` or ``package.module:factory``; or the
+            model: Hub id, checkpoint folder, config.json, ``file.py:function`` or ``package.module:function``; or the
                 folder of a build, which is opened unchanged unless ``config`` is passed, or of an export, whose file is
                 built by :meth:`from_onnx`.
             config: Config of the build; see :func:`~winml.modelkit.build_hf_model`. Without sizes in it, batch and
