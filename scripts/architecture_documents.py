@@ -51,8 +51,8 @@ _LONGEST_REASON = 160
 
 _HEAD = """# Architectures
 
-Is your model in it? Look for the `model_type` of its config in the tables below; on the site of the documentation, the
-search box above lists the tables that have it.
+Look for the `model_type` of your model's config in the tables below. On the site of the documentation, the search box
+above lists the tables that have it.
 
 Written by `scripts/architecture_eval.py --docs` from [architectures.json](architectures.json), the summary of one run.
 Another run is `python scripts/architecture_eval.py`; on two cores it takes half an hour.

@@ -217,7 +217,13 @@ def _is_generating(parts: Collection[str]) -> bool:
 
 
 class WinMLAutoModel(_BuiltModel):
-    """Loads a built model as the class for its task."""
+    """Loads a built model as the class for its task.
+
+    Example:
+        ```python
+        model = WinMLAutoModel.from_pretrained("built")  # called like a model of transformers
+        ```
+    """
 
     @classmethod
     def _open_parts(cls, parts: Mapping[str, Path], **options: Any) -> WinMLModel:
