@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import shlex
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def benchmark_page(results: list[dict[str, Any]]) -> str:
 def _on_cpu(results: list[dict[str, Any]]) -> Iterator[str]:
     """Yield size, time and quality of each variant on the CPU."""
     rows = []
-    for result in _of(results, "variants"):
+    for result in sorted(_of(results, "variants"), key=lambda result: result["case"] not in _REAL_WEIGHTS):
         model = result["case"]
         variants = result["record"]["variants"]
         plain = variants["plain"]["size_bytes"]
@@ -94,7 +95,7 @@ def _on_npu(results: list[dict[str, Any]]) -> Iterator[str]:
                 cells[row["precision"]] = f"{_decibels(ours['npu_db'])}, {ours['context_mb'] / half:.2f}"
     sentence = (
         "SQNR on the simulated NPU of QNN, and size of the compiled content relative to fp16. MiniLM has its real "
-        "weights; the others have two layers with random ones, whose contents are hardly smaller than 0.5 MB."
+        "weights; the others have two layers with random ones, so that their sizes say little."
     )
     yield from _answer("On an NPU", sentence, list(rows.values()))
 
@@ -142,7 +143,7 @@ def _answer(title: str, sentence: str, rows: list[dict[str, str]]) -> Iterator[s
     """Yield a section with a table, without the columns that have no value; nothing without rows."""
     if rows:
         columns = [column for column in rows[0] if any(row.get(column) for row in rows)]
-        yield f"## {title}\n\n{sentence}\n"
+        yield f"## {title}\n\n{textwrap.fill(sentence, _LONGEST_LINE)}\n"
         yield f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}"
         yield from (f"| {' | '.join(row.get(column, '') for column in columns)} |" for row in rows)
         yield ""
