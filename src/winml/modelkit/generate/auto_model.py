@@ -69,7 +69,7 @@ class _BuiltModel(WinMLModel):
         """Build a PyTorch or Hugging Face model and load it.
 
         Args:
-            model: Hub id, checkpoint folder, config.json, ``file.py:factory`` or ``package.module:factory``; or the
+            model: Hub id, checkpoint folder, config.json, ``file.py:function`` or ``package.module:function``; or the
                 folder of a build, which is opened unchanged unless ``config`` is passed, or of an export, whose file is
                 built by :meth:`from_onnx`.
             config: Config of the build; see :func:`~winml.modelkit.build_hf_model`. Without sizes in it, batch and
@@ -217,7 +217,13 @@ def _is_generating(parts: Collection[str]) -> bool:
 
 
 class WinMLAutoModel(_BuiltModel):
-    """Loads a built model as the class for its task."""
+    """Loads a built model as the class for its task.
+
+    Example:
+        ```python
+        model = WinMLAutoModel.from_pretrained("built")  # called like a model of transformers
+        ```
+    """
 
     @classmethod
     def _open_parts(cls, parts: Mapping[str, Path], **options: Any) -> WinMLModel:

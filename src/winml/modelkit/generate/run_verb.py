@@ -310,14 +310,11 @@ def _refuse_inputs(
         if name not in inputs:
             # Names of options are not misspelled: the task takes other inputs.
             guess = None if name in _BY_OPTION else nearest(name, (*inputs, *tensors))
-            hint = (
-                f"Did you mean {guess!r}? "
-                if guess
-                else f"For example {_format_run_command(_command_words(request), definition)}. "
-            )
+            hint = f"winml run {request.name} --schema lists its inputs."
+            example = f"For example: {_format_run_command(_command_words(request), definition)}"
             raise UsageError(
                 f"{request.name} has no input {name!r}: {task} takes {', '.join(inputs)}",
-                hint=f"{hint}winml run {request.name} --schema lists its inputs.",
+                hint=f"Did you mean {guess!r}? {hint}" if guess else f"{hint} {example}",
             )
         entry = inputs[name]
         if entry.kind != "text" and not values[0].startswith("@"):
@@ -341,7 +338,7 @@ def _refuse_inputs(
     if missing:
         raise UsageError(
             f"input {missing[0].name!r} is missing: {task} takes {', '.join(inputs)}",
-            hint=_format_run_command(_command_words(request), definition),
+            hint=f"For example: {_format_run_command(_command_words(request), definition)}",
         )
 
 
