@@ -132,7 +132,9 @@ def main() -> None:
                 if options.state:
                     with options.state.open("a", encoding="utf-8") as stream:
                         print(json.dumps([case.name, verb, *outcome]), file=stream)
-    measured = {key: outcomes[key] for case in cases for verb in options.verbs if (key := (case.name, verb)) in outcomes}
+    measured = {
+        key: outcomes[key] for case in cases for verb in options.verbs if (key := (case.name, verb)) in outcomes
+    }
     unfair = {f"{case}, {verb}": ": ".join(found) for (case, verb), found in measured.items() if found[0] in UNFAIR}
     for name, reason in unfair.items():
         print(f"{name}: {reason[:200]}")
