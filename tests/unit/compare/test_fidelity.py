@@ -299,3 +299,13 @@ def test_numbers_of_padding_do_not_count(name: str, kind: type) -> None:
     outputs = [measure_fidelity([{name: expected}], [{name: y}], 10.0, inputs=inputs).worst for y in (wrong, hidden)]
     assert [True, False] == [output.sqnr_db < 100 for output in outputs]
     assert ([None, None] if name == "y" else [0.5, 1.0]) == [output.top1_agreement for output in outputs]
+
+
+@pytest.mark.parametrize("lowest", [-np.inf, np.finfo(np.float32).min, np.finfo(np.float16).min], ids=str)
+def test_masks_of_two_minimums_hide_alike(lowest: float) -> None:
+    """A mask of integers has a minimum near the scores; one that is no lower than they are hides nothing."""
+    scores = np.array([[-3.0, 2.0, lowest], [1.0, lowest, lowest]], np.float32)
+    near, wrong = np.maximum(scores, -101.0), np.maximum(scores, -2.0)
+    outputs = [measure_fidelity([{"y": scores}], [{"y": y}], 10.0).worst for y in (near, wrong)]
+    are_hidden = lowest < np.finfo(np.float16).min
+    assert [are_hidden, False] == [output.sqnr_db > 100 for output in outputs]

@@ -43,6 +43,9 @@ _SECOND_TEXT = "decoder_"
 _RANK_OF_TOKENS = 3
 """Dimensions of an output with a vector for each token. Of two dimensions, [batch, hidden] may have the sizes of
 [batch, sequence]; of four, an attention may have as many heads as tokens."""
+_MASKING = np.float32(-1e9)
+"""Values at or below this hide positions from a Softmax. Chosen: masks of float32 are -1e9, its minimum or infinity; no
+other value is as low."""
 _OF_TOKENS = ("start_logits", "end_logits")
 """Specified by transformers: outputs with one score for each token."""
 _STATE_PREFIXES = ("present", "past_key_values")
@@ -478,6 +481,10 @@ class FidelitySum:
         self._add_sums(size, 2 * (size - equal), size, equal, expected.astype(np.float64) - actual.astype(np.float64))
 
     def _add_amounts(self, expected: Array, actual: Array) -> None:
+        is_masking = expected <= _MASKING
+        # A file for integers has a mask in the range of the scores: lower than all of them, it hides as well.
+        if is_masking.any() and np.all(actual[is_masking] < expected[~is_masking].min(initial=0)):
+            expected, actual = expected[~is_masking], actual[~is_masking]
         values = finite_values(expected, actual)
         if values is None:
             self._problem = _place_words(expected, actual)
