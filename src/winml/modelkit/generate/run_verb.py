@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import ConfigError, InputError, ModelPathError, TaskError, UsageError, opt, spell
 from winml.modelkit.fields import INPUTS, OUTPUT, RECORDED, declare
-from winml.modelkit.file_names import DECODER, ENCODER, MODEL_SUFFIX, ONLY_PART, VISION, files_folder, prompt_parts
+from winml.modelkit.file_names import (
+    DECODER,
+    ENCODER,
+    MODEL_SUFFIX,
+    ONLY_PART,
+    VISION,
+    answering_part,
+    files_folder,
+    prompt_parts,
+)
 from winml.modelkit.generate.task_inputs import (
     AUDIO_SUFFIX,
     IMAGE_SUFFIXES,
@@ -674,7 +683,7 @@ def _make_runner(model: Any, built: Any, task: str, request: RunRequest) -> Task
 
 def _described_file(request: RunRequest) -> Path:
     """Return the file that states the task of the model, with tokenizer and configs next to it."""
-    return request.files.get(DECODER) or request.files[ONLY_PART]
+    return request.files[answering_part(request.files)]
 
 
 def _compare_with_pytorch(
