@@ -28,6 +28,7 @@ from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.options import JsonError, load_json
 from winml.modelkit.ort.foreign_libraries import local_files_only
+from winml.modelkit.ort.ort_values import MAP_KEYS
 from winml.modelkit.ort.shared_settings import attribute_replaced
 from winml.modelkit.samples.media import Recording, resampled
 from winml.modelkit.samples.preprocessing import text_limit
@@ -577,7 +578,7 @@ class TaskRunner:
             raise self._unfit_for_masks("one graph of images and points encodes the image for every point of the grid")
         threshold = {} if not self._threshold else {"pred_iou_thresh": self._threshold["threshold"]}
         # That of transformers requires torchvision.
-        with attribute_replaced(self._image_processor, "post_process_for_mask_generation", _distinct_masks):
+        with attribute_replaced(self._image_processor, "post_process_for_mask_generation", distinct_masks):
             found = self._pipeline("image processor")(image, **threshold)
         masks = zip(found["masks"], found["scores"].tolist(), strict=True)
         answer = _segment_answer([(np.asarray(mask), "", score) for mask, score in masks])
@@ -770,7 +771,7 @@ def _read_points(text: str) -> Array:
         raise UsageError(f"points: expected pairs of numbers: {error}", hint="Example: [[120, 80]]") from error
 
 
-def _distinct_masks(masks: Sequence[Mapping[str, Any]], scores: Any, boxes: Any, largest_overlap: float) -> Any:
+def distinct_masks(masks: Sequence[Mapping[str, Any]], scores: Any, boxes: Any, largest_overlap: float) -> Any:
     """Return the masks that remain after non-maximum suppression, the best first; their scores, codes and boxes.
 
     Args:
@@ -831,13 +832,14 @@ def run_arrays(model: Any, arrays: Arrays) -> Arrays:
     return {name: to_numpy(value) for name, value in outputs.items() if isinstance(value, torch.Tensor)}
 
 
-def tensor_answer(model: Any, tensors: Arrays, names: Collection[str] | None = None) -> Answer:
-    """Return the outputs of a model for tensors by name.
+def tensor_answer(model: Any, tensors: Arrays, names: Collection[str] | None = None, top: int | None = None) -> Answer:
+    """Return the outputs of a model for tensors by name; of maps of scores, the likeliest keys of each row.
 
     Args:
         model: A built model, or one of transformers.
         tensors: The inputs.
         names: Requested outputs; None: all tensors.
+        top: Number of keys of a row; None: 5.
 
     Raises:
         UsageError: an input is missing, unknown, or of an unsupported type or shape.
@@ -845,13 +847,41 @@ def tensor_answer(model: Any, tensors: Arrays, names: Collection[str] | None = N
     """
     outputs = run_arrays(model, tensors)
     arrays = {name: array for name, array in outputs.items() if names is None or name in names}
+    maps = [name for name in arrays if f"{name}{MAP_KEYS}" in arrays and arrays[name].dtype.kind == "f"]
+    if len(maps) == 1:
+        return _map_answer(arrays, maps[0], top or _TOP)
     return Answer("tensors", *_describe_tensors(arrays))
+
+
+def _map_answer(arrays: Arrays, name: str, top: int) -> Answer:
+    """Return the likeliest keys of each row, as those of the classifiers of scikit-learn.
+
+    Args:
+        arrays: Outputs of the model.
+        name: The output with the scores of the keys.
+        top: Number of keys of a row.
+    """
+    keys, scores = arrays[f"{name}{MAP_KEYS}"].astype(str), np.atleast_2d(arrays[name])
+    predicted = [
+        array.astype(str) for array in arrays.values() if array.dtype.kind in "iOU" and array.shape == scores.shape[:1]
+    ]
+    entries, notes = [], []
+    for number, row in enumerate(scores, 1):
+        ranked = _ranked_answer(zip(keys.tolist(), row, strict=True), top).entries
+        entries += [replace(entry, input=f"row {number}" if len(scores) > 1 else None) for entry in ranked]
+        if predicted and predicted[0][number - 1] != ranked[0].label:
+            notes.append(f"The predicted class of row {number} is {predicted[0][number - 1]}.")
+    return Answer("labels", tuple(entries), arrays, tuple(notes))
 
 
 def _describe_tensors(arrays: Arrays) -> tuple[tuple[AnswerEntry, ...], Arrays]:
     """Describe arrays by type, limits and first values; return the entries and the arrays."""
     entries = []
     for name, array in arrays.items():
+        if array.dtype.kind in "OU":
+            text = ", ".join(map(str, array.reshape(-1)[:_MAX_LISTED_VALUES]))
+            entries.append(AnswerEntry(label=name, text=text, shape=array.shape, dtype="string"))
+            continue
         numbers = np.asarray(array, np.float64)
         entries.append(
             AnswerEntry(

@@ -572,7 +572,7 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
             else _read_tensor(name, value, dtypes.get(name))
             for name, value in subject.tensors.items()
         }
-        answers: list[tuple[str | None, Answer]] = [(None, tensor_answer(model, tensors))]
+        answers: list[tuple[str | None, Answer]] = [(None, tensor_answer(model, tensors, top=request.top))]
         passed: Mapping[str, Any] = {
             name: f"{array.dtype}[{', '.join(map(str, array.shape))}]" for name, array in tensors.items()
         }
@@ -653,7 +653,7 @@ def _split_calls(
 
 def _collect_entries(answers: Sequence[tuple[str | None, Answer]]) -> tuple[AnswerEntry, ...]:
     """Return the entries of all results, each with its text or file."""
-    return tuple(replace(entry, input=text) for text, answer in answers for entry in answer.entries)
+    return tuple(replace(entry, input=text or entry.input) for text, answer in answers for entry in answer.entries)
 
 
 def _make_runner(model: Any, built: Any, task: str, request: RunRequest) -> TaskRunner:
@@ -886,8 +886,11 @@ def _make_writer(answer: Answer, values: Mapping[str, Any], path: Path | None) -
         def write_arrays(target: Path) -> None:
             import numpy as np
 
+            arrays = answer.arrays
             with target.open("wb") as file:
-                np.savez(file, **answer.arrays)  # type: ignore[arg-type]  # numpy declares a flag among the keywords
+                # Text without pickled objects.
+                plain = {key: array.astype(str) if array.dtype.kind == "O" else array for key, array in arrays.items()}
+                np.savez(file, **plain)  # type: ignore[arg-type]  # numpy declares a flag among the keywords
 
         return {path: write_arrays}
     if path.suffix.lower() == AUDIO_SUFFIX:

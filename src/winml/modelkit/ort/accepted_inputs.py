@@ -8,12 +8,11 @@ accepted ones are used from then on.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np

@@ -45,7 +45,7 @@ class StoredSamples:
 
 def unused_note(name: str, reason: str) -> str:
     """Return a sentence on a sample beside a model that is not used."""
-    return f"{name[0].upper()}{name[1:]}, beside the model, is not used: {reason}."
+    return f"The sample in {name} beside the model is not used: {reason.rstrip('.')}."
 
 
 def stored_samples(model: Path | None, inputs: Sequence[InputTensorSpec]) -> StoredSamples:
@@ -87,7 +87,7 @@ def _unfit_words(sample: Arrays, inputs: Sequence[InputTensorSpec]) -> str:
 def _damage_words(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return f"{Path(error.filename).name} is missing"
-    return first_line(error).rstrip(".")
+    return first_line(error)
 
 
 def _test_data(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, Arrays]]:
