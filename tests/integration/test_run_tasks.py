@@ -21,7 +21,7 @@ import torch
 import transformers
 from PIL import Image
 
-from checkpoints import CONFIGS, make_distinct, save_image_processor
+from checkpoints import CONFIGS, make_distinct, save_image_processor, save_sam
 from e2e.in_process import run_here
 from encoder_decoder import save_encoder_decoder
 from evaluation_checkpoints import WORDS, pipeline_of, save_task_checkpoint, sentences, text_tokenizer
@@ -456,33 +456,10 @@ def test_speech_of_whisper_is_the_text_of_the_pipeline(folder: Path, monkeypatch
     assert expected == found["entries"][0]["text"]
 
 
-def _save_sam(path: Path) -> None:
-    """Write a small SAM for images of 64 pixels."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 32}
-    picture = {"image_size": 64, "patch_size": 8}
-    config = transformers.SamConfig(
-        vision_config={**sizes, **picture, "output_channels": 32, "window_size": 4, "global_attn_indexes": [0],
-                       "num_pos_feats": 16},
-        prompt_encoder_config={**picture, "hidden_size": 32, "image_embedding_size": 8, "mask_input_channels": 4},
-        mask_decoder_config={**sizes, "iou_head_hidden_dim": 32, "iou_head_depth": 2},
-        initializer_range=0.5,
-    )  # fmt: skip
-    model = transformers.SamModel(config)
-    make_distinct(model)
-    for network in model.mask_decoder.output_hypernetworks_mlps:
-        # The pipeline keeps masks whose edges are stable.
-        network.proj_out.weight.data *= 100
-    model.save_pretrained(path)
-    transformers.SamImageProcessorPil(
-        size={"longest_edge": 64}, pad_size={"height": 64, "width": 64}, mask_size={"longest_edge": 32},
-        mask_pad_size={"height": 32, "width": 32},
-    ).save_pretrained(path)  # fmt: skip
-
-
 def test_mask_of_a_point_equals_the_processor_and_pytorch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each point of an image, or of a grid, gets the mask that PyTorch scores best; other points are refused."""
     monkeypatch.chdir(folder)
-    _save_sam(folder / "masks")
+    save_sam(folder / "masks")
     pixels = np.random.default_rng(0).integers(0, 255, (36, 60, 3), dtype=np.uint8)
     Image.fromarray(pixels).save("wide.png")
     points = [[20, 20], [45, 10]]
