@@ -184,7 +184,7 @@ def _join_forwards(forwards: Sequence[_Forward]) -> _Forward:
 
 
 def inspect_checkpoint(
-    request: ModelRequest, *, model_type: str | None = None, hierarchy: bool = False, opset_version: int | None = None
+    request: ModelRequest, *, model_type: str | None = None, hierarchy: bool = False
 ) -> records.InspectedModel:
     """Determine the result of an export of a model.
 
@@ -194,7 +194,6 @@ def inspect_checkpoint(
         request: The request of the user.
         model_type: Model type in transformers, in place of ``request.model``: without a checkpoint.
         hierarchy: Include the module tree.
-        opset_version: Opset of the export; None: its default.
 
     Raises:
         UsageError: the request is wrong, or the model does not support a requested size or task.
@@ -220,7 +219,7 @@ def inspect_checkpoint(
         inference_class=_inference_class(resolved),
         processors=_processor_classes(resolved),
         parts=parts,
-        opset_version=opset_version or defaults.opset_for(first_choice(defaults).name),
+        opset_version=defaults.opset_for(first_choice(defaults).name),
         parameters=_parameter_sizes(resolved.model),
         weights=weights,
         modules=sum(1 for _ in resolved.model.modules()),
