@@ -13,7 +13,6 @@ import click
 from winml.modelkit.cli._endings import catch_signals, end_process, exit_status, tell_settled
 from winml.modelkit.cli._help import HELP_SETTINGS
 from winml.modelkit.cli._streams import open_streams
-from winml.modelkit.ort.library_imports import reserve_process
 from winml.modelkit.registries import Registry
 
 COMMANDS = {
@@ -154,8 +153,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv: Arguments after the program's name; None: the arguments of the process.
     """
     gc.set_threshold(COLLECTION_THRESHOLD)
-    if argv is None:
-        reserve_process()
     catch_signals()
     open_streams()
     debug = "--debug" in (argv if argv is not None else sys.argv)

@@ -6,6 +6,7 @@ Importing a model class takes 2.7 s of computing; without these parts 1.6 s (mea
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,6 +17,8 @@ from typing import Any
 
 from winml.modelkit.ort.shared_settings import attribute_replaced
 
+_COMMAND = "_WINML_COMMAND"
+"""Environment variable of a process that runs a command of winml and then ends."""
 _OPTIMIZE = "scipy.optimize"
 _DYNAMO = "torch._dynamo"
 _TRACING = f"{_DYNAMO}._trace_wrapped_higher_order_op"
@@ -23,35 +26,22 @@ _SETTINGS = f"{_DYNAMO}.config"
 _STRUCTURE = "transformers.utils.import_utils"
 
 
-def reserve_process() -> None:
-    """Import transformers without what only training on several devices and ``torch.compile`` need.
-
-    For a process that ends with its command: nobody trains or compiles a model of transformers in it.
-
-    * Without ``torch.distributed``, as in a torch that is built without it (0.5 s).
-    * ``torch._dynamo`` is imported when something other than its decorators is used (0.5 s): transformers decorates
-      kernels for GPUs, and torch decorates functions that initialize weights.
-    """
-    _ReservedProcess.is_this = True
-
-
-class _ReservedProcess:
-    """Whether this process ends with a command of winml."""
-
-    is_this = False
-
-
 def import_transformers() -> None:
     """Import transformers, and list its model modules once.
 
     transformers reads its 1,700 source files for ``transformers``, and again for ``transformers.models`` (0.2 s).
+    Nobody trains or compiles a model in a process of a command, so there
+
+    * transformers is imported as with a torch that is built without ``torch.distributed`` (0.5 s);
+    * ``torch._dynamo`` is imported when something other than its decorators is used (0.5 s): transformers decorates
+      kernels for GPUs, and torch decorates functions that initialize weights.
     """
     if "transformers.models" in sys.modules:
         return
     import transformers
 
     utils: Any = importlib.import_module(_STRUCTURE)
-    if _ReservedProcess.is_this:
+    if _COMMAND in os.environ:
         import torch.distributed
 
         with attribute_replaced(torch.distributed, "is_available", lambda: False):
