@@ -89,7 +89,8 @@ def import_losses() -> None:
 def _stand_in_for_dynamo() -> None:
     """Let ``torch._dynamo`` be represented by its decorators until another attribute or a module of it is needed.
 
-    Its module of settings, which fake tensors read, imports nothing else.
+    Its module of settings, which fake tensors read, imports nothing else. The check of symbolic sizes, which imports it,
+    is off by default.
     """
     import torch
 
@@ -98,6 +99,7 @@ def _stand_in_for_dynamo() -> None:
 
     place = [str(Path(torch.__file__).with_name("_dynamo"))]
     _stand_in(_DYNAMO, __path__=place, allow_in_graph=decorate, assume_constant_result=decorate, disable=decorate)
+    _stand_in("torch.fx.experimental.validator", translation_validation_enabled=lambda: False)
     _stand_in(_TRACING, TransformGetItemToIndex=_imported_late(_TRACING, "TransformGetItemToIndex"))
     sys.meta_path.insert(0, _ModulesOfStandIn())
 
