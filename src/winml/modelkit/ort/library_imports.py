@@ -89,8 +89,8 @@ def import_losses() -> None:
 def _stand_in_for_dynamo() -> None:
     """Let ``torch._dynamo`` be represented by its decorators until another attribute or a module of it is needed.
 
-    Its module of settings, which fake tensors read, imports nothing else. The check of symbolic sizes, which imports it,
-    is off by default.
+    Its module of settings, which fake tensors read, imports nothing else. The check of symbolic sizes, which imports
+    it, is off by default.
     """
     import torch
 
