@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 from winml.modelkit.errors import InputError
 from winml.modelkit.onnx.files.foreign_files import check_library_files, foreign_parser
-from winml.modelkit.ort.library_imports import import_transformers
 from winml.modelkit.ort.shared_settings import shared_by_threads
 
 
@@ -41,6 +40,8 @@ def local_files_only() -> Iterator[None]:
         return
     # Kernels are for PyTorch, and the module is imported only with it.
     if has_torch := importlib.util.find_spec("torch") is not None:
+        from winml.modelkit.ort.library_imports import import_transformers
+
         import_transformers()
     from huggingface_hub import constants
     from transformers import dynamic_module_utils

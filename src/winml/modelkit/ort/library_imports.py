@@ -87,7 +87,7 @@ def import_losses() -> None:
 
 
 def _stand_in_for_dynamo() -> None:
-    """Let ``torch._dynamo`` be represented by its decorators until another attribute or a module of it is needed.
+    """Represent ``torch._dynamo`` by its decorators until another attribute or a module of it is needed.
 
     Its module of settings, which fake tensors read, imports nothing else. The check of symbolic sizes, which imports
     it, is off by default.
@@ -123,8 +123,8 @@ class _ModulesOfStandIn:
         _import_real(_DYNAMO)
         return ModuleSpec(name, self)  # type: ignore[arg-type]  # a loader by its methods
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return importlib.import_module(spec.name)
+    def create_module(self, wanted: ModuleSpec) -> ModuleType:
+        return importlib.import_module(wanted.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: the module is imported."""
