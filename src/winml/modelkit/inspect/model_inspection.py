@@ -26,12 +26,11 @@ from winml.modelkit.models.checkpoints import weight_files
 from winml.modelkit.models.checkpoints.processor_files import ProcessorClass, find_processor_classes
 from winml.modelkit.models.checkpoints.task import inference_class, tasks_and_variants_for
 from winml.modelkit.models.inputs.shape_run import REFUSALS
-from winml.modelkit.models.model import load_resolved, model_info
 from winml.modelkit.models.output_shapes import output_specs_of
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.preparation import FlatForward
 from winml.modelkit.models.request import ModelRequest
-from winml.modelkit.models.resolution import ResolvedModel, resolve_checkpoint, resolve_model
+from winml.modelkit.models.resolution import ResolvedModel, model_info, resolve_checkpoint, resolve_model
 from winml.modelkit.models.state_restoration import unchanged_attributes
 from winml.modelkit.models.tensors import draw_tensors
 from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec, summed_sizes
@@ -305,6 +304,8 @@ def _run_with_values(resolved: ResolvedModel, name: str, request: ModelRequest, 
             hint=f"Inspect without {opt.hierarchy}, or use a config with fewer layers: the modules of all layers are "
             "alike.",
         )
+    from winml.modelkit.models.model import load_resolved
+
     model = load_resolved(resolved, dataclasses.replace(request, random_weights=True))
     part = next(part for part in model.parts if part.name == name)
     with prepared_part(part) as prepared, conditions_as_python():
