@@ -119,9 +119,8 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor], *
             _as_exported(model),
             conditions_as_python(),
         ):
-            outputs = model(*copies_for(model, tensors).values())
             # Restoring the state must not change the outputs.
-            outputs = [value.clone() if state.holds(value) else value for value in outputs]
+            outputs = state.separated(model(*copies_for(model, tensors).values()))
             if keeps_state:
                 state.keep()
     except ExportError:
