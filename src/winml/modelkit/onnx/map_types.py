@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from winml.modelkit.onnx.contents import subgraphs
+from winml.modelkit.onnx.sparse_tensors import make_dense
 
 _KEY = "type with a map"
 """Key of ``ir.Value.meta``, which no file contains: the type of a value, a ``TypeProto``."""
@@ -20,10 +21,13 @@ _KEY = "type with a map"
 def deserialize_model(proto: onnx.ModelProto) -> ir.Model:
     """Convert a model to a graph; types with maps are removed from the model and remembered.
 
+    Sparse tensors of the model become dense.
+
     Raises:
         ValueError: the model is no valid graph. Other errors of onnx_ir occur as well.
     """
     types = {value.name: _take_type(value) for value in _values(proto.graph) if _contains_map(value.type)}
+    make_dense(proto)
     model = ir.serde.deserialize_model(proto)
     if types:
         for value in (*model.graph.inputs, *model.graph.outputs):

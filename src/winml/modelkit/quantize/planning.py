@@ -487,8 +487,9 @@ def refuse_quantized(model: ir.Model, options: QuantizeOptions) -> None:
             suggestion = (
                 "" if node.op_type in ROUNDING_OPERATORS else f" {opt.precision} {FLOAT16} converts the other weights."
             )
+            name = f"node {node.name}" if node.name else "a node without a name"
             raise InputError(
-                f"the graph is already quantized: node {node.name or '?'} is a {node.op_type}",
+                f"the graph is already quantized: {name} is a {node.op_type}",
                 hint=f"Quantize its floating-point source file.{suggestion}",
             )
 
