@@ -63,7 +63,7 @@ def image_prompt_parts(
     inputs = (
         InputTensorSpec(
             name=_POINTS, shape=(batch, _OBJECTS.name, _OBJECT_POINTS.name, 2), dtype=dtype,
-            value_range=(0, min(traced.shape[-2:])),  # type: ignore[type-var, arg-type]  # numbers
+            value_range=(0, min(traced.shape[-2:])),  # type: ignore[arg-type]  # numbers
         ),
         InputTensorSpec(
             name=_LABELS, shape=(batch, _OBJECTS.name, _OBJECT_POINTS.name), dtype="int64", value_range=_LABEL_RANGE
