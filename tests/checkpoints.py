@@ -220,7 +220,7 @@ def save_sam(path: Path) -> None:
     make_distinct(model)
     for network in model.mask_decoder.output_hypernetworks_mlps:
         # The pipeline keeps masks whose edges are stable.
-        network.proj_out.weight.data *= 100
+        network.get_parameter("proj_out.weight").data *= 100
     model.save_pretrained(path)
     transformers.SamImageProcessorPil(
         size={"longest_edge": 64}, pad_size={"height": 64, "width": 64}, mask_size={"longest_edge": 32},
