@@ -60,7 +60,6 @@ def image_prompt_parts(
     points = (batch, _OBJECTS.name, _OBJECT_POINTS.name)
     shape = (batch, *vectors.shape[1:])
     inputs = (
-<<<<<<< HEAD
         InputTensorSpec(name=_POINTS, shape=(*points, 2), dtype=pixels.dtype, value_range=(0, min(traced[-2:]))),
         InputTensorSpec(name=_LABELS, shape=points, dtype="int64", value_range=_LABEL_RANGE),
         *(InputTensorSpec(name=name, shape=shape, dtype=pixels.dtype) for name in _FEATURES),
@@ -68,25 +67,6 @@ def image_prompt_parts(
     feeds = tuple(PartFeed(name, MASK_DECODER, name) for name in _FEATURES)
     encoder = family.part_of_decision(
         model, images, {}, NestedArguments((pixels.name,), {}, dict), name=VISION_ENCODER, entry=_encoder, feeds=feeds
-=======
-        InputTensorSpec(
-            name=_POINTS, shape=(batch, _OBJECTS.name, _OBJECT_POINTS.name, 2), dtype=dtype,
-            value_range=(0, min(traced.shape[-2:])),  # type: ignore[arg-type]  # numbers
-        ),
-        InputTensorSpec(
-            name=_LABELS, shape=(batch, _OBJECTS.name, _OBJECT_POINTS.name), dtype="int64", value_range=_LABEL_RANGE
-        ),
-        *(InputTensorSpec(name=name, shape=shape, dtype=dtype) for name in _FEATURES),
-    )  # fmt: skip
-    encoder = family.part_of_decision(
-        model,
-        images,
-        {},
-        NestedArguments((pixels.name,), {}, dict),
-        name=VISION_ENCODER,
-        entry=_encoder_of,
-        feeds=tuple(PartFeed(name, MASK_DECODER, name) for name in _FEATURES),
->>>>>>> main
     )
     decoder = ModelPart(
         model,
