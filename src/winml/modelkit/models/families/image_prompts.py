@@ -14,6 +14,7 @@ from winml.modelkit.file_names import MASK_DECODER, VISION_ENCODER
 from winml.modelkit.models.checkpoints.config import CheckpointConfig
 from winml.modelkit.models.families import family
 from winml.modelkit.models.inputs.decision import select_inputs
+from winml.modelkit.models.inputs.modalities.image import POINT_KEYS
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments
 from winml.modelkit.models.inputs.shape_run import run_on_shapes
 from winml.modelkit.models.parts import ModelPart
@@ -29,9 +30,8 @@ _POINTS, _LABELS = "input_points", "input_labels"
 _RESULTS = "iou_scores", "pred_masks"
 _LABEL_RANGE = (0, 1)
 """Specified by transformers: a point outside of the object, or inside of it."""
-_OBJECTS = DynamicDimension(name="point_batch_size", example=3)
-_OBJECT_POINTS = DynamicDimension(name="nb_points_per_image", example=2)
-"""Names of optimum. Chosen: sizes at tracing, distinct and quick to run."""
+_COUNTS = tuple(DynamicDimension(name=key, example=size) for key, size in zip(POINT_KEYS, (3, 2), strict=True))
+"""Numbers of objects and of their points. Chosen: sizes at tracing, distinct and quick to run."""
 _ENCODE, _POSITIONS_METHOD = "get_image_embeddings", "get_image_wide_positional_embeddings"
 """Specified by transformers: methods of the model that return the vectors of an image, and those of positions."""
 
@@ -57,7 +57,8 @@ def image_prompt_parts(
     if not isinstance(vectors, torch.Tensor):
         return family.FoundParts()
     batch, *_ = pixels.shape
-    points = (batch, _OBJECTS.name, _OBJECT_POINTS.name)
+    points = (batch, *(request.fixed_sizes.get(count.name, count.name) for count in _COUNTS))
+    counts = [count for count in _COUNTS if count.name in points]
     shape = (batch, *vectors.shape[1:])
     inputs = (
         InputTensorSpec(name=_POINTS, shape=(*points, 2), dtype=pixels.dtype, value_range=(0, min(traced[-2:]))),
@@ -74,7 +75,8 @@ def image_prompt_parts(
         MASK_DECODER,
         entry=_decoder,
         arguments=NestedArguments(tuple(spec.name for spec in inputs), {}, dict),
-        dimensions=(*(dim for dim in images.dimensions if dim.name == batch), _OBJECTS, _OBJECT_POINTS),
+        dimensions=(*(dim for dim in images.dimensions if dim.name == batch), *counts),
+        open_by_default={count.name: count.name for count in counts},
     )
     return family.FoundParts((encoder, decoder))
 
