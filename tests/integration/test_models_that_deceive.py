@@ -585,7 +585,7 @@ def layer_added(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.linear(x) * len(list(self.children()))
 
 
-@deceives("refused", axes={})
+@deceives("noted", axes={})
 def noise_in_evaluation(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Draws random numbers in evaluation mode."""
     return self.linear(x) + torch.randn(4)

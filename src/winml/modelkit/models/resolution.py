@@ -646,7 +646,7 @@ def _import_module(name: str, source_name: str) -> ModuleType:
         if isinstance(cause, ModuleNotFoundError) and cause.name and f"{name}.".startswith(f"{cause.name}."):
             raise ModelPathError(
                 f"{source_name}: no module {name!r}",
-                hint="Install the package, run in the folder that holds it, or pass file.py:factory.",
+                hint="Install the package, run in the folder that holds it, or pass file.py:function.",
             ) from cause
         raise
 

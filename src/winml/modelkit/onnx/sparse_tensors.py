@@ -12,8 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from winml.modelkit.onnx.contents import subgraphs
-from winml.modelkit.onnx.files.reading import VALUE_FIELDS
+from winml.modelkit.onnx.contents import VALUE_FIELDS, subgraphs
 
 _MOST_BYTES = 2**31
 """Specified: protobuf's limit on a message, which a tensor inside a model is part of."""

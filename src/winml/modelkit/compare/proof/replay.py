@@ -20,7 +20,7 @@ from winml.modelkit.compare.by_module.module_comparison import FINEST, compare_m
 from winml.modelkit.compare.by_module.onnx_side import OnnxSide
 from winml.modelkit.compare.by_module.sides import NamesOfBoth, cast_feeds
 from winml.modelkit.compare.by_module.value_matching import match_files
-from winml.modelkit.compare.fidelity import FidelitySum
+from winml.modelkit.compare.fidelity import FidelitySum, visible_positions
 from winml.modelkit.compare.proof.excerpts import take_excerpt
 from winml.modelkit.compare.proof.execution import MeasureExecution, RunTimes
 from winml.modelkit.compare.proof.records import ProofPart
@@ -82,6 +82,18 @@ class _RecordedModel:
             return np.broadcast_to(np.zeros((), stored.dtype), tensor.shape), value
         return stored, take_excerpt(value, tensor.excerpt, stored)
 
+    def visible(self, key: str, name: str, value: Array, number: int) -> Array | None:
+        """Return the positions in the excerpt of an output that are no padding of a sample; ``None`` for all."""
+        tensor = self.part.tensors[key]
+        if value.shape != tensor.shape or tensor.excerpt == "sketch":
+            return None
+        visible = visible_positions(name, value, self.sample(number))
+        if visible is None or tensor.excerpt == "all":
+            return visible
+        is_by_token = visible.ndim == value.ndim
+        rows = take_excerpt(visible if is_by_token else visible[..., np.newaxis], tensor.excerpt, self.arrays[key])
+        return rows if is_by_token else rows[:, 0]
+
 
 @dataclass(frozen=True)
 class _Replay:
@@ -105,7 +117,8 @@ class _Replay:
         for number in counted(range(part.samples.count), "sample"):
             outputs = self.file.outputs(self.feeds(self.model.sample(number)))
             for name, total in totals.items():
-                total.add(*self.model.paired(part.key("outputs", name, number), outputs[name]))
+                key, value = part.key("outputs", name, number), outputs[name]
+                total.add_visible(*self.model.paired(key, value), self.model.visible(key, name, value, number))
         return tuple(ComparedOutput(total.of_output()) for total in totals.values())
 
     def run_times(self, runs: int, limits_ms: tuple[float, float]) -> RunTimes:
