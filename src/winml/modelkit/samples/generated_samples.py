@@ -318,8 +318,8 @@ def _open_texts(
     if part is not None and EMBEDDING in names and part.name == DECODER:
         vision, embedding = (Session(_find_part(source, part, name)) for name in (VISION, EMBEDDING))
         seeing = VisionLanguageDecoder(vision, embedding, session)
-        for encoded, ids in _read_images(seeing.embedder, embedding, processors, sizes, seed, data):
-            yield _Text(seeing, ids, cache=seeing.empty_cache(1, encoded))
+        for features, ids in _read_images(seeing.embedder, embedding, processors, sizes, seed, data):
+            yield _Text(seeing, ids, cache=seeing.empty_cache(1, features))
         return
     texts = None if data is None else (feeds[TOKEN_IDS][0] for feeds in data)
     decoder = DecoderGraph(session)
