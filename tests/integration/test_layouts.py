@@ -810,7 +810,9 @@ def test_transformers_js_finds_masks_as_pytorch(tmp_path: Path) -> None:
     for (shape, values), expected in zip(found, (outputs.iou_scores, outputs.pred_masks), strict=True):
         assert list(expected.shape) == shape
         # Rounding of float32; 2e-6 was observed.
-        assert np.array(values).reshape(shape) == pytest.approx(expected.numpy(), abs=1e-4 * expected.abs().max())
+        assert np.array(values).reshape(shape) == pytest.approx(
+            expected.numpy(), abs=1e-4 * float(expected.abs().max())
+        )
 
 
 @pytest.mark.reader("genai")

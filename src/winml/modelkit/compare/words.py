@@ -264,8 +264,8 @@ def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]
 
 
 _FIXED_NUMBERS = (
-    "The graph draws random numbers, which differ from run to run: it was compared with the same fixed numbers in "
-    "PyTorch and in the file."
+    "The graph draws random numbers, which differ from run to run: for the comparison, they are the same fixed numbers "
+    "in PyTorch and in the file."
 )
 _DRAWN_WEIGHTS = (
     "With the weights of the model, an output is the same for all inputs, so a wrong graph would go unnoticed: a copy "

@@ -7,12 +7,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from winml.modelkit.onnx.random_numbers import FIXED_NORMAL, FIXED_UNIFORM
+from winml.modelkit.onnx.random_numbers import FIXED
 
-_NUMBERS = {
-    torch.randn: FIXED_NORMAL, torch.randn_like: FIXED_NORMAL, torch.rand: FIXED_UNIFORM,
-    torch.rand_like: FIXED_UNIFORM,
-}  # fmt: skip
+_DRAWING = (torch.randn, torch.randn_like, torch.rand, torch.rand_like)
 
 
 class FixedNumbers(TorchFunctionMode):
@@ -21,6 +18,4 @@ class FixedNumbers(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of PyTorch."""
         drawn = func(*args, **(kwargs or {}))
-        if func in _NUMBERS and "generator" not in (kwargs or {}):
-            drawn.fill_(_NUMBERS[func])
-        return drawn
+        return drawn.fill_(FIXED) if func in _DRAWING and "generator" not in (kwargs or {}) else drawn

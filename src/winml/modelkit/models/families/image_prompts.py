@@ -13,7 +13,8 @@ import torch
 from winml.modelkit.file_names import MASK_DECODER, VISION_ENCODER
 from winml.modelkit.models.checkpoints.config import CheckpointConfig
 from winml.modelkit.models.families import family
-from winml.modelkit.models.inputs.decision import forward_parameters, select_inputs
+from winml.modelkit.models.inputs.decision import select_inputs
+from winml.modelkit.models.inputs.modalities.image import POINT_KEYS
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments
 from winml.modelkit.models.inputs.shape_run import run_on_shapes
 from winml.modelkit.models.parts import ModelPart
@@ -29,9 +30,8 @@ _POINTS, _LABELS = "input_points", "input_labels"
 _RESULTS = "iou_scores", "pred_masks"
 _LABEL_RANGE = (0, 1)
 """Specified by transformers: a point outside of the object, or inside of it."""
-_OBJECTS = DynamicDimension(name="point_batch_size", example=3)
-_OBJECT_POINTS = DynamicDimension(name="nb_points_per_image", example=2)
-"""Names of optimum. Chosen: sizes at tracing, distinct and quick to run."""
+_COUNTS = tuple(DynamicDimension(name=key, example=size) for key, size in zip(POINT_KEYS, (3, 2), strict=True))
+"""Numbers of objects and of their points. Chosen: sizes at tracing, distinct and quick to run."""
 _ENCODE, _POSITIONS_METHOD = "get_image_embeddings", "get_image_wide_positional_embeddings"
 """Specified by transformers: methods of the model that return the vectors of an image, and those of positions."""
 
@@ -46,63 +46,52 @@ def image_prompt_parts(
     Raises:
         UsageError: the model does not take these sizes.
     """
-    encode, position = getattr(model, _ENCODE, None), getattr(model, _POSITIONS_METHOD, None)
-    if task != "mask-generation" or request.input_specs is not None or encode is None or position is None:
-        return family.FoundParts()
-    if not {_EMBEDDINGS, _POINTS, _LABELS} <= forward_parameters(model).keys():
+    has_methods = all(hasattr(model, name) for name in (_ENCODE, _POSITIONS_METHOD))
+    if task != "mask-generation" or request.input_specs is not None or not has_methods:
         return family.FoundParts()
     images = select_inputs(family.decide_model_inputs(model, checkpoint, task, request), frozenset({"pixel_values"}))
     sizes = {dimension.name: dimension.example or 1 for dimension in images.dimensions}
     (pixels,) = images.inputs
-    traced = pixels.model_copy(update={"shape": tuple(sizes.get(str(size), size) for size in pixels.shape)})
-    vectors = run_on_shapes(encode, {pixels.name: traced})
+    traced = [int(sizes.get(str(size), size)) for size in pixels.shape]
+    vectors = run_on_shapes(getattr(model, _ENCODE), {pixels.name: pixels.model_copy(update={"shape": tuple(traced)})})
     if not isinstance(vectors, torch.Tensor):
         return family.FoundParts()
-    dtype, batch = pixels.dtype, pixels.shape[0]
+    batch, *_ = pixels.shape
+    points = (batch, *(request.fixed_sizes.get(count.name, count.name) for count in _COUNTS))
+    counts = [count for count in _COUNTS if count.name in points]
     shape = (batch, *vectors.shape[1:])
     inputs = (
-        InputTensorSpec(
-            name=_POINTS, shape=(batch, _OBJECTS.name, _OBJECT_POINTS.name, 2), dtype=dtype,
-            value_range=(0, min(traced.shape[-2:])),  # type: ignore[arg-type]  # numbers
-        ),
-        InputTensorSpec(
-            name=_LABELS, shape=(batch, _OBJECTS.name, _OBJECT_POINTS.name), dtype="int64", value_range=_LABEL_RANGE
-        ),
-        *(InputTensorSpec(name=name, shape=shape, dtype=dtype) for name in _FEATURES),
-    )  # fmt: skip
-    encoder = family.part_of_decision(
-        model,
-        images,
-        {},
-        NestedArguments((pixels.name,), {}, dict),
-        name=VISION_ENCODER,
-        entry=_encoder_of,
-        feeds=tuple(PartFeed(name, MASK_DECODER, name) for name in _FEATURES),
+        InputTensorSpec(name=_POINTS, shape=(*points, 2), dtype=pixels.dtype, value_range=(0, min(traced[-2:]))),
+        InputTensorSpec(name=_LABELS, shape=points, dtype="int64", value_range=_LABEL_RANGE),
+        *(InputTensorSpec(name=name, shape=shape, dtype=pixels.dtype) for name in _FEATURES),
     )
-    rows = tuple(dimension for dimension in images.dimensions if dimension.name == batch)
+    feeds = tuple(PartFeed(name, MASK_DECODER, name) for name in _FEATURES)
+    encoder = family.part_of_decision(
+        model, images, {}, NestedArguments((pixels.name,), {}, dict), name=VISION_ENCODER, entry=_encoder, feeds=feeds
+    )
     decoder = ModelPart(
-        model=model,
-        inputs=inputs,
-        name=MASK_DECODER,
-        entry=_decoder_of,
+        model,
+        inputs,
+        MASK_DECODER,
+        entry=_decoder,
         arguments=NestedArguments(tuple(spec.name for spec in inputs), {}, dict),
-        dimensions=(*rows, _OBJECTS, _OBJECT_POINTS),
+        dimensions=(*(dim for dim in images.dimensions if dim.name == batch), *counts),
+        open_by_default={count.name: count.name for count in counts},
     )
     return family.FoundParts((encoder, decoder))
 
 
-def _encoder_of(model: Any) -> Any:
+def _encoder(model: Any) -> Any:
     """Return the function that computes the vectors of images and of the positions in them."""
 
     def encode(pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-        vectors = getattr(model, _ENCODE)(pixel_values)
-        positions = getattr(model, _POSITIONS_METHOD)()
+        vectors, positions = getattr(model, _ENCODE)(pixel_values), getattr(model, _POSITIONS_METHOD)()
         return {_EMBEDDINGS: vectors, _POSITIONS: positions.repeat(vectors.shape[0], 1, 1, 1)}
 
     return encode
 
 
-def _decoder_of(model: Any) -> Any:
+def _decoder(model: Any) -> Any:
     """Return the function that computes the masks of points and their scores."""
     forward = model.forward  # an export replaces it
 
