@@ -1,10 +1,11 @@
 """ONNX's backend tests through ``winml inspect``, ``optimize`` and ``quantize``: no result may be wrong.
 
-Method. The models of ONNX's backend tests (one for each operator and form, some 2000) are made by the installed onnx
-package, with their inputs. Each verb gets each model; ONNX Runtime then runs the written file and its source on the
-inputs of the test, without winml. Outputs are equal within the rounding of their type (8 bits: 15 dB). A refusal is
-one of ONNX Runtime if it does not run the source either, and one for nothing to do if the graph has no weight, or is
-quantized. A table for people, the remaining refusals and wrong results, then one line of JSON.
+Method. The models of ONNX's backend tests (one for each operator and form, and 140 layers of PyTorch; some
+2000) are made by the installed onnx package or stored in it, with their inputs. Each verb gets each model; ONNX
+Runtime then runs the written file and its source on the inputs of the test, without winml. Outputs are equal within the
+rounding of their type (8 bits: 15 dB). A refusal is one of ONNX Runtime if it does not run the source either, and one
+for nothing to do if the graph has no weight, or is quantized. A table for people, the remaining refusals and wrong
+results, then one line of JSON.
 
 All tests take some 20 minutes. With ``--state``, a run continues the one before; with ``--seconds``, it ends early.
 
@@ -30,8 +31,11 @@ from collections.abc import Callable, Mapping, Sequence  # noqa: E402
 from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
+import onnx  # noqa: E402
 import onnxruntime  # noqa: E402
-from onnx.backend.test.case.node import collect_testcases  # noqa: E402
+from google.protobuf.message import DecodeError  # noqa: E402
+from onnx.backend.test.case.test_case import TestCase  # noqa: E402
+from onnx.backend.test.loader import load_model_tests  # noqa: E402
 from results import add_save_option, markdown_table, publish  # noqa: E402
 
 from winml.modelkit import inspect_model, optimize_model, quantize_model  # noqa: E402
@@ -45,9 +49,35 @@ VERBS: Mapping[str, Callable[[Path, Path], Any]] = {
     "quantize": quantize_model,
     "quantize fp16": lambda source, output: quantize_model(source, output, precision="fp16"),
 }
+KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
+"""Kinds of tests in the onnx package; the others download models."""
 UNFAIR = ("refused", "wrong")
 OUTCOMES = ("right", *reversed(UNFAIR), "nothing to do", "refused by ONNX Runtime", "not comparable")
 NOTHING_TO_DO = ("no node to quantize", "no node was quantized", "the graph is already quantized")
+
+
+def model_of(case: TestCase) -> onnx.ModelProto:
+    """Return the model of a test, from its file or made."""
+    return case.model if case.model_dir is None else onnx.load(Path(case.model_dir) / "model.onnx")
+
+
+def samples_of(case: TestCase) -> list[list[Any]]:
+    """Return the inputs of each data set of a test."""
+    if case.model_dir is None:
+        return [list(inputs) for inputs, _ in case.data_sets]
+    return [
+        [read_value(path) for path in sorted(folder.glob("input_*.pb"), key=lambda path: int(path.stem.split("_")[1]))]
+        for folder in sorted(Path(case.model_dir).glob("test_data_set_*"))
+    ]
+
+
+def read_value(path: Path) -> Any:
+    """Read a stored tensor, or else a sequence."""
+    content = path.read_bytes()
+    try:
+        return onnx.numpy_helper.to_array(onnx.TensorProto.FromString(content))
+    except (TypeError, ValueError, DecodeError):
+        return onnx.numpy_helper.to_list(onnx.SequenceProto.FromString(content))
 
 
 def run(path: Path, samples: Sequence[Sequence[Any]]) -> list[list[Any]] | None:
@@ -113,7 +143,7 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     end = time.monotonic() + options.seconds
-    cases = [case for case in collect_testcases(None) if options.match in case.name]
+    cases = [case for kind in KINDS for case in load_model_tests(kind=kind) if options.match in case.name]
     lines = options.state.read_text(encoding="utf-8").splitlines() if options.state and options.state.exists() else []
     outcomes = {(case, verb): (outcome, reason) for case, verb, outcome, reason in map(json.loads, lines)}
     with tempfile.TemporaryDirectory() as folder:
@@ -121,8 +151,8 @@ def main() -> None:
             if time.monotonic() > end:
                 break
             source = Path(folder) / "model.onnx"
-            source.write_bytes(case.model.SerializeToString())
-            samples = [inputs for inputs, _ in case.data_sets]
+            source.write_bytes(model_of(case).SerializeToString())
+            samples = samples_of(case)
             for verb in options.verbs:
                 if (case.name, verb) in outcomes:
                     continue

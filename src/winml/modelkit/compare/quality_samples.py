@@ -7,6 +7,7 @@ values.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from winml.modelkit.samples.data_sets import DataSetRequest, open_data_set
 from winml.modelkit.samples.generated_samples import (
     decoder_data,
     decoding_samples,
+    embedding_samples,
     generate_samples,
     has_processors,
     with_fixed_sizes,
@@ -302,15 +304,23 @@ def _stored_values(session: Session, request: SampleRequest, notes: list[str]) -
 
 
 def _decoded_values(inputs: Sequence[InputTensorSpec], request: SampleRequest) -> SampleValues | None:
-    """Record decoder runs with a cache of fixed length while it continues texts; ``None`` for another graph."""
+    """Record runs of a decoder with a cache of fixed length while it continues texts, or of the embedding of images.
+
+    ``None`` for another graph.
+    """
     run = request.run
-    if request.model is None or not _holds_fixed_cache(inputs, run.sizes):
+    if request.model is None:
         return None
     folder = request.folder or files_folder(request.model)
     try:
-        feeds = [
-            *decoding_samples(request.model, folder, run.sizes, request.samples, run.seed, every=RUNS_BETWEEN_SAMPLES)
-        ]
+        runs = embedding_samples(request.model, folder, run.sizes, run.seed)
+        if runs is None and _holds_fixed_cache(inputs, run.sizes):
+            runs = decoding_samples(
+                request.model, folder, run.sizes, request.samples, run.seed, every=RUNS_BETWEEN_SAMPLES
+            )
+        if runs is None:
+            return None
+        feeds = [*itertools.islice(runs, request.samples)]
     except WinMLError:
         return None
     source: QualitySource = "processor" if has_processors([i for i in inputs if not i.cache], folder) else "random"

@@ -25,10 +25,10 @@ from winml.modelkit.models.caches.inputs import PAST_KEY
 from winml.modelkit.models.checkpoints.deferred_tensors import DeferredTensor, NotDeferrableError
 from winml.modelkit.models.checkpoints.merging import merge_adapters, swappable_branches
 from winml.modelkit.models.checkpoints.weights import load_checkpoint
-from winml.modelkit.models.model import dtype_notes, load_resolved, model_info
+from winml.modelkit.models.model import dtype_notes, load_resolved
 from winml.modelkit.models.parts import LoadedModel, ModelPart
 from winml.modelkit.models.request import ModelRequest
-from winml.modelkit.models.resolution import ResolvedModel, resolve_model, with_plain_outputs
+from winml.modelkit.models.resolution import ResolvedModel, model_info, resolve_model, with_plain_outputs
 from winml.modelkit.onnx.specs import DynamicDimension
 from winml.modelkit.ort.default_sizes import default_size
 from winml.modelkit.ort.execution_providers import find_execution_provider

@@ -78,7 +78,10 @@ def _takes_bfloat16(op_type: str, is_output: bool, number: int, opset: int) -> b
     except onnx.defs.SchemaError:
         return True
     formal = schema.outputs if is_output else schema.inputs
-    return "tensor(bfloat16)" in formal[min(number, len(formal) - 1)].types  # the last may stand for any number
+    type_name = formal[min(number, len(formal) - 1)].type_str  # the last may stand for any number
+    # `types` of a formal parameter cannot be read with onnx 1.20.
+    allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in schema.type_constraints}
+    return "tensor(bfloat16)" in allowed.get(type_name, (type_name,))
 
 
 def _find_missing_form(node: ir.Node) -> str:

@@ -290,11 +290,15 @@ class AttributeState:
         names = [*self._state.changes(), *(self._names[id(tensor)] for tensor in tensors)]
         return tuple(dict.fromkeys(names))
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Return True if a tensor shares memory with restored state."""
-        return type(tensor) in _TENSOR_CLASSES and any(
-            copy.tensor.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for copy in self._copies
-        )
+    def separated(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Copy the tensors that share memory with restored state; return the others as they are."""
+        held = {copy.tensor.untyped_storage().data_ptr() for copy in self._copies}
+        return [
+            tensor.clone()
+            if type(tensor) in _TENSOR_CLASSES and tensor.untyped_storage().data_ptr() in held
+            else tensor
+            for tensor in tensors
+        ]
 
     def put_back(self) -> None:
         """Restore the state, unless the current state is to be kept."""

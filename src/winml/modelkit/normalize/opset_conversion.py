@@ -116,14 +116,14 @@ def convert_in_place(model: ir.Model, target: int) -> str:
     logger = logging.getLogger(version_converter.__name__)
     logger.addFilter(collect_failure)
     # The converters read no types of maps.
-    makers, imports = detach_maps(model), dict(model.opset_imports)
+    detached, imports = detach_maps(model), dict(model.opset_imports)
     try:
         version_converter.convert_version(model, target, fallback=True)
     except (ValueError, RuntimeError) as error:
         failures.append(_failure_reason(error))
     finally:
         logger.removeFilter(collect_failure)
-        attach_maps(model, makers, imports)
+        attach_maps(model, detached, imports)
     return failures[-1] if failures else "no converter supports both versions"
 
 

@@ -303,7 +303,8 @@ def _usual_sizes(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]
     yield {**{name: position for position, name in enumerate(names, start=2)}, **fixed}
     if large:
         larger = {name: size + _LARGE_STEP for name, size in large.items()}
-        yield {**{name: position for position, name in enumerate(names, start=5)}, **larger, **requested}
+        # One row: attention over pixels, as in autoencoders, takes memory by the square of their number.
+        yield {**{name: position for position, name in enumerate(names, start=1)}, **larger, **requested}
     yield {**{name: position for position, name in enumerate(names, start=5)}, **fixed}
     # Sizes that a graph requires to be equal without stating it.
     for size in _EQUAL_SIZES:

@@ -118,7 +118,9 @@ class _Replay:
             outputs = self.file.outputs(self.feeds(self.model.sample(number)))
             for name, total in totals.items():
                 key, value = part.key("outputs", name, number), outputs[name]
-                total.add_visible(*self.model.paired(key, value), self.model.visible(key, name, value, number))
+                # A file that must be equal is equal at padding, too.
+                visible = self.model.visible(key, name, value, number) if self.is_rounded else None
+                total.add_visible(*self.model.paired(key, value), visible)
         return tuple(ComparedOutput(total.of_output()) for total in totals.values())
 
     def run_times(self, runs: int, limits_ms: tuple[float, float]) -> RunTimes:
@@ -165,7 +167,6 @@ def replay_part(
     *,
     by_module: bool = False,
     provider: ChosenProvider | None = None,
-    shown: str = "",
     sha256: str = "",
     measure: MeasureExecution | None = None,
 ) -> ProofReplay:
@@ -181,7 +182,6 @@ def replay_part(
         minimum: Minimum quality of every output.
         by_module: Compare all modules in any case.
         provider: Execution provider; ``None``: the CPU provider.
-        shown: Name of the file in messages; default: the path.
         sha256: SHA-256 of the file, if it may be the recorded one.
         measure: Measures the execution of the file, a note if that fails; ``None``: not measured.
 
@@ -191,7 +191,7 @@ def replay_part(
         StageError: the file cannot be run.
     """
     recorded = _RecordedModel(part, arrays)
-    file = OnnxSide(path, by_module=False, shown=shown, as_written=False, provider=provider)
+    file = OnnxSide(path, by_module=False, as_written=False, provider=provider)
     _refuse_other_interface(recorded, file)
     replay = _Replay(recorded, file)
     try:
@@ -217,7 +217,7 @@ def replay_part(
     feeds = file.quantized_feeds(replay.feeds(recorded.sample(0)))
     del replay, file  # two sessions would hold the weights twice
     if by_module or measure is not None or not result.is_within or result.losses:
-        result = _with_modules(result, recorded, path, is_requested=by_module, shown=shown)
+        result = _with_modules(result, recorded, path, is_requested=by_module)
     if measure is None:
         return result
     try:
@@ -242,9 +242,7 @@ def _refuse_other_interface(model: _RecordedModel, file: OnnxSide) -> None:
         )
 
 
-def _with_modules(
-    result: ProofReplay, model: _RecordedModel, path: Path, *, is_requested: bool, shown: str
-) -> ProofReplay:
+def _with_modules(result: ProofReplay, model: _RecordedModel, path: Path, *, is_requested: bool) -> ProofReplay:
     """Add the comparison of all modules, or a note why they cannot be compared if they were not requested.
 
     Raises:
@@ -252,7 +250,7 @@ def _with_modules(
         StageError: modules were requested, and the file does not run with their values as outputs.
     """
     try:
-        file = OnnxSide(path, by_module=True, shown=shown, provider=result.provider)
+        file = OnnxSide(path, by_module=True, provider=result.provider)
         if not file.boundaries or not model.value_names:
             raise UsageError(
                 f"{file.shown} has no module information for its nodes",

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import Rounding, compare_outputs
@@ -113,12 +113,12 @@ def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str
     def generate() -> GeneratedText:
         """Generate the text, without padding if the model cannot hide padding."""
         assert part.cache is not None
-        with _FewRows():
-            is_unsafe = not mask.all() and part.cache.is_recurrent
-            is_padded = not is_unsafe or _hides_padding(part, prepared.model, tokens, mask)
-            prompt = (tokens, mask if is_padded else torch.ones_like(mask))
-            text = generated_text(part, prepared.model, prompt, count)
-            return replace(text, differs_in_pieces=_measure_difference_in_pieces(part, prepared.model, text.steps[0]))
+        _multiply_few_rows_faster(prepared.model)
+        is_unsafe = not mask.all() and part.cache.is_recurrent
+        is_padded = not is_unsafe or _hides_padding(part, prepared.model, tokens, mask)
+        prompt = (tokens, mask if is_padded else torch.ones_like(mask))
+        text = generated_text(part, prepared.model, prompt, count)
+        return replace(text, differs_in_pieces=_measure_difference_in_pieces(part, prepared.model, text.steps[0]))
 
     return generated_or_reason(prepared, generate)
 
@@ -412,18 +412,21 @@ def as_the_user_calls_it(prepared: PreparedPart) -> Iterator[None]:
             attributes["forward"] = forward
 
 
-class _FewRows(TorchFunctionMode):
-    """Products of a few rows with a large matrix, computed from the other side.
+def _multiply_few_rows_faster(model: nn.Module) -> None:
+    """Multiply a few rows with a large matrix from the other side, in all linear layers of a model; changes its state.
 
     Measured with two rows: a quarter of torch's time, which rearranges the matrix each time.
     """
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
+            vars(module).setdefault("forward", partial(_linear, module))
 
-    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        """Multiply from the other side if faster."""
-        if func is nn.functional.linear and not kwargs and len(args) > 1:
-            inputs, weight, *bias = args
-            if 1 < inputs.numel() // max(1, inputs.shape[-1]) <= ROWS and weight.dim() == 2:
-                product = (weight @ inputs.reshape(-1, inputs.shape[-1]).t()).t()
-                product = product.reshape(*inputs.shape[:-1], len(weight)).contiguous()
-                return product if not bias or bias[0] is None else product + bias[0]
-        return func(*args, **(kwargs or {}))
+
+def _linear(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+    """Compute a linear layer; products of a few rows from the other side."""
+    weight, bias = layer.weight, layer.bias
+    if not 1 < inputs.numel() // max(1, inputs.shape[-1]) <= ROWS:
+        return nn.functional.linear(inputs, weight, bias)
+    product = (weight @ inputs.reshape(-1, inputs.shape[-1]).t()).t()
+    product = product.reshape(*inputs.shape[:-1], len(weight)).contiguous()
+    return product if bias is None else product + bias

@@ -25,7 +25,7 @@ from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.preparation import FlatForward, prepared_for_export
 from winml.modelkit.models.state_restoration import AttributeState, quiet_torch, unchanged_attributes
 from winml.modelkit.models.tensors import to_numpy, to_torch
-from winml.modelkit.onnx.files.writing import INLINE_LIMIT_BYTES
+from winml.modelkit.onnx.files.wire_format import INLINE_LIMIT_BYTES
 from winml.modelkit.tags.torch_modules import module_of_error
 from winml.modelkit.words import shape_words, size_words
 
@@ -119,9 +119,8 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor], *
             _as_exported(model),
             conditions_as_python(),
         ):
-            outputs = model(*copies_for(model, tensors).values())
             # Restoring the state must not change the outputs.
-            outputs = [value.clone() if state.holds(value) else value for value in outputs]
+            outputs = state.separated(model(*copies_for(model, tensors).values()))
             if keeps_state:
                 state.keep()
     except ExportError:

@@ -120,10 +120,12 @@ def _verify_outputs(
     written = replace(written, assumed=input_values.settled_assumptions(written, values.reads))
     _refuse_outputs_by_value((written.draw, second))
     file = WrittenFile(written, prepared, piece_bytes=PIECE_BYTES if is_streamed else None)
+    known = [written.draw, second]
     if is_streamed:
-        file.run_beforehand([written.draw, second, *written.proof.draws, *(entry.draw for entry in values.varied)])
+        known += [*written.proof.draws, *(entry.draw for entry in values.varied)]
     else:
         file.close_before_weights()
+    file.run_beforehand(known)
     prepared, rounding = file.prepared, file.rounding
     try:
         second = _avoid_nan(file, inputs, second)
