@@ -147,7 +147,7 @@ def _import_real(name: str) -> ModuleType:
 
 def _remove_stand_ins(package: str) -> list[ModuleType]:
     """Remove the stand-ins for a module and for the modules in it, and return them."""
-    names = [name for name in sys.modules if f"{name}.".startswith(f"{package}.")]
+    names = [name for name in [*sys.modules] if f"{name}.".startswith(f"{package}.")]
     return [sys.modules.pop(name) for name in names if isinstance(sys.modules[name], _StandIn)]
 
 
