@@ -123,8 +123,8 @@ class _ModulesOfStandIn:
         _import_real(_DYNAMO)
         return ModuleSpec(name, self)  # type: ignore[arg-type]  # a loader by its methods
 
-    def create_module(self, wanted: ModuleSpec) -> ModuleType:
-        return importlib.import_module(wanted.name)
+    def create_module(self, found: ModuleSpec) -> ModuleType:
+        return importlib.import_module(found.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: the module is imported."""
