@@ -1,12 +1,15 @@
 """ONNX's backend tests through ``winml inspect``, ``optimize`` and ``quantize``: no result may be wrong.
 
-Method. The models of ONNX's backend tests (one for each operator and form, some 2000) are made by the installed onnx
-package, with their inputs. Each verb gets each model; ONNX Runtime then runs the written file and its source on the
-inputs of the test, without winml. Outputs are equal within the rounding of their type (8 bits: 15 dB). A refusal is
-one of ONNX Runtime if it does not run the source either, and one for nothing to do if the graph has no weight, or is
-quantized. A table for people, the remaining refusals and wrong results, then one line of JSON.
+Method. The models of ONNX's backend tests (one for each operator and form, and 140 layers of PyTorch; some
+2000) are made by the installed onnx package or stored in it, with their inputs. Each verb gets each model; ONNX
+Runtime then runs the written file and its source on the inputs of the test, without winml. Outputs are equal within the
+rounding of their type (8 bits: 15 dB). A refusal is one of ONNX Runtime if it does not run the source either, and one
+for nothing to do if the graph has no weight, or is quantized. A table for people, the remaining refusals and wrong
+results, then one line of JSON.
 
-    python benchmarks/backend.py [--verbs inspect optimize] [--match reshape] [--save]
+All tests take some 20 minutes. With ``--state``, a run continues the one before; with ``--seconds``, it ends early.
+
+    python benchmarks/backend.py [--verbs inspect optimize] [--match reshape] [--state FILE --seconds 200] [--save]
 """
 
 from __future__ import annotations
@@ -19,15 +22,20 @@ FOLDER = Path(__file__).resolve().parent
 sys.path = [*(entry for entry in sys.path if Path(entry or ".").resolve() != FOLDER), str(FOLDER)]
 
 import argparse  # noqa: E402  # behind the line above, as everything here
+import json  # noqa: E402
 import tempfile  # noqa: E402
+import time  # noqa: E402
 import warnings  # noqa: E402
 from collections import Counter  # noqa: E402
 from collections.abc import Callable, Mapping, Sequence  # noqa: E402
 from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
+import onnx  # noqa: E402
 import onnxruntime  # noqa: E402
-from onnx.backend.test.case.node import collect_testcases  # noqa: E402
+from google.protobuf.message import DecodeError  # noqa: E402
+from onnx.backend.test.case.test_case import TestCase  # noqa: E402
+from onnx.backend.test.loader import load_model_tests  # noqa: E402
 from results import add_save_option, markdown_table, publish  # noqa: E402
 
 from winml.modelkit import inspect_model, optimize_model, quantize_model  # noqa: E402
@@ -41,7 +49,35 @@ VERBS: Mapping[str, Callable[[Path, Path], Any]] = {
     "quantize": quantize_model,
     "quantize fp16": lambda source, output: quantize_model(source, output, precision="fp16"),
 }
+KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
+"""Kinds of tests in the onnx package; the others download models."""
+UNFAIR = ("refused", "wrong")
+OUTCOMES = ("right", *reversed(UNFAIR), "nothing to do", "refused by ONNX Runtime", "not comparable")
 NOTHING_TO_DO = ("no node to quantize", "no node was quantized", "the graph is already quantized")
+
+
+def model_of(case: TestCase) -> onnx.ModelProto:
+    """Return the model of a test, from its file or made."""
+    return case.model if case.model_dir is None else onnx.load(Path(case.model_dir) / "model.onnx")
+
+
+def samples_of(case: TestCase) -> list[list[Any]]:
+    """Return the inputs of each data set of a test."""
+    if case.model_dir is None:
+        return [list(inputs) for inputs, _ in case.data_sets]
+    return [
+        [read_value(path) for path in sorted(folder.glob("input_*.pb"), key=lambda path: int(path.stem.split("_")[1]))]
+        for folder in sorted(Path(case.model_dir).glob("test_data_set_*"))
+    ]
+
+
+def read_value(path: Path) -> Any:
+    """Read a stored tensor, or else a sequence."""
+    content = path.read_bytes()
+    try:
+        return onnx.numpy_helper.to_array(onnx.TensorProto.FromString(content))
+    except (TypeError, ValueError, DecodeError):
+        return onnx.numpy_helper.to_list(onnx.SequenceProto.FromString(content))
 
 
 def run(path: Path, samples: Sequence[Sequence[Any]]) -> list[list[Any]] | None:
@@ -101,32 +137,46 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verbs", nargs="+", choices=VERBS, default=[*VERBS])
     parser.add_argument("--match", default="", help="only tests with this text in their name")
+    parser.add_argument("--state", type=Path, help="file of outcomes: those in it are not measured again")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="end before the test after this time")
     add_save_option(parser)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    counts: dict[str, Counter[str]] = {verb: Counter() for verb in options.verbs}
-    unfair: dict[str, str] = {}
+    end = time.monotonic() + options.seconds
+    cases = [case for kind in KINDS for case in load_model_tests(kind=kind) if options.match in case.name]
+    lines = options.state.read_text(encoding="utf-8").splitlines() if options.state and options.state.exists() else []
+    outcomes = {(case, verb): (outcome, reason) for case, verb, outcome, reason in map(json.loads, lines)}
     with tempfile.TemporaryDirectory() as folder:
-        for case in collect_testcases(None):
-            if options.match not in case.name:
-                continue
-            place = Path(folder) / case.name
-            place.mkdir()
-            source = place / "model.onnx"
-            source.write_bytes(case.model.SerializeToString())
-            for number, verb in enumerate(options.verbs):
-                samples = [inputs for inputs, _ in case.data_sets]
-                outcome, reason = outcome_of(verb, source, place / f"{number}.onnx", samples)
-                counts[verb][outcome] += 1
-                if outcome in ("refused", "wrong"):
-                    unfair[f"{case.name}, {verb}"] = f"{outcome}: {reason}"
+        for case in cases:
+            if time.monotonic() > end:
+                break
+            source = Path(folder) / "model.onnx"
+            source.write_bytes(model_of(case).SerializeToString())
+            samples = samples_of(case)
+            for verb in options.verbs:
+                if (case.name, verb) in outcomes:
+                    continue
+                with tempfile.TemporaryDirectory(dir=folder) as place:
+                    outcome = outcome_of(verb, source, Path(place) / "output.onnx", samples)
+                outcomes[case.name, verb] = outcome
+                if options.state:
+                    with options.state.open("a", encoding="utf-8") as stream:
+                        print(json.dumps([case.name, verb, *outcome]), file=stream)
+    measured = {
+        key: outcomes[key] for case in cases for verb in options.verbs if (key := (case.name, verb)) in outcomes
+    }
+    unfair = {f"{case}, {verb}": ": ".join(found) for (case, verb), found in measured.items() if found[0] in UNFAIR}
     for name, reason in unfair.items():
         print(f"{name}: {reason[:200]}")
-    outcomes = ("right", "wrong", "refused", "nothing to do", "refused by ONNX Runtime", "not comparable")
-    rows = [{"verb": verb, **{name: str(count[name]) for name in outcomes}} for verb, count in counts.items()]
+    counts = Counter((verb, outcome) for (_, verb), (outcome, _) in measured.items())
+    rows = [{"verb": verb, **{name: str(counts[verb, name]) for name in OUTCOMES}} for verb in options.verbs]
     table = markdown_table(rows)
     print("\n".join(table))
-    publish(options, {"counts": {verb: dict(count) for verb, count in counts.items()}, "unfair": unfair}, table)
+    if len(measured) < len(cases) * len(options.verbs):
+        print(f"{len(measured)} of {len(cases) * len(options.verbs)}: run it again")
+        return
+    record = {verb: {name: counts[verb, name] for name in OUTCOMES} for verb in options.verbs}
+    publish(options, {"counts": record, "unfair": unfair}, table)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ with a tokenizer of as many words as the model has tokens. For each size and pre
 * ``python -m winml.modelkit build -m CHECKPOINT -o FOLDER --layout genai --no-verify -q``, with ``--dtype fp32`` or
   ``--precision int4 --symmetric``
 * ``GENAI_PYTHON -m onnxruntime_genai.models.builder -i CHECKPOINT -o FOLDER -p PRECISION -e cpu``
+* with ``--mobius-python``, in fp32: ``MOBIUS_PYTHON -m mobius build --config CHECKPOINT --dtype f32 --ep cpu
+  --runtime ort-genai FOLDER``, which makes the graph without tracing the model
 
 Wall time and peak resident memory are the operating system's account of each finished process; what was written is
 synced inside the measured time. Then both folders generate, again in alternation, each time in a new process: through
@@ -19,10 +21,10 @@ The tokens of the two folders need not be the same in 4 bits, since each chooses
 equal tokens is printed. A table for people, then one line of JSON.
 
     python benchmarks/generation.py --genai-python PYTHON [--sizes 0.5,1] [--precisions int4,fp32] [--runs 3]
-        [--rounds 3] [--prompt 128] [--tokens 64] [--threads 0] [--folder DIR]
+        [--rounds 3] [--prompt 128] [--tokens 64] [--threads 0] [--folder DIR] [--mobius-python PYTHON]
 
-``PYTHON`` is that of an environment with onnxruntime-genai and torch. The largest size needs about nine times its
-weights in bf16 on the disk.
+``PYTHON`` is that of an environment with onnxruntime-genai, or mobius-onnx, and torch. The largest size needs about
+nine times its weights in bf16 on the disk, with mobius eleven times.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ from typing import Any  # noqa: E402
 from results import add_save_option, markdown_table, publish  # noqa: E402
 
 VOCABULARY = 32_000
-OURS, THEIRS = "winml", "genai"
+OURS, THEIRS, MOBIUS = "winml", "genai", "mobius"
+PACKAGES = {OURS: "winml-modelkit", THEIRS: "onnxruntime-genai", MOBIUS: "mobius-onnx"}
 RUNTIMES = ("genai", "onnxruntime", "winml")
 
 
@@ -68,12 +71,15 @@ def add_tokenizer(checkpoint: Path) -> None:
     fast.save_pretrained(checkpoint)
 
 
-def build_command(who: str, checkpoint: Path, output: Path, precision: str, genai_python: str) -> list[str]:
+def build_command(who: str, checkpoint: Path, output: Path, precision: str, python: str) -> list[str]:
     """Return the command that is measured."""
     if who == THEIRS:
-        builder = [genai_python, "-m", "onnxruntime_genai.models.builder"]
+        builder = [python, "-m", "onnxruntime_genai.models.builder"]
         return [*builder, "-i", str(checkpoint), "-o", str(output), "-p", precision, "-e", "cpu"]
-    command = [sys.executable, "-m", "winml.modelkit", "build", "-m", str(checkpoint), "-o", str(output)]
+    if who == MOBIUS:
+        options = ["--dtype", "f32", "--ep", "cpu", "--runtime", "ort-genai"]
+        return [python, "-m", "mobius", "build", "--config", str(checkpoint), *options, str(output)]
+    command = [python, "-m", "winml.modelkit", "build", "-m", str(checkpoint), "-o", str(output)]
     command += ["--layout", "genai", "--no-verify", "-q"]
     # Weights in bf16 are computed in float32 without a precision.
     # Both write weights without zero points: other kernels would run with zero points.
@@ -92,6 +98,12 @@ def measure_build(command: list[str], output: Path) -> dict[str, float]:
     os.sync()
     wall = time.perf_counter() - started
     return {"wall_s": wall, "cpu_s": cost.cpu_s, "peak_bytes": cost.peak_bytes}
+
+
+def installed_version(who: str, python: str) -> str:
+    """Return the version of a builder in its environment."""
+    program = f"import importlib.metadata; print(importlib.metadata.version({PACKAGES[who]!r}))"
+    return subprocess.run([python, "-c", program], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def generate_in_process(runtime: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -215,12 +227,17 @@ def measure_size(size: str, options: argparse.Namespace, folder: Path) -> list[d
 
 
 def _measure(size: str, precision: str, options: argparse.Namespace, checkpoint: Path) -> dict[str, Any]:
-    folders = {who: checkpoint.with_name(who) for who in (OURS, THEIRS)}
+    pythons = {OURS: sys.executable, THEIRS: options.genai_python}
+    if options.mobius_python and precision == "fp32":
+        pythons[MOBIUS] = options.mobius_python
+    folders = {who: checkpoint.with_name(who) for who in pythons}
     builds: dict[str, list[dict[str, float]]] = {who: [] for who in folders}
     for _ in range(options.runs):
         for who, output in folders.items():
-            command = build_command(who, checkpoint, output, precision, options.genai_python)
+            command = build_command(who, checkpoint, output, precision, pythons[who])
             builds[who].append(measure_build(command, output))
+    if MOBIUS in folders:
+        shutil.rmtree(folders.pop(MOBIUS))
     outputs: dict[str, dict[str, list[dict[str, Any]]]] = {
         runtime: {who: [] for who in folders} for runtime in RUNTIMES
     }
@@ -231,7 +248,8 @@ def _measure(size: str, precision: str, options: argparse.Namespace, checkpoint:
     sizes = {who: sum(file.stat().st_size for file in output.rglob("*.data")) for who, output in folders.items()}
     for output in folders.values():
         shutil.rmtree(output)
-    return _row(size, precision, builds, outputs, sizes)
+    versions = {who: installed_version(who, python) for who, python in pythons.items()}
+    return {"versions": versions, **_row(size, precision, builds, outputs, sizes)}
 
 
 def _row(size: str, precision: str, builds: Any, outputs: Any, sizes: dict[str, int]) -> dict[str, Any]:
@@ -256,20 +274,28 @@ def _row(size: str, precision: str, builds: Any, outputs: Any, sizes: dict[str, 
 
 
 def _table_rows(row: dict[str, Any]) -> list[dict[str, str]]:
-    def compared(what: str, values: dict[str, dict[str, float]], unit: str, scale: float = 1.0) -> dict[str, str]:
-        ours, theirs = (values[who]["median"] for who in (OURS, THEIRS))
+    def compared(
+        what: str, values: dict[str, dict[str, float]], unit: str, scale: float = 1.0, peer: str = THEIRS
+    ) -> dict[str, str]:
+        ours, theirs = (values[who]["median"] for who in (OURS, peer))
         return {
             "model": f"{row['billions']} B {row['precision']}",
             "measured": what,
             "winml": f"{ours * scale:.2f} {unit}",
-            "genai": f"{theirs * scale:.2f} {unit}",
-            "winml / genai": f"{ours / theirs:.2f}",
+            "peer": f"{peer} {row['versions'][peer]}",
+            "its value": f"{theirs * scale:.2f} {unit}",
+            "ratio": f"{ours / theirs:.2f}",
         }
 
     lines = [
-        compared("build, wall time", row["wall_s"], "s"),
-        compared("build, computing time", row["cpu_s"], "s"),
-        compared("build, peak memory", row["peak_bytes"], "GB", 1e-9),
+        compared(f"build, {what}", row[key], unit, scale, peer)
+        for peer in row["wall_s"]
+        if peer != OURS
+        for what, key, unit, scale in (
+            ("wall time", "wall_s", "s", 1.0),
+            ("computing time", "cpu_s", "s", 1.0),
+            ("peak memory", "peak_bytes", "GB", 1e-9),
+        )
     ]
     for runtime in RUNTIMES:
         reported = row[runtime]
@@ -288,6 +314,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--genai-python", help="Python of an environment with onnxruntime-genai")
+    parser.add_argument("--mobius-python", help="Python of an environment with mobius-onnx, to compare builds in fp32")
     parser.add_argument("--sizes", default="0.5,1", help="billions of parameters, as weights.py knows them")
     parser.add_argument("--precisions", default="int4,fp32", help="of int4, fp32")
     parser.add_argument("--runs", type=int, default=3, help="builds, and processes that generate")

@@ -51,10 +51,11 @@ _LONGEST_REASON = 160
 
 _HEAD = """# Architectures
 
+Look for the `model_type` of your model's config in the tables below. On the site of the documentation, the search box
+above lists the tables that have it.
+
 Written by `scripts/architecture_eval.py --docs` from [architectures.json](architectures.json), the summary of one run.
 Another run is `python scripts/architecture_eval.py`; on two cores it takes half an hour.
-
-Is your model in it? Look for the `model_type` of its config in the tables below.
 
 Each model type of transformers that has a base model is tried. Its default config is made small by rules that hold for
 all types (narrower, fewer layers of each kind, a shorter vocabulary). If a class refuses its own default config, the

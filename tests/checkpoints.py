@@ -199,3 +199,30 @@ def save_image_processor(folder: Path, size: int) -> None:
 
 
 Builder = Callable[..., Any]
+
+
+def save_sam(path: Path) -> None:
+    """Write a small SAM for images of 64 pixels."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 32}
+    picture = {"image_size": 64, "patch_size": 8}
+    config = transformers.SamConfig(
+        vision_config={**sizes, **picture, "output_channels": 32, "window_size": 4, "global_attn_indexes": [0],
+                       "num_pos_feats": 16},
+        prompt_encoder_config={**picture, "hidden_size": 32, "image_embedding_size": 8, "mask_input_channels": 4},
+        mask_decoder_config={**sizes, "iou_head_hidden_dim": 32, "iou_head_depth": 2},
+        initializer_range=0.5,
+    )  # fmt: skip
+    model = transformers.SamModel(config)
+    make_distinct(model)
+    for network in model.mask_decoder.output_hypernetworks_mlps:
+        # The pipeline keeps masks whose edges are stable.
+        network.get_parameter("proj_out.weight").data *= 100
+    model.save_pretrained(path)
+    transformers.SamImageProcessorPil(
+        size={"longest_edge": 64}, pad_size={"height": 64, "width": 64}, mask_size={"longest_edge": 32},
+        mask_pad_size={"height": 32, "width": 32},
+    ).save_pretrained(path)  # fmt: skip

@@ -14,6 +14,9 @@ from winml.modelkit.ort.kernel_memory import RECORDING_VERSION
 from winml.modelkit.ort.sessions import is_onnxruntime_at_least
 
 TWO_BITS = pytest.mark.skipif(not is_onnxruntime_at_least("1.24"), reason="ONNX Runtime before 1.24 has no 2 bits")
+EXPERTS = pytest.mark.skipif(
+    not is_onnxruntime_at_least("1.24"), reason="ONNX Runtime before 1.24 has no kernel for experts in float32"
+)
 QUANTIZED_CACHE = pytest.mark.skipif(
     not is_onnxruntime_at_least("1.31"), reason="ONNX Runtime before 1.31 has no KV cache in 8 bits"
 )

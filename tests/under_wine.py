@@ -24,7 +24,7 @@ _LIBRARIES = ("torch", "transformers")
 _UNSUITABLE = {
     "test_registry_names_every_transformer_of_onnxruntime": "Wine drops the log of ONNX Runtime",
     "test_weights_of_several_folders_and_links_are_read": "ONNX Runtime follows no link of Wine",
-    "test_library_access.py": "processes that import torch",
+    "test_library_imports.py": "processes that import torch",
     "test_state.py": "processes that import torch",
     "test_bounded_processes.py": "processes of Wine start too slowly for time limits",
     "test_placement.py": "processes of Wine start too slowly for time limits",

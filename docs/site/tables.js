@@ -32,25 +32,62 @@ function makeSortable(table) {
   });
 }
 
-// A page with a table of this many rows begins with a search in such tables.
+// A page with a table of this many rows begins with a search in it and in tables with the same first head.
 const FEWEST_SEARCHED = 100;
+// The model types of this many matches are listed below the search, with the sections that have them.
+const MOST_LISTED = 8;
+
+function sectionOf(row) {
+  let element = row.closest("table");
+  while (element && element.tagName !== "H2") element = element.previousElementSibling ?? element.parentElement;
+  return element;
+}
 
 function makeSearched(tables, heading) {
-  const rows = tables.filter(table => (table.tBodies[0]?.rows.length ?? 0) >= FEWEST_SEARCHED)
-    .flatMap(table => [...table.tBodies[0].rows]);
-  if (!rows.length || !heading) return;
-  const label = document.createElement("label"), input = document.createElement("input"), count = document.createElement("output");
+  const headOf = table => table.tHead?.rows[0]?.cells[0]?.textContent.trim();
+  const long = tables.find(table => (table.tBodies[0]?.rows.length ?? 0) >= FEWEST_SEARCHED);
+  if (!long || !heading) return;
+  const rows = tables.filter(table => headOf(table) === headOf(long)).flatMap(table => [...table.tBodies[0].rows]);
+  const label = document.createElement("label"), input = document.createElement("input");
+  const count = document.createElement("output"), list = document.createElement("ul");
   label.className = "table-search";
   input.type = "search";
   input.placeholder = "a model type, such as llama";
-  label.append("Find in the tables ", input, count);
-  heading.after(label);
+  label.append("Is your model in it? ", input, count);
+  list.className = "table-matches";
+  heading.after(label, list);
   input.addEventListener("input", () => {
-    const text = input.value.trim().toLowerCase();
-    for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(text);
+    const text = input.value.trim().toLowerCase(), sections = new Map();
+    for (const row of rows) {
+      const name = row.cells[0].textContent.trim();
+      row.hidden = !row.textContent.toLowerCase().includes(text);
+      if (text && name.toLowerCase().includes(text))
+        sections.set(name, new Set(sections.get(name)).add(sectionOf(row)));
+    }
     const found = rows.filter(row => !row.hidden).length;
     count.value = text ? `${found} of ${rows.length} rows` : "";
+    // Shorter names are nearer to the text.
+    const names = [...sections.keys()].sort((left, right) => left.length - right.length);
+    list.replaceChildren(...names.slice(0, MOST_LISTED).map(name => {
+      const entry = document.createElement("li"), code = document.createElement("code");
+      code.append(name);
+      entry.append(code, ": ");
+      [...sections.get(name)].filter(Boolean).forEach((section, number) => {
+        const link = document.createElement("a");
+        link.href = `#${section.id}`;
+        link.append(section.firstChild.textContent.trim());
+        entry.append(number ? ", " : "", link);
+      });
+      return entry;
+    }));
+    if (names.length > MOST_LISTED) list.append(`and ${names.length - MOST_LISTED} more`);
   });
+}
+
+function makeWrapped() {
+  // A command wraps, also in a block with its output, whose columns stay.
+  for (const line of document.querySelectorAll(".md-typeset pre > code > [id^=__span]"))
+    if (line.textContent.startsWith("$ ")) line.classList.add("command");
 }
 
 function makeScrolled() {
@@ -63,6 +100,7 @@ function prepare() {
   const tables = [...document.querySelectorAll(".md-typeset table")];
   makeSearched(tables, document.querySelector(".md-typeset h1"));
   for (const table of tables) makeSortable(table);
+  makeWrapped();
   makeScrolled();
 }
 

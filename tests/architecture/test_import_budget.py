@@ -185,11 +185,11 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
         pytest.param(
             ["export", "-m", "bert", "-o", "out.onnx", "--random-weights", "--no-verify"],
             {"builds", "compile", "evaluate", "generate", "profile", "optimize", "quantize", "sweep", "scipy"},
-            220,
+            224,
             id="export",
         ),
         pytest.param(
-            ["inspect", "bert"], {"builds", "evaluate", "generate", "normalize", "optimize", "quantize"}, 145,
+            ["inspect", "bert"], {"builds", "evaluate", "generate", "normalize", "optimize", "quantize"}, 147,
             id="inspect",
         ),
         pytest.param(
@@ -197,7 +197,7 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
             id="inspect-file",
         ),
         pytest.param(
-            ["quantize", "-m", "net.onnx", "-o", "out.onnx"], {"builds", "compile", "generate", *_CHECKPOINTS}, 197,
+            ["quantize", "-m", "net.onnx", "-o", "out.onnx"], {"builds", "compile", "generate", *_CHECKPOINTS}, 199,
             id="quantize",
         ),
         pytest.param(

@@ -65,13 +65,27 @@ def test_architectures_are_searched(site: Path, browser: Browser) -> None:
         "window.input = document.querySelector('h1 + .table-search input'); input.value = 'Qwen3';"
         "input.dispatchEvent(new Event('input')); 0"
     )
-    tables = "[...document.querySelectorAll('.md-typeset table')].filter(table => table.tBodies[0].rows.length > 99)"
+    tables = (
+        "[...document.querySelectorAll('.md-typeset table')]"
+        ".filter(table => table.tHead.rows[0].cells[0].textContent.trim() === 'model type')"
+    )
     shown = browser.run(
         f"{tables}.flatMap(table => [...table.tBodies[0].rows]).filter(row => !row.hidden).map(row => row.textContent)"
     )
     assert shown
     assert all("qwen3" in row.lower() for row in shown)
     assert browser.run("document.querySelector('.table-search output').value").startswith(f"{len(shown)} of ")
+    matches = browser.run("[...document.querySelectorAll('.table-matches li')].map(entry => entry.textContent)")
+    assert matches[0].startswith("qwen3: Generation with a cache, ")
+
+
+def test_wrapped_command_is_copied_as_one_line(site: Path, browser: Browser) -> None:
+    """On a narrow window, a long command of a block with output wraps, and its text has no line break."""
+    browser.open(site / "index.html", width=390)
+    browser.run("window.lines = [...document.querySelectorAll('pre > code > .command')]; 0")
+    assert any(height > 30 for height in browser.run("lines.map(line => line.getBoundingClientRect().height)"))
+    browser.run("window.code = lines[0].closest('code'); code.dataset.mdCopying = ''; 0")  # as the button of the theme
+    assert browser.run("code.innerText") == browser.run("code.textContent")
 
 
 def test_search_finds_from_a_disk(site: Path, browser: Browser) -> None:

@@ -1,4 +1,4 @@
-"""Models for the tests of ``file.py:factory``: some can be exported, most fail, each in its own way.
+"""Models for the tests of ``file.py:function``: some can be exported, most fail, each in its own way.
 
 Loaded by path, never imported. All take the one tensor of :func:`example_inputs`.
 """

@@ -58,7 +58,7 @@ def busy(workplace: Workplace) -> Workplace:
 def _stopped_by(number: int, workplace: Workplace, nets: Path, *options: str) -> Outcome:
     """Run an export that receives a signal during the trace."""
     program = (sys.executable, "-c", _PREPARED)
-    stopped = replace(workplace, program=program, is_warm=True, variables={"SENT_SIGNAL": str(number)})
+    stopped = replace(workplace, program=program, is_warm=True, variables={"SENT_SIGNAL": f"{number:d}"})
     return stopped.export("-m", f"{nets}:waiting", "-o", "model.onnx", "--overwrite", *options)
 
 

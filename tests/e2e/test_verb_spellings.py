@@ -331,6 +331,7 @@ def test_printed_lines_do_what_was_meant(here: Path, small_bert: Path, small_fil
         assert (here / file).exists(), refused.err
     for option in ("-hint", "-input_size"):
         assert f"no such option {option}\n" in run_here("perf", small_file, option, "32").err
+    assert "--model decoder" not in run_here("eval", small_file, "--submodel", "decoder").err
 
 
 def test_third_model_of_a_comparison_is_no_output() -> None:

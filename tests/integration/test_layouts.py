@@ -36,7 +36,7 @@ from transformers import (
 )
 
 from browser import WEBGPU, Browser, opened_browser, served
-from checkpoints import TEXT, make_distinct, save_checkpoint
+from checkpoints import TEXT, make_distinct, save_checkpoint, save_sam
 from e2e.in_process import run_here
 from e2e.workplace import Outcome
 from encoder_decoder import save_encoder_decoder
@@ -111,6 +111,18 @@ const length = { max_new_tokens: Number(count), min_new_tokens: Number(count) };
 const settings = { ...length, no_repeat_ngram_size: 1, do_sample: false };
 const all = await model.generate({ ...inputs, ...settings });
 console.log(JSON.stringify(all.tolist()[0].slice(inputs.input_ids.dims[1]).map(Number)));
+"""
+MASKS = """
+import { readFileSync } from 'node:fs';
+import { AutoModel, Tensor, env } from '@huggingface/transformers';
+env.allowRemoteModels = false;
+env.localModelPath = '';
+const [folder, file] = process.argv.slice(-2);
+const tensor = ([dims, data]) => new Tensor('float32', Float32Array.from(data), dims);
+const { pixels, points } = JSON.parse(readFileSync(file));
+const model = await AutoModel.from_pretrained(folder, { dtype: 'fp32' });
+const found = await model({ pixel_values: tensor(pixels), input_points: tensor(points) });
+console.log(JSON.stringify([found.iou_scores, found.pred_masks].map(({ dims, data }) => [dims, [...data]])));
 """
 SCORED = """
 import json, sys
@@ -780,6 +792,27 @@ def test_transformers_js_reads_images_as_pytorch(
     }
     (tmp_path / "inputs.json").write_text(json.dumps(tensors), encoding="utf-8")
     assert expected == read_with("transformers.js", SEEN, folder, tmp_path / "inputs.json", str(NEW_TOKENS))
+
+
+@pytest.mark.reader("transformers.js")
+def test_transformers_js_finds_masks_as_pytorch(tmp_path: Path) -> None:
+    """The reader encodes an image, and passes its vectors and positions to the second graph."""
+    save_sam(tmp_path / "sam")
+    folder = laid_out(tmp_path / "sam", tmp_path / "folder", "transformers.js", "-t", "mask-generation", "--no-verify")
+    pixels, points = torch.randn(1, 3, 64, 64), torch.tensor([[[[20.0, 20.0]], [[45.0, 10.0]]]])
+    tensors = {name: (list(value.shape), value.flatten().tolist()) for name, value in
+               (("pixels", pixels), ("points", points))}  # fmt: skip
+    (tmp_path / "inputs.json").write_text(json.dumps(tensors), encoding="utf-8")
+    with torch.inference_mode():
+        model = transformers.SamModel.from_pretrained(tmp_path / "sam").eval()
+        outputs = model(pixel_values=pixels, input_points=points)
+    found = read_with("transformers.js", MASKS, folder, tmp_path / "inputs.json")
+    for (shape, values), expected in zip(found, (outputs.iou_scores, outputs.pred_masks), strict=True):
+        assert list(expected.shape) == shape
+        # Rounding of float32; 2e-6 was observed.
+        assert np.array(values).reshape(shape) == pytest.approx(
+            expected.numpy(), abs=1e-4 * float(expected.abs().max())
+        )
 
 
 @pytest.mark.reader("genai")

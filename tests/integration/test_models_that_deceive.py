@@ -585,7 +585,7 @@ def layer_added(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.linear(x) * len(list(self.children()))
 
 
-@deceives("refused", axes={})
+@deceives("noted", axes={})
 def noise_in_evaluation(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Draws random numbers in evaluation mode."""
     return self.linear(x) + torch.randn(4)
@@ -1022,7 +1022,7 @@ def judged(case: Case, model: nn.Module, part: ExportedPart) -> Outcome:
     if is_everywhere_right and (case.axes or is_first_call_like_the_second(model, case.inputs)):
         return "bounded" if any(item.max is not None or item.min > 1 for item in part.dimensions) else "right"
     assert part.verification is not None
-    return "noted" if part.verification.assumed else "silent"
+    return "noted" if part.verification.assumed or part.verification.fixes_numbers else "silent"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.forward.__name__)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 import yaml
@@ -30,6 +31,7 @@ from torch import nn
 from architecture.sources import REPOSITORY
 from checkpoints import save_checkpoint
 from e2e.in_process import run_here
+from evaluation_checkpoints import save_task_checkpoint, text_tokenizer
 from two_parts import export_loaded, two_parts
 from winml.modelkit import build_model, export_model, optimize_model, quantize_model, verify_model
 from winml.modelkit.builds import proofs
@@ -164,8 +166,7 @@ def _slim(source: Path, target: Path) -> None:
 
 
 def _simplify(source: Path, target: Path) -> None:
-    import onnxsim
-
+    onnxsim = pytest.importorskip("onnxsim", reason="onnxsim needs Python 3.11")
     onnx.save(onnxsim.simplify(onnx.load(source))[0], target)
 
 
@@ -581,6 +582,30 @@ def test_build_lists_its_proof_and_records_the_deployed_file(tmp_path: Path) -> 
     assert replay.is_within
     assert replay.as_record()["recorded"]["is_same_file"]
     assert verify_model(tmp_path / "built", against=tmp_path / "built/export.onnx").worst.fidelity.sqnr_db > 80
+
+
+def test_quality_of_a_quantized_build_leaves_padding_out(tmp_path: Path) -> None:
+    """Sentences are padded to the fixed size; the replay measures their tokens, of a float file all positions."""
+    checkpoint = save_task_checkpoint(tmp_path / "bert", "bert", "BertModel", text_tokenizer())
+    sizes = {"sequence_length": 32}
+    build_model(checkpoint, tmp_path / "built", precision="int8", sizes=sizes, proof=True)
+    arrays = load_file(tmp_path / "built/proof/proof.safetensors")
+    powers = dict[str, list[float]]()
+    for name in ("model", "export"):
+        session = ort.InferenceSession(tmp_path / f"built/{name}.onnx")
+        for number in range(4):
+            feeds = {item.name: arrays[f"model/inputs/{number}/{item.name}"] for item in session.get_inputs()}
+            (actual,) = session.run(["last_hidden_state"], feeds)
+            expected, mask = arrays[f"model/outputs/{number}/last_hidden_state"], feeds["attention_mask"]
+            assert 0 < mask.sum() < mask.size
+            places = mask == 1 if name == "model" else mask >= 0
+            sums = powers.setdefault(name, [0.0, 0.0])
+            sums[0] += float((expected[places] ** 2).sum(dtype=np.float64))
+            sums[1] += float(((expected - actual)[places] ** 2).sum(dtype=np.float64))
+    for name, (signal, noise) in powers.items():
+        replay = verify_model(tmp_path / "built", against=tmp_path / f"built/{name}.onnx", min_sqnr_db=0)
+        (found,) = (output.fidelity for output in replay.outputs if output.fidelity.name == "last_hidden_state")
+        assert 10 * np.log10(signal / noise) == pytest.approx(found.sqnr_db, abs=0.1)
 
 
 def test_factory_of_other_weights_in_every_call_gives_no_proof(tmp_path: Path) -> None:

@@ -21,11 +21,12 @@ import torch
 import transformers
 from PIL import Image
 
-from checkpoints import CONFIGS, make_distinct, save_image_processor
+from checkpoints import CONFIGS, make_distinct, save_image_processor, save_sam
 from e2e.in_process import run_here
 from encoder_decoder import save_encoder_decoder
 from evaluation_checkpoints import WORDS, pipeline_of, save_task_checkpoint, sentences, text_tokenizer
 from installed_versions import PICTURES_WITHOUT_TORCHVISION
+from winml.modelkit import WinMLAutoModel
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.exporting import HTPExporter
 from winml.modelkit.generate.task_inputs import LOADED_TASKS, run_task
@@ -455,32 +456,14 @@ def test_speech_of_whisper_is_the_text_of_the_pipeline(folder: Path, monkeypatch
     assert expected == found["entries"][0]["text"]
 
 
-def _save_sam(path: Path) -> None:
-    """Write a small SAM for images of 64 pixels."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 32}
-    picture = {"image_size": 64, "patch_size": 8}
-    config = transformers.SamConfig(
-        vision_config={**sizes, **picture, "output_channels": 32, "window_size": 4, "global_attn_indexes": [0],
-                       "num_pos_feats": 16},
-        prompt_encoder_config={**picture, "hidden_size": 32, "image_embedding_size": 8, "mask_input_channels": 4},
-        mask_decoder_config={**sizes, "iou_head_hidden_dim": 32, "iou_head_depth": 2},
-        initializer_range=0.5,
-    )  # fmt: skip
-    _save_model(path, transformers.SamModel(config))
-    transformers.SamImageProcessorPil(
-        size={"longest_edge": 64}, pad_size={"height": 64, "width": 64}, mask_size={"longest_edge": 32},
-        mask_pad_size={"height": 32, "width": 32},
-    ).save_pretrained(path)  # fmt: skip
-
-
 def test_mask_of_a_point_equals_the_processor_and_pytorch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each point of an image gets the mask that PyTorch scores best; other points are refused."""
+    """Each point of an image, or of a grid, gets the mask that PyTorch scores best; other points are refused."""
     monkeypatch.chdir(folder)
-    _save_sam(folder / "masks")
+    save_sam(folder / "masks")
     pixels = np.random.default_rng(0).integers(0, 255, (36, 60, 3), dtype=np.uint8)
     Image.fromarray(pixels).save("wide.png")
     points = [[20, 20], [45, 10]]
-    model = exported(folder / "masks", "mask-generation", is_open=False)
+    model = exported(folder / "masks", "mask-generation", is_open=False).parent
     passed = ("--image", "wide.png", "--input", f"points={points}")
     found = answer(model, *passed, "--save", "masks.png", "--reference")
     assert found["reference"]["is_same"], found["reference"]
@@ -502,9 +485,16 @@ def test_mask_of_a_point_equals_the_processor_and_pytorch(folder: Path, monkeypa
         assert score == pytest.approx(entries[label][0], abs=CLOSE)
         # At most one pixel is decided by rounding.
         assert share == pytest.approx(entries[label][1], abs=1 / pixels[..., 0].size + CLOSE)
+    opened = WinMLAutoModel.from_pretrained(model)
+    ours = opened(pixel_values=row["pixel_values"], input_points=row["input_points"])
+    torch.testing.assert_close(outputs.iou_scores, ours.iou_scores, rtol=CLOSE, atol=CLOSE)
     refused = run_here("run", model, "--image", "wide.png", "--input", "points=[[1,2,3]]")
     assert 2 == refused.code
     assert "[[120, 80]]" in refused.err
+    # Without points: those of a grid, by the pipeline of transformers on both sides.
+    found = answer(model, "--image", "wide.png", "--reference")
+    assert found["reference"]["is_same"], found["reference"]
+    assert ["object 1"] == [entry["label"] for entry in found["entries"]]
 
 
 def _save_vits(path: Path, **changes: float) -> None:
@@ -546,7 +536,11 @@ def test_speech_equals_the_pipeline(folder: Path, monkeypatch: pytest.MonkeyPatc
     # A step of 16 bits, and the rounding of PyTorch.
     assert expected["audio"] == pytest.approx(samples, abs=1 / 32768 + CLOSE)
     _save_vits(folder / "noisy", noise_scale=0.7)
-    model = exported(folder / "noisy", task, is_open=True)
+    # Verified, too, with fixed numbers.
+    done = run_here("export", "-m", "noisy", "-o", "noise/model.onnx", "--dynamic-seq-len", "-f", "json")
+    assert 0 == done.code, done.err
+    assert json.loads(done.out)["verification"]["fixes_numbers"]
+    model = Path("noise/model.onnx")
     twice = answer(model, "--text", text, "--text", text)
     assert any("noise" in note for note in twice["notes"])
     assert twice["entries"][0]["values"] != twice["entries"][1]["values"]

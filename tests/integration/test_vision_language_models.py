@@ -34,8 +34,11 @@ from winml.modelkit.models.resolution import resolve_model
 from winml.modelkit.onnx.bundle import ModelBundle
 from winml.modelkit.onnx.specs import DynamicRequest
 from winml.modelkit.ort.decoding.parts import VisionLanguageDecoder
+from winml.modelkit.ort.graph_inputs import graph_inputs
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.profile.perf import pytorch_run
+from winml.modelkit.quantize.calibration.calibration_data import Calibration
+from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.samples.generated_samples import decoding_samples
 
 pytestmark = pytest.mark.usefixtures("libraries_may_warn")
@@ -271,6 +274,35 @@ def test_samples_of_the_decoder_have_an_image(checkpoint: Path, exported: Export
     samples = list(decoding_samples(exported.parts[-1].model_path, checkpoint, {}, 4, seed=0))
     # 16 places and 23 tokens after the first token, whose run has an empty cache.
     assert [39, 1, 1, 1] == [feeds["inputs_embeds"].shape[1] for feeds in samples]
+
+
+def test_images_of_the_user_calibrate_embedding_and_decoder(
+    checkpoint: Path, exported: ExportResult, tmp_path: Path
+) -> None:
+    """Both read the features of these images; the range of random values cuts them off."""
+    for seed in range(2):
+        save_image(tmp_path / f"{seed}.png", seed)
+    vision, embedding, decoder = (part.model_path for part in exported.parts)
+    options = QuantizeOptions(precision="w8a16", calibration_data=str(tmp_path))
+    samples = {
+        path: list(Calibration(options, checkpoint, {}, 0, path).read_samples(graph_inputs(Session(path))))
+        for path in (vision, embedding, decoder)
+    }
+    assert [2, 2] == [len(samples[path]) for path in (vision, embedding)]
+    features = [Session(vision).run(feeds)["image_features"] for feeds in samples[vision]]
+    assert not np.array_equal(*features)
+    for feeds, expected in zip(samples[embedding], features, strict=True):
+        assert np.array_equal(expected, feeds["image_features"])
+        assert 16 == np.count_nonzero(feeds["input_ids"] == PLACE)
+    vectors = [Session(embedding).run(feeds)["inputs_embeds"][:, 1:] for feeds in samples[embedding]]
+    longest = [feeds["inputs_embeds"] for feeds in samples[decoder] if feeds["inputs_embeds"].shape[1] > 1]
+    assert [True, True] == [
+        np.array_equal(mine[:, :16], theirs[:, :16]) for mine, theirs in zip(longest, vectors, strict=True)
+    ]
+    generated = Calibration(QuantizeOptions(precision="w8a16"), checkpoint, {}, 0, embedding)
+    first = next(generated.read_samples(graph_inputs(Session(embedding))))
+    assert 16 == np.count_nonzero(first["input_ids"] == PLACE)
+    assert "processor" == generated.as_record()["data"]
 
 
 def test_parts_for_fixed_sizes_write_the_text_of_pytorch(checkpoint: Path, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ def main() -> None:
     """Run ``winml`` and exit the process."""
     # Child processes of libraries do not search the working directory either.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
+    # Read by ``ort/library_imports.py``: this process and its workers do nothing beside the command.
+    os.environ["_WINML_COMMAND"] = "1"
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # No cleanup is needed before a verb runs, and Python would print a traceback of the interruption.
         signal.signal(signal.SIGINT, signal.SIG_DFL)

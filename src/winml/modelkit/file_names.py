@@ -18,6 +18,8 @@ PROMPT = "prompt"
 several such parts, each has its number of tokens in its name: ``prompt_64``."""
 VISION, EMBEDDING = "vision", "embedding"
 """Names of the parts before the decoder of a vision-language model."""
+VISION_ENCODER, MASK_DECODER = "vision_encoder", "prompt_encoder_mask_decoder"
+"""Part names of a model of masks for prompts. Specified by optimum and transformers.js."""
 PIPELINE_INDEX_NAME = "model_index.json"
 """Name used by diffusers for the index of a pipeline's components."""
 VAE_ENCODER, VAE_DECODER = VAE_PARTS = ("vae_encoder", "vae_decoder")
@@ -107,6 +109,16 @@ TUNE_FIXED_NAME = "fixed.onnx"
 OPTIMIZED_SUFFIX = "_opt"
 _MEASURED_SUFFIX = ".measured.json"
 """Name suffix of a file beside an unfinished result: its measurements."""
+
+
+def answering_part(parts: Iterable[str]) -> str:
+    """Return the name of the part whose outputs are those of the model.
+
+    >>> answering_part(["encoder", "decoder"]), answering_part(["model"])
+    ('decoder', 'model')
+    """
+    names = [*parts]
+    return next((name for name in (DECODER, MASK_DECODER) if name in names), ONLY_PART)
 
 
 def prompt_parts(parts: Iterable[str]) -> list[str]:

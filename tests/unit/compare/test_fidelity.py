@@ -287,3 +287,25 @@ def test_values_of_padding_do_not_count(shape: tuple[int, ...], inputs: dict[str
     wrong[1, 0], hidden[1, -1] = np.nan, np.nan
     outputs = [measure_fidelity([{"y": expected}], [{"y": y}], 10.0, inputs=[inputs]).worst for y in (wrong, hidden)]
     assert [True, not is_left_out] == [bool(output.problem) for output in outputs]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("start_logits", np.float32), ("end_logits", np.float32), ("y", np.int64)])
+def test_numbers_of_padding_do_not_count(name: str, kind: type) -> None:
+    """Outputs with one number for each token: scores of question answering, whose answer is no padding, and ids."""
+    expected = np.arange(8, dtype=kind).reshape(2, 4)
+    wrong, hidden = expected.copy(), expected.copy()
+    wrong[1, :2], hidden[1, 2:] = wrong[1, 1::-1], 0
+    inputs = [{"input_ids": IDS, "attention_mask": MASK}]
+    outputs = [measure_fidelity([{name: expected}], [{name: y}], 10.0, inputs=inputs).worst for y in (wrong, hidden)]
+    assert [True, False] == [output.sqnr_db < 100 for output in outputs]
+    assert ([None, None] if name == "y" else [0.5, 1.0]) == [output.top1_agreement for output in outputs]
+
+
+@pytest.mark.parametrize("lowest", [-np.inf, np.finfo(np.float32).min, np.finfo(np.float16).min], ids=str)
+def test_masks_of_two_minimums_hide_alike(lowest: float) -> None:
+    """A mask of integers has a minimum near the scores; one that is no lower than they are hides nothing."""
+    scores = np.array([[-3.0, 2.0, lowest], [1.0, lowest, lowest]], np.float32)
+    near, wrong = np.maximum(scores, -101.0), np.maximum(scores, -2.0)
+    outputs = [measure_fidelity([{"y": scores}], [{"y": y}], 10.0).worst for y in (near, wrong)]
+    are_hidden = lowest < np.finfo(np.float16).min
+    assert [are_hidden, False] == [output.sqnr_db > 100 for output in outputs]

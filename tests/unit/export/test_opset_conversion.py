@@ -13,11 +13,12 @@ from graphs import run_onnx
 from winml.modelkit.export.opset_conversion import lower_opset
 
 CHANGED = """<ir_version: 10, opset_import: ["": 18]>
-graph (float[2, 6] x, float[40, 40] unread) => (float[2, 1] y, float[2, 3] a, float[2, 3] b)
+graph (float[2, 6] x, float[40, 40] held) => (float[2, 1] y, float[2, 3] a, float[2, 3] b, float[40, 40] c)
 <int64[1] axes = {1}, int64[4] pads = {0, 0, 0, 0}> {
     mean = ReduceMean <keepdims = 1, noop_with_empty_axes = 0> (x, axes)
     y = Pad (mean, pads)
     a, b = Split <axis = 1, num_outputs = 2> (x)
+    c = Neg (held)
 }"""
 """Graph with operators that opset 18 changed."""
 
@@ -48,7 +49,7 @@ def test_lowered_graph_has_equal_outputs_and_metadata(wanted: int, tmp_path: Pat
     """Down to 17 nodes are converted one by one, below 17 by onnx's converter; the file is valid."""
     weight = np.ones((40, 40), dtype=np.float32)
     model = tagged(CHANGED)
-    give(model, "unread", weight)
+    give(model, "held", weight)
     expected_marks = marks(model)
     feeds = {"x": np.arange(12, dtype=np.float32).reshape(2, 6)}
     ir.save(model, tmp_path / "before.onnx")
@@ -57,7 +58,7 @@ def test_lowered_graph_has_equal_outputs_and_metadata(wanted: int, tmp_path: Pat
     assert wanted == lowered.opset_imports[""]
     assert expected_marks == marks(lowered)
     assert ["x"] == [value.name for value in lowered.graph.inputs]
-    assert lowered.graph.initializers["unread"].const_value is not None
+    assert lowered.graph.initializers["held"].const_value is not None
     ir.save(lowered, tmp_path / "after.onnx")
     onnx.checker.check_model(str(tmp_path / "after.onnx"), full_check=True)
     before, after = run_onnx(tmp_path / "before.onnx", feeds), run_onnx(tmp_path / "after.onnx", feeds)

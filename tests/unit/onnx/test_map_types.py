@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from winml.modelkit import compare_models, optimize_onnx, quantize_onnx
+from winml.modelkit import compare_models, optimize_onnx, quantize_onnx, run_model
 
 MAPS = helper.make_sequence_type_proto(
     helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
@@ -75,3 +75,22 @@ def test_sequences_are_compared_entry_by_entry(tmp_path: Path) -> None:
     result = optimize_onnx(tmp_path / "m.onnx", tmp_path / "fast.onnx", level="full")
     assert result.verification is not None
     assert {"y[0]", "y[1]"} == {entry.name for entry in result.verification.comparisons}
+
+
+def test_run_prints_the_likeliest_keys_of_each_row(classifier: Path, tmp_path: Path) -> None:
+    """Text is printed as it is, and saved without pickled objects."""
+    x = np.random.default_rng(1).standard_normal((2, 64)).astype(np.float32)
+    result = run_model(classifier, {"x": x}, top=2)
+    rows = ort.InferenceSession(classifier).run(["by_class"], {"x": x})[0]
+    expected = [
+        (f"row {number}", str(key), pytest.approx(score, abs=1e-6))
+        for number, row in enumerate(rows, 1)
+        for key, score in sorted(row.items(), key=lambda item: -item[1])[:2]
+    ]
+    assert expected == [(entry.input, entry.label, entry.score) for entry in result.entries]
+    text = """g (float[1] x) => (float[1] y, string[2] names) {
+        y = Neg (x) names = Constant <value_strings = ["setosa", "iris"]> () }"""
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}'), tmp_path / "t.onnx")
+    result = run_model(tmp_path / "t.onnx", {"x": x[0, :1]}, save=tmp_path / "t.npz")
+    assert ["string", "setosa, iris"] == [result.entries[1].dtype, result.entries[1].text]
+    assert ["setosa", "iris"] == np.load(tmp_path / "t.npz")["names"].tolist()

@@ -331,6 +331,7 @@ def _fused_standard(model: ir.Model) -> ir.Model:
     return optimize(model.clone(), OptimizeOptions(level="full", operators="standard")).model
 
 
+@OPSET_24
 @pytest.mark.parametrize("hidden", [LOWEST, -1e4])
 def test_row_without_visible_tokens_has_the_numbers_of_the_source(hidden: float) -> None:
     """Softmax gives each hidden token an equal weight; the lowest float is the mask of transformers."""
@@ -345,6 +346,7 @@ def test_row_without_visible_tokens_has_the_numbers_of_the_source(hidden: float)
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+@OPSET_24
 @pytest.mark.parametrize(
     "model",
     [

@@ -475,8 +475,9 @@ def test_refused_values_name_the_option_for_others(tmp_path: Path) -> None:
 
 
 def test_random_numbers_are_noted(tmp_path: Path) -> None:
-    """Both files start with the same numbers, so they are compared; users run into others."""
-    body = "m (float[4] x) => (float[4] y) { r = RandomNormalLike (x) y = Add (x, r) }"
+    """Both files are compared with the same numbers; users run into others."""
+    body = """m (float[4] x) => (float[4] y) {
+        r = RandomNormalLike (x) a = RandomUniform <shape = [4]> () b = Add (x, r) y = Mul (a, b) }"""
     result = optimize_onnx(_save(tmp_path / "in.onnx", stamped=False, body=body), tmp_path / "out.onnx")
     assert result.verification is not None
     assert any("random numbers" in note for note in result.notes)

@@ -14,7 +14,7 @@ from winml.modelkit import compare_models, optimize_model
 from winml.modelkit.errors import UsageError
 from winml.modelkit.ort.graph_inputs import graph_inputs
 from winml.modelkit.ort.sessions import Session
-from winml.modelkit.ort.stored_samples import stored_samples
+from winml.modelkit.ort.stored_samples import StoredSamples, stored_samples
 
 ROWS = "m (float[n, 2] x, int64[1] i) => (float[m, 2] y) { a = Gather (x, i) b = Relu (a) y = Add (b, b) }"
 """It takes indices of existing rows only."""
@@ -44,9 +44,12 @@ def test_stored_samples_are_read_in_order_if_they_fit(tmp_path: Path) -> None:
     inputs = graph_inputs(Session(path))
     samples = stored_samples(path, inputs)
     assert [90, 3] == [int(feeds["i"][0]) for feeds in samples.feeds]
+    assert all(words in samples.unused for words in ("test_data_set_2", "float64[100, 2]"))
     (path.parent / "test_data_set_1" / "input_1.pb").write_bytes(b"\xff")
-    assert () == stored_samples(path, inputs).feeds
-    assert () == stored_samples(save(tmp_path / "without"), inputs).feeds
+    damaged = stored_samples(path, inputs)
+    assert () == damaged.feeds
+    assert damaged.unused
+    assert stored_samples(save(tmp_path / "without"), inputs) == StoredSamples()
 
 
 def test_sample_that_refers_to_another_file_is_not_read(tmp_path: Path) -> None:
@@ -76,3 +79,14 @@ def test_verbs_compare_on_stored_samples_and_the_users_before_them(tmp_path: Pat
         optimize_model(path, tmp_path / "new.onnx", level="full", input_data=tmp_path / "bad.npz")
     with pytest.raises(UsageError, match="dataset"):
         optimize_model(path, tmp_path / "new.onnx", input_data=tmp_path / "own.npz", dataset="texts.txt")
+
+
+@pytest.mark.parametrize("arrays", [(X[:, :1], np.array([1])), (X,), (X, np.array([1000]))])
+def test_verbs_note_a_stored_sample_that_does_not_fit(tmp_path: Path, arrays: tuple[np.ndarray, ...]) -> None:
+    """Of another shape, without an input, or refused by the graph."""
+    path = save(tmp_path / "m", ROWS, arrays)
+    compared = compare_models(path, save(tmp_path / "other"))
+    assert "file" != compared.samples.source
+    verified = optimize_model(path, tmp_path / "out.onnx", level="full")
+    for notes in (compared.notes, verified.notes):
+        assert 1 == sum(note.count("test_data_set_0") for note in notes), notes

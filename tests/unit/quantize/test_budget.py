@@ -167,6 +167,7 @@ def test_smallest_reaches_the_quality(source: Path) -> None:
     assert all(trial.sqnr_db is None or trial.sqnr_db < 30 for trial in smaller)
 
 
+@TWO_BITS
 def test_smallest_result_is_no_larger_than_a_sufficient_budget(rough: Path) -> None:
     """A search with fewer mean bits does not reach the quality of the smallest result."""
     smallest = searched(rough, budget="smallest", min_sqnr_db=12.0, samples=4)

@@ -163,6 +163,16 @@ def test_default_limit_is_that_of_quantize_unless_another_is_stated(
     assert minimum == limits.minimum(candidate)
 
 
+@pytest.mark.parametrize(("plain_db", "minimum_db"), [(None, 30.0), (60.0, 30.0), (29.0, 23.0), (4.0, 2.0)])
+def test_default_limit_is_below_the_plain_file_on_the_provider(
+    tmp_path: Path, plain_db: float | None, minimum_db: float
+) -> None:
+    """A provider that computes with fewer bits than the CPU runs the float file with an error, too."""
+    plain = CandidateFacts(1, 1, 1, 1, 1, 1, plain_db, "y")
+    limits = QualityLimits(TuneOptions(), tmp_path, "model.onnx", Contestants(tmp_path), None, lambda: plain)
+    assert minimum_db == pytest.approx(limits.minimum(Candidate("full", "level", "")).sqnr_db)
+
+
 def test_classifier_is_judged_by_its_predictions(tmp_path: Path) -> None:
     """Equal predictions at 3 dB are within the default limit; disagreeing ones at 20 dB are not."""
     limits = QualityLimits(TuneOptions(), tmp_path, "model.onnx", Contestants(tmp_path), None)

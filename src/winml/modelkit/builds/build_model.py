@@ -62,7 +62,7 @@ def build_hf_model(
     Results of earlier builds in the folder are reused stage by stage while model, options and libraries are the same.
 
     Args:
-        model: Hub id, checkpoint folder, config.json, ``file.py:factory`` or ``package.module:factory``.
+        model: Hub id, checkpoint folder, config.json, ``file.py:function`` or ``package.module:function``.
         output: Folder to build in; None: a folder of the cache, one for each model and config.
         config: Options of every stage: a config, its JSON object, or the path of a file with one.
         precision: Precision of the result, such as ``int8``; overrides the config.

@@ -41,8 +41,8 @@ _FIELDS = tuple(
 
 @click.command(name="build", cls=WinMLCommand)
 @_options.model_option(
-    "Hub id, checkpoint, Python factory or ONNX file. A checkpoint is a folder or its config.json; a factory is "
-    "file.py:function or package.module:function.",
+    "Hub id, checkpoint, file.py:function or ONNX file. A checkpoint is a folder or its config.json; the function, or "
+    "package.module:function, returns the model.",
     is_fetched=False,
 )
 @_requests.config_option(

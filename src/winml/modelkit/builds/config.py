@@ -42,7 +42,7 @@ class _ModelSection(Options):
     """The model of a build, without options of loading."""
 
     model: str | None = None
-    """Hub id, checkpoint folder, `config.json`, `file.py:factory` or `package.module:factory`."""
+    """Hub id, checkpoint folder, `config.json`, `file.py:function` or `package.module:function`."""
 
 
 class LoaderSection(LoadOptions, _ModelSection):  # type: ignore[misc]  # Options is frozen by its config

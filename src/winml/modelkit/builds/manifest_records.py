@@ -377,8 +377,9 @@ def _size_lines(manifest: BuildManifest) -> Iterator[tuple[str, str]]:
 
     stages = [stage for part in manifest.parts for stage in part.stages]
     if names := dict.fromkeys(name for stage in stages for name in stage.dynamic):
-        # Sizes of a KV cache are dynamic without a request.
-        option = opt.shape_config if any(name.startswith("past_") for name in names) else opt.fixed_sizes
+        # Sizes of a KV cache, and numbers of points, are dynamic without a request.
+        has_own = any(name.startswith(("past_", "point_")) for name in names)
+        option = opt.shape_config if has_own else opt.fixed_sizes
         yield "dynamic", f"{', '.join(names)} ({option} fixes them)"
     openable: dict[str, dict[str, int]] = {}
     for name, sizes in (item for stage in stages for item in stage.openable_sizes.items()):

@@ -26,7 +26,8 @@ from winml.modelkit.onnx.files.moving import remove_file
 from winml.modelkit.onnx.files.output_files import OutputFiles, refuse_existing
 from winml.modelkit.onnx.files.placing import copy_data, external_tensors
 from winml.modelkit.onnx.files.reading import read_referring, refer_to_data
-from winml.modelkit.onnx.files.writing import INLINE_LIMIT_BYTES, aligned_offset, locate_values, write_embedded
+from winml.modelkit.onnx.files.wire_format import INLINE_LIMIT_BYTES
+from winml.modelkit.onnx.files.writing import aligned_offset, locate_values, write_embedded
 from winml.modelkit.words import size_words
 
 _SMALLEST_SHARED_BYTES = 1024

@@ -214,7 +214,7 @@ def _find_build(name: str) -> tuple[Path, BuildManifest]:
     manifest = find_manifest(folder)
     if manifest is None:
         raise UsageError(
-            f"{folder}: has no build ({BUILD_MANIFEST_NAME})",
+            f"{name}: has no build (no {BUILD_MANIFEST_NAME} {'in it' if path.is_dir() else 'beside it'})",
             hint=f"Pass the folder of a build made with {opt.refittable}.",
         )
     if manifest.status != "done":

@@ -180,8 +180,8 @@ def build_model(
     Results of earlier builds in the folder are reused stage by stage while model, options and libraries are the same.
 
     Args:
-        model: Hub id, checkpoint, ``file.py:factory`` or an ONNX file; None: the model in the ``loader`` section of the
-            config.
+        model: Hub id, checkpoint, ``file.py:function`` or an ONNX file; None: the model in the ``loader`` section of
+            the config.
         output: Folder to build in; None: a folder of the cache, one for each model and config.
         config: Options of every stage: a config, its JSON object, or the path of a file with one.
         listener: Receives the progress.
@@ -388,7 +388,7 @@ def _requested_compilation(request: BuildRequest) -> CompileSection:
     if ep is None:
         raise UsageError(
             f"{flag}: no execution provider to compile for is specified",
-            hint=f"Use {opt.ep}; winml compile --list lists them.",
+            hint=f"Add {opt.ep}, such as {opt.ep} cpu; winml compile --list lists the providers.",
         )
     refuse_uncompilable(ep)
     return section

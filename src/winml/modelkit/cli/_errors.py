@@ -321,10 +321,25 @@ def report_click_error(error: click.ClickException) -> int:
             tell(line)
         return error.exit_code
     context = getattr(error, "ctx", None)
-    tell(f"error: {error.format_message()}")
+    tell(f"error: {_plain_range(error.format_message())}")
     if context is not None:
         tell(f"'{context.command_path} --help' shows its options.")
     return error.exit_code
+
+
+def _plain_range(message: str) -> str:
+    """Return a message of click with ranges and numbers in words.
+
+    >>> _plain_range("99 is not in the range 11<=x<=24.")
+    '99 is not in the range 11 to 24.'
+    >>> _plain_range("'x' is not a valid float range.")
+    "'x' is not a number."
+    """
+    message = re.sub(r"range (\S+)<=x<=(\S+)", r"range \1 to \2", message)
+    message = re.sub(r"range (\S+)<x<=(\S+)", r"range above \1 to \2", message)
+    message = re.sub(r"range x>=(\S+?)(\.?)$", r"range \1 or more\2", message).replace("range x>", "range above ")
+    message = re.sub(r"is not a valid integer(?: range)?", "is not a whole number", message)
+    return re.sub(r"is not a valid float(?: range)?", "is not a number", message)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

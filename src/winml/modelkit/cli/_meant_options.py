@@ -38,8 +38,8 @@ _LEAST_LETTERS = 4
 """Chosen: letters of an abbreviated option, and of a plural."""
 
 
-_KNOWN = frozenset(name for names, _, _ in synonyms.OPTIONS for name in names.split())
-"""Names of options of other tools."""
+_KNOWN = frozenset({"submodel", *(name for names, _, _ in synonyms.OPTIONS for name in names.split())})
+"""Names of options of other tools, and of other commands if ``--model`` is similar to them."""
 
 
 def plain_name(name: str) -> str:

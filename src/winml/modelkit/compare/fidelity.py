@@ -43,6 +43,11 @@ _SECOND_TEXT = "decoder_"
 _RANK_OF_TOKENS = 3
 """Dimensions of an output with a vector for each token. Of two dimensions, [batch, hidden] may have the sizes of
 [batch, sequence]; of four, an attention may have as many heads as tokens."""
+_MASKING = np.float32(-1e9)
+"""Values at or below this hide positions from a Softmax. Chosen: masks of float32 are -1e9, its minimum or infinity; no
+other value is as low."""
+_OF_TOKENS = ("start_logits", "end_logits")
+"""Specified by transformers: outputs with one score for each token."""
 _STATE_PREFIXES = ("present", "past_key_values")
 """Specified by transformers, optimum and onnxruntime-genai: prefixes of KV cache outputs."""
 
@@ -393,8 +398,24 @@ class FidelitySum:
             actual: The compared value.
             inputs: Inputs of the sample, whose padding is left out; without them, all positions count.
         """
-        if expected.shape == actual.shape and (visible := _visible_positions(expected.shape, inputs)) is not None:
-            expected, actual = expected[visible], actual[visible]
+        visible = visible_positions(self._name, expected, inputs) if expected.shape == actual.shape else None
+        self.add_visible(expected, actual, visible)
+
+    def add_visible(self, expected: Array, actual: Array, visible: Array | None) -> None:
+        """Add one sample, of which only some positions count.
+
+        Args:
+            expected: The reference value.
+            actual: The compared value.
+            visible: Positions along the first axes that count, as booleans; ``None``: all.
+        """
+        scores = (expected, actual)
+        if visible is not None:
+            if visible.ndim == expected.ndim:  # a score of padding is never the largest
+                scores = (np.where(visible, expected, -np.inf), np.where(visible, actual, -np.inf))
+                expected, actual = expected[visible], actual[visible]
+            else:
+                expected, actual = scores = (expected[visible], actual[visible])
         if expected.size and expected.dtype.kind not in TEXT_KINDS:
             self._has_numbers = True
             self._has_finite = self._has_finite or bool(np.isfinite(expected).any())
@@ -414,9 +435,10 @@ class FidelitySum:
             self._problem = "" if np.array_equal(expected, actual) else "different texts"
         else:
             self._add_amounts(expected, actual)
-        self._has_scores = self._has_scores and expected.ndim in SCORE_RANKS and expected.shape[-1] > 1
+        first, second = scores
+        self._has_scores = self._has_scores and first.ndim in SCORE_RANKS and first.shape[-1] > 1
         if self._has_scores and not self._problem:
-            self._agreeing.append(float(np.mean(expected.argmax(-1) == actual.argmax(-1))))
+            self._agreeing.append(float(np.mean(first.argmax(-1) == second.argmax(-1))))
 
     def of_value(self) -> OutputFidelity:
         """Similarity of the value over all samples."""
@@ -459,6 +481,10 @@ class FidelitySum:
         self._add_sums(size, 2 * (size - equal), size, equal, expected.astype(np.float64) - actual.astype(np.float64))
 
     def _add_amounts(self, expected: Array, actual: Array) -> None:
+        is_masking = expected <= _MASKING
+        # A file for integers has a mask in the range of the scores: lower than all of them, it hides as well.
+        if is_masking.any() and np.all(actual[is_masking] < expected[~is_masking].min(initial=0)):
+            expected, actual = expected[~is_masking], actual[~is_masking]
         values = finite_values(expected, actual)
         if values is None:
             self._problem = _place_words(expected, actual)
@@ -480,20 +506,22 @@ class FidelitySum:
         self._largest = max(self._largest, float(np.abs(difference).max(initial=0.0)))
 
 
-def _visible_positions(shape: tuple[int, ...], inputs: Arrays) -> Array | None:
+def visible_positions(name: str, value: Array, inputs: Arrays) -> Array | None:
     """Return the positions of a value that an attention mask shows, as booleans [batch, sequence]; ``None`` for all.
 
     Nothing reads a value of padding. The mask of a decoder includes cached tokens; its last positions are those of the
     run. A mask of other numbers than 0 and 1 is added to scores, and one of zeros shows nothing to compare.
 
     Args:
-        shape: Sizes of the value.
+        name: Name of the value.
+        value: The value: [batch, sequence, …] with vectors, or [batch, sequence] of integers or scores of tokens.
         inputs: Inputs of the sample.
     """
     from winml.modelkit.ort.decoding.inputs import MASK, TOKEN_IDS, TOKEN_VECTORS  # a diff compares no values
 
-    mask = inputs.get(MASK)
-    if mask is None or mask.ndim != 2 or len(shape) != _RANK_OF_TOKENS:
+    mask, shape = inputs.get(MASK), value.shape
+    has_token_values = len(shape) == 2 and (name in _OF_TOKENS or _is_symbol(value.dtype))
+    if mask is None or mask.ndim != 2 or not (len(shape) == _RANK_OF_TOKENS or has_token_values):
         return None
     if any(name.startswith(_SECOND_TEXT) for name in inputs):
         return None

@@ -165,7 +165,7 @@ def refuse_different(
     has_signal = tells_graphs_apart(expected, draws)
     return replace(
         verification,
-        note=next((entry.note for entry in accepted), "") or _nan_note(draws),
+        note=next((entry.notes for entry in accepted), "") or _nan_note(draws),
         has_signal=has_signal,
         silent=None if has_signal else verification.silent,
         in_float32=widened_graph(reference) is not None,

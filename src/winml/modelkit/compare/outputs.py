@@ -177,6 +177,9 @@ class VerificationInfo(Record):
     inputs."""
     in_float32: bool = field(default=False, metadata=entry(before="outputs", omit_empty=True))
     """True if both sides computed in float32, since the file computes in bfloat16."""
+    fixes_numbers: bool = field(default=False, metadata=entry(before="outputs", omit_empty=True))
+    """True if random numbers were fixed on both sides: each normal number at 0.25 standard deviations above the mean,
+    each uniform number at 0.25 of its range."""
     is_streamed: bool = field(default=False, metadata=entry(before="outputs", omit_empty=True))
     """True if the weights of both sides were streamed."""
     note: str = field(default="", metadata=entry(before="outputs", omit_empty=True))

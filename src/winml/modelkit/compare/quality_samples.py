@@ -7,6 +7,7 @@ values.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +23,12 @@ from winml.modelkit.ort.decoding.inputs import decoder_tokens, inputs_of_file
 from winml.modelkit.ort.graph_inputs import DRAWN_DTYPES, graph_inputs
 from winml.modelkit.ort.opened_model import RunOptions, Values, values_for, with_fitting_sizes, with_whole_prompts
 from winml.modelkit.ort.sessions import Session
-from winml.modelkit.ort.stored_samples import stored_samples
+from winml.modelkit.ort.stored_samples import stored_samples, unused_note
 from winml.modelkit.samples.data_sets import DataSetRequest, open_data_set
 from winml.modelkit.samples.generated_samples import (
     decoder_data,
     decoding_samples,
+    embedding_samples,
     generate_samples,
     has_processors,
     with_fixed_sizes,
@@ -114,7 +116,7 @@ class SampleValues:
     source: QualitySource
     seed: int
     note: str = ""
-    """Reason for random values in spite of a processor beside the model."""
+    """Reason for random values in spite of a processor beside the model, and samples that are not used."""
     data: str = ""
     """Name of the dataset, with its split."""
     may_be_refused: bool = False
@@ -146,6 +148,17 @@ def quality_values(session: Session, request: SampleRequest) -> SampleValues:
         UsageError: sizes or values do not fit the inputs of the graph.
         InputError: a file or dataset of the user is damaged.
     """
+    notes: list[str] = []
+    samples = _choose_values(session, request, notes)
+    if not notes:
+        return samples
+    first, *others = samples.values
+    first = replace(first, notes=(*first.notes, *notes))
+    return replace(samples, values=(first, *others), note=" ".join(notes))
+
+
+def _choose_values(session: Session, request: SampleRequest, notes: list[str]) -> SampleValues:
+    """Create the samples of :func:`quality_values`, and add notes on samples that are not used."""
     run, inputs = request.run, graph_inputs(session)
     if run.input_data is not None:
         files = value_files(run.input_data)[: request.count]
@@ -155,25 +168,20 @@ def quality_values(session: Session, request: SampleRequest) -> SampleValues:
         assert request.folder is not None  # the caller refuses a dataset for models without a folder
         return data_set_values(inputs, run.sizes, request.data_set, request.folder, request.model)
     may_take_stored = request.takes_stored and run.decoding is None
-    if may_take_stored and (stored := _stored_values(session, request)) is not None:
+    if may_take_stored and (stored := _stored_values(session, request, notes)) is not None:
         return stored
     if run.decoding is None and (decoded := _decoded_values(inputs, request)) is not None:
         return decoded
-    note = ""
     if run.decoding is None and request.folder is not None and has_processors(inputs, request.folder):
         try:
             samples = generate_samples(inputs, request.folder, request.samples, run)
             session.run(samples[0].feeds)
             return SampleValues(samples, "processor", run.seed)
         except WinMLError as error:
-            note = (
+            notes.append(
                 f"Compared on random values, since the model cannot run on samples of its processor: {error.message}."
             )
-    drawn = _random_values(session, request)
-    if note:
-        first = replace(drawn.values[0], notes=(*drawn.values[0].notes, note))
-        return replace(drawn, values=(first, *drawn.values[1:]), note=note)
-    return drawn
+    return _random_values(session, request)
 
 
 def judging_request(
@@ -270,12 +278,13 @@ def value_files(path: Path) -> list[Path]:
     )
 
 
-def _stored_values(session: Session, request: SampleRequest) -> SampleValues | None:
+def _stored_values(session: Session, request: SampleRequest, notes: list[str]) -> SampleValues | None:
     """Return the samples stored beside the model; ``None`` without any, for other sizes, or if the model refuses one.
 
     Args:
         session: The opened model.
         request: The requested samples; its model may be the reference of the opened one.
+        notes: Extended by a note on samples that are not used.
     """
     inputs = graph_inputs(session)
     for path in dict.fromkeys((request.model, session.source_path)) if not request.run.sizes else ():
@@ -283,8 +292,11 @@ def _stored_values(session: Session, request: SampleRequest) -> SampleValues | N
         try:
             for feeds in samples.feeds[: request.count]:
                 session.run(feeds)
-        except WinMLError:
+        except WinMLError as error:
+            notes.append(unused_note(samples.name, error.message))
             continue
+        if samples.unused not in ("", *notes):
+            notes.append(samples.unused)
         if samples.feeds:
             values = tuple(Values(inputs, feeds) for feeds in samples.feeds[: request.count])
             return SampleValues(values, "file", request.run.seed, data=samples.name)
@@ -292,15 +304,23 @@ def _stored_values(session: Session, request: SampleRequest) -> SampleValues | N
 
 
 def _decoded_values(inputs: Sequence[InputTensorSpec], request: SampleRequest) -> SampleValues | None:
-    """Record decoder runs with a cache of fixed length while it continues texts; ``None`` for another graph."""
+    """Record runs of a decoder with a cache of fixed length while it continues texts, or of the embedding of images.
+
+    ``None`` for another graph.
+    """
     run = request.run
-    if request.model is None or not _holds_fixed_cache(inputs, run.sizes):
+    if request.model is None:
         return None
     folder = request.folder or files_folder(request.model)
     try:
-        feeds = [
-            *decoding_samples(request.model, folder, run.sizes, request.samples, run.seed, every=RUNS_BETWEEN_SAMPLES)
-        ]
+        runs = embedding_samples(request.model, folder, run.sizes, run.seed)
+        if runs is None and _holds_fixed_cache(inputs, run.sizes):
+            runs = decoding_samples(
+                request.model, folder, run.sizes, request.samples, run.seed, every=RUNS_BETWEEN_SAMPLES
+            )
+        if runs is None:
+            return None
+        feeds = [*itertools.islice(runs, request.samples)]
     except WinMLError:
         return None
     source: QualitySource = "processor" if has_processors([i for i in inputs if not i.cache], folder) else "random"

@@ -211,6 +211,7 @@ def verification_words(verification: VerificationInfo | None) -> str:
         return unchecked_words(verification.silent, "model", f"use real weights or other inputs ({opt.input_specs})")
     on_copy = " on a copy with random weights" if verification.on_drawn_weights else ""
     on_copy += " in float32" if verification.in_float32 else ""
+    on_copy += " with fixed random numbers" if verification.fixes_numbers else ""
     on_copy += ", weights streamed" if verification.is_streamed else ""
     outcome = (
         f"ONNX Runtime equals PyTorch{on_copy}{_fixed_words(verification)}{_assumed_words(verification)}"
@@ -250,6 +251,7 @@ def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]
     outputs_with_nan = {entry.name: entry for entry in reversed(verification.comparisons) if entry.nan_count}
     return (
         *([_DRAWN_WEIGHTS] if verification.on_drawn_weights else []),
+        *([_FIXED_NUMBERS] if verification.fixes_numbers else []),
         *set_aside_notes,
         *map(_value_note, (value for value in verification.values if value.is_fixed or value.refused)),
         *(verification.generation.notes if verification.generation is not None else ()),
@@ -261,6 +263,10 @@ def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]
     )
 
 
+_FIXED_NUMBERS = (
+    "The graph draws random numbers, which differ from run to run: for the comparison, they are the same fixed numbers "
+    "in PyTorch and in the file."
+)
 _DRAWN_WEIGHTS = (
     "With the weights of the model, an output is the same for all inputs, so a wrong graph would go unnoticed: a copy "
     "with random weights was compared as well. The file contains the weights of the model."

@@ -22,6 +22,7 @@ from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.metadata_keys import COMPILE_KEY, COMPILE_TRACE_KEY, MODULES_KEY
 from winml.modelkit.onnx.contexts import context_nodes, is_context, refuse_compiled
 from winml.modelkit.onnx.files.graph_reading import load_foreign
+from winml.modelkit.onnx.map_types import save_model
 from winml.modelkit.onnx.pinning import open_dimensions
 from winml.modelkit.onnx.specs import stated_sums
 from winml.modelkit.onnx.stage import StageResult, restore_description
@@ -175,7 +176,7 @@ def compile_graph(
 
 def save_for_provider(model: ir.Model, path: Path) -> None:
     """Write a model as the input of a provider, with its data beside it."""
-    ir.save(model, path, external_data=unfinished_data_path(path).name)
+    save_model(model, path, unfinished_data_path(path).name)
 
 
 def _trace_nodes(model: ir.Model, absorbed: Collection[ir.Node], outcome: CompiledByProvider) -> CompilationTrace:

@@ -79,7 +79,10 @@ class CompileRequest(FileRequest["CompileOptions", "CompiledFile"], DataSetField
             ModelPathError: the reference is no file.
         """
         if self.options.ep is None:
-            raise UsageError("no execution provider is specified", hint=f"Use {opt.ep}; {opt.list} lists them.")
+            raise UsageError(
+                "no execution provider is specified",
+                hint=f"Add {opt.ep}, such as {opt.ep} cpu; {opt.list} lists the providers.",
+            )
         provider = find_execution_provider(self.options.ep)
         self._refuse_data(provider)
         if self.reference is None:

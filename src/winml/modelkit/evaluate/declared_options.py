@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import opt
-from winml.modelkit.fields import DATASET, declare, refuse_stated
+from winml.modelkit.fields import DATASET, LIMITS, declare, refuse_stated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,12 +22,11 @@ def _read_columns(texts: tuple[str, ...]) -> dict[str, str]:
     return parse_columns(texts)
 
 
-def declare_limits(option: str, group: str, metavar: str = "METRIC=VALUE", *, is_common: bool = False) -> Any:
+def declare_limits(option: str, metavar: str = "METRIC=VALUE", *, is_common: bool = False) -> Any:
     """Return the field of a repeatable option that states limits by metric.
 
     Args:
         option: Name of the option.
-        group: Group of the option in the help.
         metavar: Form of one limit.
         is_common: True if ``--help`` lists the option.
     """
@@ -37,7 +36,7 @@ def declare_limits(option: str, group: str, metavar: str = "METRIC=VALUE", *, is
 
         return parse_drops(texts) if option == "max_drop" else parse_limits(texts, option)
 
-    return declare({}, group, metavar=metavar, is_repeatable=True, read=read, is_common=is_common)
+    return declare({}, LIMITS, metavar=metavar, is_repeatable=True, read=read, is_common=is_common)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,11 +47,11 @@ class EvalRequest(PageAnswerRequest, ProviderFields, DataSetFields):
         is_common=True,
     )
     """Model to compare with."""
-    min: dict[str, float] = declare_limits("min", LIMITS, is_common=True)
+    min: dict[str, float] = declare_limits("min", is_common=True)
     """Minimum value of a metric. If it is missed, the exit code is 3."""
-    max: dict[str, float] = declare_limits("max", LIMITS)
+    max: dict[str, float] = declare_limits("max")
     """Maximum of a metric where less is better. If it is exceeded, the exit code is 3."""
-    max_drop: dict[str, Drop] = declare_limits("max_drop", LIMITS, is_common=True)
+    max_drop: dict[str, Drop] = declare_limits("max_drop", is_common=True)
     """Maximum drop of a metric from the baseline, such as accuracy=0.01 (absolute) or accuracy=1% (relative). If it is
     exceeded, the exit code is 3."""
 

@@ -90,7 +90,7 @@ def pin(options: Mapping[str, Any]) -> None:
         raise UsageError(
             f"{options['model']}: is an ONNX file, and no size to fix is specified",
             hint=f"{_sizes_hint(named_path(options['model'].strip()))} a checkpoint folder, config.json, Hub id or "
-            "file.py:factory.",
+            "file.py:function.",
         )
     from winml.modelkit.options import Options
 
@@ -118,8 +118,8 @@ def pin(options: Mapping[str, Any]) -> None:
 
 @click.command(name="export", cls=WinMLCommand)
 @model_option(
-    "Hub id, checkpoint or Python factory. A checkpoint is a folder or its config.json; a factory is "
-    "file.py:function or package.module:function. An ONNX file is exported with fixed sizes. "
+    "Hub id, checkpoint or file.py:function. A checkpoint is a folder or its config.json; the function, or "
+    "package.module:function, returns the model. An ONNX file is exported with fixed sizes. "
     "Without MODEL, --config names the model.",
     is_fetched=False,
 )

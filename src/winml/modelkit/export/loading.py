@@ -25,10 +25,10 @@ from winml.modelkit.models.caches.inputs import PAST_KEY
 from winml.modelkit.models.checkpoints.deferred_tensors import DeferredTensor, NotDeferrableError
 from winml.modelkit.models.checkpoints.merging import merge_adapters, swappable_branches
 from winml.modelkit.models.checkpoints.weights import load_checkpoint
-from winml.modelkit.models.model import dtype_notes, load_resolved, model_info
+from winml.modelkit.models.model import dtype_notes, load_resolved
 from winml.modelkit.models.parts import LoadedModel, ModelPart
 from winml.modelkit.models.request import ModelRequest
-from winml.modelkit.models.resolution import ResolvedModel, resolve_model, with_plain_outputs
+from winml.modelkit.models.resolution import ResolvedModel, model_info, resolve_model, with_plain_outputs
 from winml.modelkit.onnx.specs import DynamicDimension
 from winml.modelkit.ort.default_sizes import default_size
 from winml.modelkit.ort.execution_providers import find_execution_provider
@@ -299,7 +299,8 @@ _CACHED = 127
 """Chosen: tokens in the cache, so that a mask over them and one more token has 128."""
 _KEYS = frozenset({
     "batch_size", "sequence_length", "past_sequence_length", "decoder_sequence_length", "num_choices",
-    "height", "width", "num_channels", "num_frames", "num_mel_bins", "audio_length",
+    "height", "width", "num_channels", "num_frames", "num_mel_bins", "audio_length", "point_batch_size",
+    "nb_points_per_image",
 })  # fmt: skip
 """Dimensions that a key of ``--shape-config`` of the same name fixes."""
 
@@ -307,13 +308,14 @@ _KEYS = frozenset({
 def _closing_sizes_by_default(loaded: LoadedModel) -> dict[str, int]:
     """Return the fixed sizes of a decoder for providers without dynamic sizes, by key of ``--shape-config``.
 
-    ``{}`` if the model has no cache or no dynamic size, or if the user requested a dynamic size.
+    ``{}`` if the model has no cache and is one part, or no dynamic size, or if the user requested a dynamic size.
     """
     parts = loaded.requested_parts
     is_size_requested = any(
         dimension.name not in part.open_by_default for part in parts for dimension in part.dimensions
     )
-    if is_size_requested or all(part.cache is None for part in parts) or all(not part.dimensions for part in parts):
+    is_plain = len(loaded.parts) == 1 and parts[0].cache is None
+    if is_size_requested or is_plain or all(not part.dimensions for part in parts):
         return {}
     return closing_sizes(parts) or {}
 

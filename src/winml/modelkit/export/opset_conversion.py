@@ -1,8 +1,7 @@
 """Conversion of an exported graph from opset 18 to an older opset.
 
 torch's dynamo exporter writes at least opset 18. From 18 to 17, nodes are rewritten here one by one, so that metadata
-and weights are retained. Below 17, onnx's converter runs on a copy without weights, as far as every operator has an
-older form.
+and weights are retained. Below 17, onnx's converter runs, as far as every operator has an older form.
 """
 
 from __future__ import annotations
@@ -12,15 +11,13 @@ from collections.abc import Callable, Mapping
 
 import onnx
 import onnx_ir as ir
-from onnx import version_converter  # noqa: TID251 - the metadata it wipes is put back below
 
 from winml.modelkit.errors import opt
 from winml.modelkit.export.declared_options import NEWEST_OPSET
+from winml.modelkit.normalize.opset_conversion import convert_in_place
 
 _INTERMEDIATE_OPSET = 17
 """Specified: the opset before the oldest the dynamo exporter writes."""
-_LARGEST_HELD_ELEMENTS = 1024
-"""Chosen: larger than any list of axes or sizes, which the converter reads, and smaller than weights."""
 
 _REFUSED_OPERATOR = re.compile(r"^No (?:Previous Version of|Adapter \w+ Version \$?\d+ for) (\w+)")
 """Message of onnx's converter for an operator it cannot convert to an older opset."""
@@ -81,7 +78,10 @@ def _takes_bfloat16(op_type: str, is_output: bool, number: int, opset: int) -> b
     except onnx.defs.SchemaError:
         return True
     formal = schema.outputs if is_output else schema.inputs
-    return "tensor(bfloat16)" in formal[min(number, len(formal) - 1)].types  # the last may stand for any number
+    type_name = formal[min(number, len(formal) - 1)].type_str  # the last may stand for any number
+    # `types` of a formal parameter cannot be read with onnx 1.20.
+    allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in schema.type_constraints}
+    return "tensor(bfloat16)" in allowed.get(type_name, (type_name,))
 
 
 def _find_missing_form(node: ir.Node) -> str:
@@ -180,53 +180,25 @@ _NEW_FORMS: Mapping[str, tuple[_Form, ...]] = {
 
 
 def _convert_further(model: ir.Model, requested_opset: int) -> tuple[ir.Model, str]:
-    """Convert below opset 17 with onnx's converter, without weights; metadata is restored by value names."""
+    """Convert below opset 17 with onnx's converter, opset by opset; metadata is restored by value names."""
     metadata = {
         value.name: dict(node.metadata_props)
         for node in model.graph.all_nodes()
         for value in node.outputs
         if value.name
     }
-    weights = [
-        value
-        for value in model.graph.initializers.values()
-        if value.const_value is not None and value.const_value.size > _LARGEST_HELD_ELEMENTS
-    ]
-    for value in weights:
-        assert value.name is not None  # an initializer has a name
-        del model.graph.initializers[value.name]
-        model.graph.inputs.append(value)
-    proto, reason = _convert_stepwise(ir.serde.serialize_model(model), requested_opset)
-    if proto is None:
-        del model.graph.inputs[len(model.graph.inputs) - len(weights) :]
-        for value in weights:
-            model.graph.register_initializer(value)
-        return model, _opset_note(_INTERMEDIATE_OPSET, requested_opset, reason)
-    converted = ir.serde.deserialize_model(proto)
-    tensors = {value.name: value.const_value for value in weights}
-    for value in [value for value in converted.graph.inputs if value.name in tensors]:
-        converted.graph.inputs.remove(value)
-        value.const_value = tensors[value.name]
-        converted.graph.register_initializer(value)
-    for node in converted.graph.all_nodes():
+    note = ""
+    for opset in range(_INTERMEDIATE_OPSET - 1, requested_opset - 1, -1):
+        reason = convert_in_place(model, opset)
+        if (reached := model.opset_imports[""]) != opset:
+            operator = _REFUSED_OPERATOR.search(reason)
+            reason = f"{operator[1]} has no form in {opset} that onnx knows" if operator else reason
+            note = _opset_note(reached, requested_opset, reason)
+            break
+    for node in model.graph.all_nodes():
         for value in node.outputs:
             node.metadata_props.update(metadata.get(value.name or "", {}))
-    return converted, _opset_note(converted.opset_imports[""], requested_opset, reason) if reason else ""
-
-
-def _convert_stepwise(proto: onnx.ModelProto, requested_opset: int) -> tuple[onnx.ModelProto | None, str]:
-    """Return the model at the oldest opset reached (None if no step succeeded) and the reason for stopping there."""
-    reached = None
-    for version in range(_INTERMEDIATE_OPSET - 1, requested_opset - 1, -1):
-        try:
-            converted = version_converter.convert_version(proto if reached is None else reached, version)
-            onnx.checker.check_model(converted)
-        except (RuntimeError, onnx.checker.ValidationError, version_converter.ConvertError) as error:
-            text = str(error).strip().splitlines()[0].rpartition("failed: ")[2]
-            operator = _REFUSED_OPERATOR.search(text)
-            return reached, f"{operator[1]} has no form in {version} that onnx knows" if operator else text
-        reached = converted
-    return reached, ""
+    return model, note
 
 
 def _opset_note(reached: int, requested_opset: int, reason: str) -> str:

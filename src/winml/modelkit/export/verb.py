@@ -242,7 +242,7 @@ def export_model(
     """Export a checkpoint or a module to ONNX; every node is tagged with its module (``winml export``).
 
     Args:
-        model: Hub id, checkpoint, ``file.py:factory`` or a ``torch.nn.Module``, which is not changed.
+        model: Hub id, checkpoint, ``file.py:function`` or a ``torch.nn.Module``, which is not changed.
         output: Path of the ``.onnx`` file; sidecar and companion files are written beside it.
         inputs: Example inputs of a module; see :func:`~winml.modelkit.export_pytorch`.
         config: Options of the export; ``options`` override it.

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 @click.command(name="extract", cls=WinMLCommand)
 @_options.model_option(
-    "ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or package.module:function."
+    "ONNX file, build folder, Hub id, checkpoint or file.py:function. The function, or package.module:function, "
+    "returns the model."
 )
 @_options.request_options(ExtractRequest)
 @_options.source_options

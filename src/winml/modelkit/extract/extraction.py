@@ -13,6 +13,7 @@ import re
 import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.onnx.validity import refuse_cycles
 from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.graph_sessions import open_session, widened_graph
-from winml.modelkit.ort.opened_model import RunOptions, Values, refusals_explained, values_for
+from winml.modelkit.ort.opened_model import RunOptions, Values, refusals_explained, run_at_fitting_sizes, values_for
 from winml.modelkit.progress import OnStep, StepClock
 from winml.modelkit.tags import address
 from winml.modelkit.tags.address import ModuleIdentity
@@ -164,7 +165,7 @@ def extract_from_file(
     if not cuts.calls:
         return result
     with clock.step(_STEPS[1]) as step:
-        recording = record_boundaries(cuts, options.run)
+        recording = run_at_fitting_sizes(cuts.path, options.run, partial(record_boundaries, cuts))
         step.summary = f"{len(recording.arrays)} values"
     with clock.step(_STEPS[2]) as step, OutputFiles() as files:
         files.reserve(folder / EXTRACT_MANIFEST_NAME)  # moved last

@@ -28,6 +28,8 @@ from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.options import JsonError, load_json
 from winml.modelkit.ort.foreign_libraries import local_files_only
+from winml.modelkit.ort.ort_values import MAP_KEYS
+from winml.modelkit.ort.shared_settings import attribute_replaced
 from winml.modelkit.samples.media import Recording, resampled
 from winml.modelkit.samples.preprocessing import text_limit
 from winml.modelkit.samples.processors import ProcessorKind, open_processor, tokenizer_call
@@ -535,34 +537,59 @@ class TaskRunner:
     def masks(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the object at each point of an image: of its masks, the one that the model scores best.
 
+        Without points, the objects at a grid of points.
+
         Raises:
             UsageError: the points are not as expected, or the graph does not take one point of one object.
         """
         import torch
 
+        if "points" not in inputs:
+            return self._grid_masks(inputs["image"])
         points, spec = _read_points(inputs["points"]), self._graph_inputs.get(_POINTS)
         if self._graph_inputs and (spec is None or spec.shape[1:3] != (1, 1)):
-            raise UsageError(
-                f"{self._task}: the graph does not take {_POINTS} of shape [1, 1, 1, 2]",
-                hint=f"Export the model again for {self._task}, or pass tensors by name: {opt.input} NAME=@FILE.npy",
-            )
+            raise self._unfit_for_masks(f"the graph does not take {_POINTS} of shape [1, 1, 1, 2]")
         row = self._image_processor(images=[inputs["image"]], return_tensors="np")
         pixels, sizes = row["pixel_values"], np.asarray(row["original_sizes"])
         # Images are padded on the right and below, or resized to the size of the model.
         resized = np.asarray(row.get("reshaped_input_sizes", [pixels.shape[-2:]]))
-        scale = (resized[0] / sizes[0])[::-1]
+        scaled = (points * (resized[0] / sizes[0])[::-1]).astype(np.float32).reshape(1, -1, 1, 2)
+        count = 1 if self._graph_inputs else len(points)
         found = []
-        for point in points:
-            tensors = {"pixel_values": pixels, _POINTS: (point * scale).astype(np.float32).reshape(1, 1, 1, 2)}
-            outputs = self._run_model(tensors)
-            scores = named_output(outputs, "iou_scores").reshape(-1)
+        for first in range(0, len(points), count):
+            outputs = self._run_model({"pixel_values": pixels, _POINTS: scaled[:, first : first + count]})
+            scores = named_output(outputs, "iou_scores")[0]
             low_resolution = torch.from_numpy(named_output(outputs, "pred_masks").astype(np.float32))
-            masks = self._image_processor.post_process_masks(
+            (masks,) = self._image_processor.post_process_masks(
                 low_resolution, sizes.tolist(), reshaped_input_sizes=resized.tolist()
             )
-            best = int(scores.argmax())
-            found.append((masks[0][0, best].numpy(), f"{point[0]:g}, {point[1]:g}", float(scores[best])))
+            for point, choices, of_point in zip(points[first:], masks, scores, strict=False):
+                best = int(of_point.argmax())
+                found.append((choices[best].numpy(), f"{point[0]:g}, {point[1]:g}", float(of_point[best])))
         return _segment_answer(found)
+
+    def _grid_masks(self, image: Any) -> Answer:
+        """Return the objects at a grid of points, as transformers' pipeline finds them.
+
+        Raises:
+            UsageError: the model is one graph.
+        """
+        if self._graph_inputs:
+            raise self._unfit_for_masks("one graph of images and points encodes the image for every point of the grid")
+        threshold = {} if not self._threshold else {"pred_iou_thresh": self._threshold["threshold"]}
+        # That of transformers requires torchvision.
+        with attribute_replaced(self._image_processor, "post_process_for_mask_generation", distinct_masks):
+            found = self._pipeline("image processor")(image, **threshold)
+        masks = zip(found["masks"], found["scores"].tolist(), strict=True)
+        answer = _segment_answer([(np.asarray(mask), "", score) for mask, score in masks])
+        entries = (replace(entry, label=f"object {number}") for number, entry in enumerate(answer.entries, 1))
+        return replace(answer, entries=tuple(entries))
+
+    def _unfit_for_masks(self, reason: str) -> UsageError:
+        return UsageError(
+            f"{self._task}: {reason}",
+            hint=f"Export the model again for {self._task}, or pass tensors by name: {opt.input} NAME=@FILE.npy",
+        )
 
     def depth(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the depth of the pixels of an image, in the model's unit."""
@@ -744,6 +771,32 @@ def _read_points(text: str) -> Array:
         raise UsageError(f"points: expected pairs of numbers: {error}", hint="Example: [[120, 80]]") from error
 
 
+def distinct_masks(masks: Sequence[Mapping[str, Any]], scores: Any, boxes: Any, largest_overlap: float) -> Any:
+    """Return the masks that remain after non-maximum suppression, the best first; their scores, codes and boxes.
+
+    Args:
+        masks: Run lengths of each mask, column by column, of alternating values.
+        scores: Tensor of scores of shape [masks].
+        boxes: Tensor of left, top, right and bottom edges of shape [masks, 4].
+        largest_overlap: Largest ratio of intersection and union with the box of a better mask.
+    """
+    edges = boxes.numpy().astype(np.float32)
+    areas = (edges[:, 2:] - edges[:, :2]).prod(1)
+    remaining, kept = np.argsort(-scores.numpy(), kind="stable"), []
+    while len(remaining):
+        best, remaining = remaining[0], remaining[1:]
+        kept.append(int(best))
+        corners = np.minimum(edges[best, 2:], edges[remaining, 2:]) - np.maximum(edges[best, :2], edges[remaining, :2])
+        shared = corners.clip(0).prod(1)
+        remaining = remaining[shared <= largest_overlap * (areas[best] + areas[remaining] - shared)]
+    arrays = []
+    for mask in (masks[index] for index in kept):
+        height, width = mask["size"]
+        values = np.arange(len(mask["counts"])) % 2 == 1
+        arrays.append(np.repeat(values, mask["counts"]).reshape(width, height).T)
+    return arrays, scores[kept], [masks[index] for index in kept], boxes[kept]
+
+
 def _segment_answer(segments: Sequence[tuple[Array, str, float | None]]) -> Answer:
     """Return segments of an image, the largest first.
 
@@ -779,13 +832,14 @@ def run_arrays(model: Any, arrays: Arrays) -> Arrays:
     return {name: to_numpy(value) for name, value in outputs.items() if isinstance(value, torch.Tensor)}
 
 
-def tensor_answer(model: Any, tensors: Arrays, names: Collection[str] | None = None) -> Answer:
-    """Return the outputs of a model for tensors by name.
+def tensor_answer(model: Any, tensors: Arrays, names: Collection[str] | None = None, top: int | None = None) -> Answer:
+    """Return the outputs of a model for tensors by name; of maps of scores, the likeliest keys of each row.
 
     Args:
         model: A built model, or one of transformers.
         tensors: The inputs.
         names: Requested outputs; None: all tensors.
+        top: Number of keys of a row; None: 5.
 
     Raises:
         UsageError: an input is missing, unknown, or of an unsupported type or shape.
@@ -793,13 +847,41 @@ def tensor_answer(model: Any, tensors: Arrays, names: Collection[str] | None = N
     """
     outputs = run_arrays(model, tensors)
     arrays = {name: array for name, array in outputs.items() if names is None or name in names}
+    maps = [name for name in arrays if f"{name}{MAP_KEYS}" in arrays and arrays[name].dtype.kind == "f"]
+    if len(maps) == 1:
+        return _map_answer(arrays, maps[0], top or _TOP)
     return Answer("tensors", *_describe_tensors(arrays))
+
+
+def _map_answer(arrays: Arrays, name: str, top: int) -> Answer:
+    """Return the likeliest keys of each row, as those of the classifiers of scikit-learn.
+
+    Args:
+        arrays: Outputs of the model.
+        name: The output with the scores of the keys.
+        top: Number of keys of a row.
+    """
+    keys, scores = arrays[f"{name}{MAP_KEYS}"].astype(str), np.atleast_2d(arrays[name])
+    predicted = [
+        array.astype(str) for array in arrays.values() if array.dtype.kind in "iOU" and array.shape == scores.shape[:1]
+    ]
+    entries, notes = [], []
+    for number, row in enumerate(scores, 1):
+        ranked = _ranked_answer(zip(keys.tolist(), row, strict=True), top).entries
+        entries += [replace(entry, input=f"row {number}" if len(scores) > 1 else None) for entry in ranked]
+        if predicted and predicted[0][number - 1] != ranked[0].label:
+            notes.append(f"The predicted class of row {number} is {predicted[0][number - 1]}.")
+    return Answer("labels", tuple(entries), arrays, tuple(notes))
 
 
 def _describe_tensors(arrays: Arrays) -> tuple[tuple[AnswerEntry, ...], Arrays]:
     """Describe arrays by type, limits and first values; return the entries and the arrays."""
     entries = []
     for name, array in arrays.items():
+        if array.dtype.kind in "OU":
+            text = ", ".join(map(str, array.reshape(-1)[:_MAX_LISTED_VALUES]))
+            entries.append(AnswerEntry(label=name, text=text, shape=array.shape, dtype="string"))
+            continue
         numbers = np.asarray(array, np.float64)
         entries.append(
             AnswerEntry(
@@ -912,7 +994,8 @@ def _array_differences(ours: Answer, theirs: Answer) -> Iterator[tuple[float | N
         if array.shape != reference.shape:
             yield None, f"{name} has shape {list(array.shape)} instead of {list(reference.shape)}"
         elif ours.kind == "segments":
-            share = float((_pixel_labels(ours) != _pixel_labels(theirs)).mean())
+            # No segments have no pixels.
+            share = float((_pixel_labels(ours) != _pixel_labels(theirs)).mean()) if array.size else 0.0
             yield share, f"{share:.2%} of the pixels have a different label" if share > ALIKE else ""
         else:
             scale = float(np.abs(np.asarray(reference, np.float64)).max(initial=0)) or 1.0

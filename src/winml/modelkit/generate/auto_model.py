@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
 from winml.modelkit.builds.build_model import build_onnx_model, build_with_open_sizes
 from winml.modelkit.builds.config import WinMLBuildConfig, check_load_keywords
 from winml.modelkit.builds.found_models import onnx_file_in, part_files
@@ -21,11 +23,14 @@ from winml.modelkit.file_names import (
     DECODER,
     EMBEDDING,
     ENCODER,
+    MASK_DECODER,
     VISION,
+    VISION_ENCODER,
+    answering_part,
     files_folder,
     prompt_parts,
 )
-from winml.modelkit.generate.built_model import WinMLModel
+from winml.modelkit.generate.built_model import WinMLModel, as_array
 from winml.modelkit.generate.generation.transformers_loop import (
     DecoderModel,
     EncoderDecoderModel,
@@ -69,7 +74,7 @@ class _BuiltModel(WinMLModel):
         """Build a PyTorch or Hugging Face model and load it.
 
         Args:
-            model: Hub id, checkpoint folder, config.json, ``file.py:factory`` or ``package.module:factory``; or the
+            model: Hub id, checkpoint folder, config.json, ``file.py:function`` or ``package.module:function``; or the
                 folder of a build, which is opened unchanged unless ``config`` is passed, or of an export, whose file is
                 built by :meth:`from_onnx`.
             config: Config of the build; see :func:`~winml.modelkit.build_hf_model`. Without sizes in it, batch and
@@ -89,8 +94,8 @@ class _BuiltModel(WinMLModel):
         check_load_keywords(load, f"{cls.__name__}.from_pretrained")
         name = os.fspath(model) if isinstance(model, os.PathLike) else model
         request = ModelRequest(name, **{**load, "task": cls._resolve_task(task)})
-        if _is_generating(parts := part_files(request.model)):
-            cls._refuse_for_onnx(parts[DECODER], {"precision": precision, "task": task, **load})
+        if _are_run_together(parts := part_files(request.model)):
+            cls._refuse_for_onnx(parts[answering_part(parts)], {"precision": precision, "task": task, **load})
             return cls._open_parts(parts, ep=ep, device=device)
         if (path := onnx_file_in(request.model)) is not None:
             cls._refuse_for_onnx(path, {"precision": precision, "task": task, **load})
@@ -98,7 +103,7 @@ class _BuiltModel(WinMLModel):
                 return cls._open_file(path, ep=ep, device=device, pad_token_id=pad_token_id)
             return cls.from_onnx(path, config=config, ep=ep, device=device, pad_token_id=pad_token_id)
         result = build_with_open_sizes(request, config, ep=ep, precision=precision)
-        if _is_generating(result.part_paths):
+        if _are_run_together(result.part_paths):
             return cls._open_parts(result.part_paths, ep=ep, device=device)
         return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
 
@@ -172,9 +177,14 @@ class _BuiltModel(WinMLModel):
 
     @classmethod
     def _open_parts(cls, parts: Mapping[str, Path], **options: Any) -> WinMLModel:
-        """Open a decoder and the graphs before it, as a generating object of this class."""
-        cls._refuse_other_task(parts[DECODER])
+        """Open a decoder and the graphs before it, as an object of this class."""
+        cls._refuse_other_task(parts[answering_part(parts)])
         opened: Any
+        if MASK_DECODER in parts:
+            opened = cls._open_file(parts[MASK_DECODER], **options)
+            opened.vision = WinMLModel(parts[VISION_ENCODER], **options)
+            mask_model: WinMLModel = opened
+            return mask_model
         if prompts := prompt_parts(parts):
             opened = cls._open_file(parts[DECODER], **options)
             opened.prompt_paths = [parts[name] for name in prompts]
@@ -210,18 +220,24 @@ def _generating_class(base: type[DecoderModel], name: str) -> Any:
     return type(cls.__name__, (base, cls), {"__doc__": cls.__doc__, "__module__": cls.__module__})
 
 
-def _is_generating(parts: Collection[str]) -> bool:
-    """Return True if these are the parts of a model that generates."""
-    is_split = any(set(needed) <= set(parts) for needed in ((ENCODER, DECODER), (VISION, EMBEDDING, DECODER)))
-    return is_split or (DECODER in parts and bool(prompt_parts(parts)))
+def _are_run_together(parts: Collection[str]) -> bool:
+    """Return True if these are the parts of a model that generates, or of one that finds masks."""
+    pairs = ((ENCODER, DECODER), (VISION, EMBEDDING, DECODER), (VISION_ENCODER, MASK_DECODER))
+    return any(set(needed) <= set(parts) for needed in pairs) or (DECODER in parts and bool(prompt_parts(parts)))
 
 
 class WinMLAutoModel(_BuiltModel):
-    """Loads a built model as the class for its task."""
+    """Loads a built model as the class for its task.
+
+    Example:
+        ```python
+        model = WinMLAutoModel.from_pretrained("built")  # called like a model of transformers
+        ```
+    """
 
     @classmethod
     def _open_parts(cls, parts: Mapping[str, Path], **options: Any) -> WinMLModel:
-        description = described_model(parts[DECODER])
+        description = described_model(parts[answering_part(parts)])
         name = inference_class(
             description.get("task") or "", description.get("class", ""), description.get("model_type", "")
         )
@@ -287,13 +303,42 @@ _OF_LOOPS = {"use_cache", "return_dict", *CACHE_ARGUMENTS, "logits_to_keep"}
 """Arguments of transformers' loop that a graph without a cache does not take."""
 
 
+class _MaskModel(_BuiltModel):
+    """A built model that finds the masks of points: the graph of prompts, after a graph that encodes images."""
+
+    vision: WinMLModel | None = None
+    """Graph that encodes images; None: the model is one graph."""
+    _positions: torch.Tensor
+
+    def get_image_embeddings(self, pixel_values: Any) -> torch.Tensor:
+        """Return the vectors of images, which a call takes as ``image_embeddings``, of shape [batch, size, rows,
+        columns].
+
+        Args:
+            pixel_values: Images of shape [batch, channels, height, width].
+        """
+        assert self.vision is not None  # called for two graphs
+        encoded = self.vision(pixel_values=pixel_values)
+        self._positions = encoded["image_positional_embeddings"]  # the same for every image
+        vectors: torch.Tensor = encoded["image_embeddings"]
+        return vectors
+
+    def __call__(self, *tensors: Any, **by_name: Any) -> ModelOutput:
+        if self.vision is None or tensors:
+            return super().__call__(*tensors, **by_name)
+        if "pixel_values" in by_name:
+            by_name["image_embeddings"] = self.get_image_embeddings(by_name.pop("pixel_values"))
+        if "image_embeddings" in by_name and hasattr(self, "_positions"):
+            by_name.setdefault("image_positional_embeddings", self._positions)
+        if "input_points" in by_name and "input_labels" not in by_name:  # every point is inside of its object
+            by_name["input_labels"] = torch.ones(as_array(by_name["input_points"]).shape[:-1], dtype=torch.int64)
+        return super().__call__(**by_name)
+
+
 def _make_class(name: str, task: str) -> type[_BuiltModel]:
     docstring = f"A model for {task} with the interface of transformers, run by ONNX Runtime."
-    base = _GeneratingModel if task == _GENERATING_TASK else _BuiltModel
+    base = {"text-generation": _GeneratingModel, "mask-generation": _MaskModel}.get(task, _BuiltModel)
     return type(name, (base,), {"main_task": task, "__doc__": docstring, "__module__": "winml.modelkit"})
-
-
-_GENERATING_TASK = "text-generation"
 
 
 INFERENCE_CLASSES: Mapping[str, type[_BuiltModel]] = {

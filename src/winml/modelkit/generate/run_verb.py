@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from winml.modelkit.errors import ConfigError, InputError, ModelPathError, TaskError, UsageError, opt, spell
 from winml.modelkit.fields import INPUTS, OUTPUT, RECORDED, declare
-from winml.modelkit.file_names import DECODER, ENCODER, MODEL_SUFFIX, ONLY_PART, VISION, files_folder, prompt_parts
+from winml.modelkit.file_names import (
+    DECODER,
+    ENCODER,
+    MODEL_SUFFIX,
+    ONLY_PART,
+    VISION,
+    answering_part,
+    files_folder,
+    prompt_parts,
+)
 from winml.modelkit.generate.task_inputs import (
     AUDIO_SUFFIX,
     IMAGE_SUFFIXES,
@@ -310,14 +319,11 @@ def _refuse_inputs(
         if name not in inputs:
             # Names of options are not misspelled: the task takes other inputs.
             guess = None if name in _BY_OPTION else nearest(name, (*inputs, *tensors))
-            hint = (
-                f"Did you mean {guess!r}? "
-                if guess
-                else f"For example {_format_run_command(_command_words(request), definition)}. "
-            )
+            hint = f"winml run {request.name} --schema lists its inputs."
+            example = f"For example: {_format_run_command(_command_words(request), definition)}"
             raise UsageError(
                 f"{request.name} has no input {name!r}: {task} takes {', '.join(inputs)}",
-                hint=f"{hint}winml run {request.name} --schema lists its inputs.",
+                hint=f"Did you mean {guess!r}? {hint}" if guess else f"{hint} {example}",
             )
         entry = inputs[name]
         if entry.kind != "text" and not values[0].startswith("@"):
@@ -341,7 +347,7 @@ def _refuse_inputs(
     if missing:
         raise UsageError(
             f"input {missing[0].name!r} is missing: {task} takes {', '.join(inputs)}",
-            hint=_format_run_command(_command_words(request), definition),
+            hint=f"For example: {_format_run_command(_command_words(request), definition)}",
         )
 
 
@@ -563,7 +569,7 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
             else _read_tensor(name, value, dtypes.get(name))
             for name, value in subject.tensors.items()
         }
-        answers: list[tuple[str | None, Answer]] = [(None, tensor_answer(model, tensors))]
+        answers: list[tuple[str | None, Answer]] = [(None, tensor_answer(model, tensors, top=request.top))]
         passed: Mapping[str, Any] = {
             name: f"{array.dtype}[{', '.join(map(str, array.shape))}]" for name, array in tensors.items()
         }
@@ -644,7 +650,7 @@ def _split_calls(
 
 def _collect_entries(answers: Sequence[tuple[str | None, Answer]]) -> tuple[AnswerEntry, ...]:
     """Return the entries of all results, each with its text or file."""
-    return tuple(replace(entry, input=text) for text, answer in answers for entry in answer.entries)
+    return tuple(replace(entry, input=text or entry.input) for text, answer in answers for entry in answer.entries)
 
 
 def _make_runner(model: Any, built: Any, task: str, request: RunRequest) -> TaskRunner:
@@ -674,7 +680,7 @@ def _make_runner(model: Any, built: Any, task: str, request: RunRequest) -> Task
 
 def _described_file(request: RunRequest) -> Path:
     """Return the file that states the task of the model, with tokenizer and configs next to it."""
-    return request.files.get(DECODER) or request.files[ONLY_PART]
+    return request.files[answering_part(request.files)]
 
 
 def _compare_with_pytorch(
@@ -877,8 +883,11 @@ def _make_writer(answer: Answer, values: Mapping[str, Any], path: Path | None) -
         def write_arrays(target: Path) -> None:
             import numpy as np
 
+            arrays = answer.arrays
             with target.open("wb") as file:
-                np.savez(file, **answer.arrays)  # type: ignore[arg-type]  # numpy declares a flag among the keywords
+                # Text without pickled objects.
+                plain = {key: array.astype(str) if array.dtype.kind == "O" else array for key, array in arrays.items()}
+                np.savez(file, **plain)  # type: ignore[arg-type]  # numpy declares a flag among the keywords
 
         return {path: write_arrays}
     if path.suffix.lower() == AUDIO_SUFFIX:

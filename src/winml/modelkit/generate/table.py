@@ -97,7 +97,8 @@ def _format_numbers(values: tuple[float, ...]) -> str:
 def _tensor_row(entry: AnswerEntry) -> list[doc.Cell]:
     shape = ", ".join(map(str, entry.shape or ()))
     limits = ("" if value is None else f"{value:.4g}" for value in (entry.minimum, entry.maximum))
-    return [entry.label or "", f"{entry.dtype}[{shape}]", *limits, _format_numbers((entry.values or ())[:4])]
+    first = _format_numbers((entry.values or ())[:4]) if entry.text is None else _shorten(entry.text)
+    return [entry.label or "", f"{entry.dtype}[{shape}]", *limits, first]
 
 
 def _summary_fields(result: InferenceResult) -> Iterator[doc.Field]:
@@ -107,7 +108,8 @@ def _summary_fields(result: InferenceResult) -> Iterator[doc.Field]:
     if result.task is not None:
         yield "task", f"{result.task} ({result.task_rule})"
     prepared = "" if result.task is None else ", input and output processing included"
-    count = len({entry.input for entry in result.entries})
+    # Rows of tensors are one run.
+    count = 1 if result.task is None else len({entry.input for entry in result.entries})
     runs = "the first run" if count <= 1 else f"{count} runs, with the first one"
     yield "time", f"{result.run_ms:.0f} ms for {runs}{prepared}; {result.session_ms:.0f} ms to open the model"
     simulation = f", simulated on the {result.simulated_on}" if result.simulated_on else ""

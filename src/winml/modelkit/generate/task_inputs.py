@@ -87,8 +87,8 @@ RUN_TASKS: Mapping[str, RunTask] = {
     "image-segmentation": RunTask((_IMAGE,), "image"),
     "mask-generation": RunTask((
         _IMAGE,
-        TaskInput("points", "text", "points of objects as JSON, in pixels from left and top: [[120, 80], …]",
-                  "[[120, 80]]"),
+        TaskInput("points", "text", "points of objects as JSON, in pixels from left and top: [[120, 80], …]; without "
+                  "them, the objects at a grid of points", "[[120, 80]]", is_required=False),
     ), "image"),
     "depth-estimation": RunTask((_IMAGE,), "image"),
     "image-to-image": RunTask((_IMAGE,), "image"),

@@ -50,7 +50,8 @@ FOR_CHECKPOINTS = (
 
 @click.command(name="inspect", cls=WinMLCommand)
 @model_option(
-    "ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or package.module:function."
+    "ONNX file, build folder, Hub id, checkpoint or file.py:function. The function, or package.module:function, "
+    "returns the model."
 )
 @option("model_type", str, "Architecture, such as bert, instead of a model.", MODEL, metavar="TYPE", is_common=True)
 @source_options
@@ -121,7 +122,7 @@ def _refuse_early(options: Mapping[str, Any]) -> str | None:
     if name is None and not any(options[name] for name in ("model_type", "model_class", "list_tasks")):
         raise UsageError(
             "no model is specified",
-            hint="Pass an ONNX file, a Hub id, a checkpoint folder, a config.json or file.py:factory; or --model-type "
+            hint="Pass an ONNX file, a Hub id, a checkpoint folder, a config.json or file.py:function; or --model-type "
             "or --model-class.",
         )
     if options["depth"] is not None and not options["hierarchy"] and options["module"] is None:

@@ -26,12 +26,11 @@ from winml.modelkit.models.checkpoints import weight_files
 from winml.modelkit.models.checkpoints.processor_files import ProcessorClass, find_processor_classes
 from winml.modelkit.models.checkpoints.task import inference_class, tasks_and_variants_for
 from winml.modelkit.models.inputs.shape_run import REFUSALS
-from winml.modelkit.models.model import load_resolved, model_info
 from winml.modelkit.models.output_shapes import output_specs_of
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.preparation import FlatForward
 from winml.modelkit.models.request import ModelRequest
-from winml.modelkit.models.resolution import ResolvedModel, resolve_checkpoint, resolve_model
+from winml.modelkit.models.resolution import ResolvedModel, model_info, resolve_checkpoint, resolve_model
 from winml.modelkit.models.state_restoration import unchanged_attributes
 from winml.modelkit.models.tensors import draw_tensors
 from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec, summed_sizes
@@ -184,7 +183,7 @@ def _join_forwards(forwards: Sequence[_Forward]) -> _Forward:
 
 
 def inspect_checkpoint(
-    request: ModelRequest, *, model_type: str | None = None, hierarchy: bool = False, opset_version: int | None = None
+    request: ModelRequest, *, model_type: str | None = None, hierarchy: bool = False
 ) -> records.InspectedModel:
     """Determine the result of an export of a model.
 
@@ -194,7 +193,6 @@ def inspect_checkpoint(
         request: The request of the user.
         model_type: Model type in transformers, in place of ``request.model``: without a checkpoint.
         hierarchy: Include the module tree.
-        opset_version: Opset of the export; None: its default.
 
     Raises:
         UsageError: the request is wrong, or the model does not support a requested size or task.
@@ -220,7 +218,7 @@ def inspect_checkpoint(
         inference_class=_inference_class(resolved),
         processors=_processor_classes(resolved),
         parts=parts,
-        opset_version=opset_version or defaults.opset_for(first_choice(defaults).name),
+        opset_version=defaults.opset_for(first_choice(defaults).name),
         parameters=_parameter_sizes(resolved.model),
         weights=weights,
         modules=sum(1 for _ in resolved.model.modules()),
@@ -306,6 +304,8 @@ def _run_with_values(resolved: ResolvedModel, name: str, request: ModelRequest, 
             hint=f"Inspect without {opt.hierarchy}, or use a config with fewer layers: the modules of all layers are "
             "alike.",
         )
+    from winml.modelkit.models.model import load_resolved
+
     model = load_resolved(resolved, dataclasses.replace(request, random_weights=True))
     part = next(part for part in model.parts if part.name == name)
     with prepared_part(part) as prepared, conditions_as_python():

@@ -119,12 +119,14 @@ def _record_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
 
 
 def _quantization_words(record: Any) -> doc.Shortened:
-    """Format the request and the number of quantized nodes; the full text also lists the quantized modules."""
+    """Format request, number of quantized nodes and calibration; the full text also lists the quantized modules."""
     try:
         modules = record["modules"]
         quantized = sum(module["quantized"] for module in modules)
         unquantized = sum(sum(module["left"].values()) for module in modules)
         brief = f"{_record_words(record['requested'])} · {quantized} of {quantized + unquantized} nodes with weights"
+        if calibration := record.get("calibration"):
+            brief += f" · calibration {_record_words(calibration)}"
         return doc.Shortened(brief, "; ".join([brief, *(f"{module['tag']} {module['actual']}" for module in modules)]))
     except (KeyError, TypeError, AttributeError):
         return doc.Shortened(*[_record_words(record)] * 2)  # of another tool, or damaged

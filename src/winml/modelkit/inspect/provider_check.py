@@ -62,7 +62,7 @@ from winml.modelkit.quantize.placements import placement_for, refused_precisions
 from winml.modelkit.tags.tagging import all_nodes
 from winml.modelkit.words import count_noun
 
-_ON_CPU = "It runs on the CPU, with copies to and from the device"
+_ON_CPU = "The node runs on the CPU, with copies to and from the device"
 
 
 def _dtype_remedies() -> dict[str, str]:
@@ -585,10 +585,11 @@ _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
 def _float_source(model: onnx.ModelProto, path: Path) -> str:
-    """Return the path of the float source recorded in a quantized file; ``""`` if missing."""
+    """Return the path of the float source recorded in a quantized file; ``""`` if missing, or of the same name."""
     metadata = {prop.key: prop.value for prop in model.metadata_props}
     try:
-        return str(file_below(path.parent, load_metadata(metadata[FLOAT_SOURCE_KEY])["file"]))
+        source = file_below(path.parent, load_metadata(metadata[FLOAT_SOURCE_KEY])["file"])
+        return "" if source.resolve() == path.resolve() else str(source)  # from another folder
     except (KeyError, TypeError, ValueError, ForeignNameError):
         return ""
 

@@ -10,17 +10,22 @@ from dataclasses import replace
 import torch
 
 from winml.modelkit.errors import opt
-from winml.modelkit.models.checkpoints.companion_files import companion_files
 from winml.modelkit.models.checkpoints.merging import merge_adapters, swappable_branches
 from winml.modelkit.models.checkpoints.pipeline_files import PipelineFiles
 from winml.modelkit.models.checkpoints.weights import load_checkpoint
 from winml.modelkit.models.families.input_decisions import decide_parts
 from winml.modelkit.models.live_module import refuse_without_values
-from winml.modelkit.models.parts import LoadedModel, ModelInfo, ModelPart
-from winml.modelkit.models.pipelines import diffusers_version, load_modules
+from winml.modelkit.models.parts import LoadedModel, ModelPart
+from winml.modelkit.models.pipelines import load_modules
 from winml.modelkit.models.random_weights import build_random_model, calibrate_batch_norms
 from winml.modelkit.models.request import ModelRequest
-from winml.modelkit.models.resolution import ResolvedModel, requested_dtype, resolve_model, with_plain_outputs
+from winml.modelkit.models.resolution import (
+    ResolvedModel,
+    model_info,
+    requested_dtype,
+    resolve_model,
+    with_plain_outputs,
+)
 from winml.modelkit.models.tensors import draw_tensors
 from winml.modelkit.ort.foreign_libraries import local_libraries
 from winml.modelkit.progress import Tell
@@ -134,47 +139,6 @@ def _load_parts(
         # The dtype of pickled weights is known only now, and inputs that are not indices have the same dtype.
         return decide_parts(model, checkpoint, resolved.decision.task, request), notes
     return resolved.parts_with(model), notes
-
-
-def model_info(resolved: ResolvedModel, request: ModelRequest) -> ModelInfo:
-    """Return the properties of a model besides its weights.
-
-    Raises:
-        CheckpointError: a file of the folder is a link that leads out of the folder, or no regular file.
-    """
-    source, decision = resolved.source, resolved.decision
-    class_name = type(resolved.model).__name__
-    if resolved.pipeline is not None:
-        return ModelInfo(
-            name_or_path=source.name,
-            class_name=class_name,
-            source_kind=source.kind,
-            library="diffusers",
-            library_version=diffusers_version(),
-            companions=resolved.pipeline.companions(),
-        )
-    if resolved.checkpoint is None or decision is None:
-        return ModelInfo(
-            source.name, class_name, "torch", str(torch.__version__), source_kind=source.kind, seed=request.seed
-        )
-    import transformers
-
-    return ModelInfo(
-        name_or_path=source.name,
-        class_name=class_name,
-        source_kind=source.kind,
-        library="transformers",
-        library_version=transformers.__version__,
-        task=decision.task,
-        task_rule=decision.rule,
-        model_type=resolved.checkpoint.config.model_type,
-        source_format=None if resolved.coded is None else resolved.coded.format.name,
-        revision=request.revision,
-        random_weights=request.random_weights,
-        seed=request.seed,
-        adapters=request.adapter,
-        companions=companion_files(source.path) if source.path is not None else {},
-    )
 
 
 def dtype_notes(model: torch.nn.Module, request: ModelRequest) -> tuple[str, ...]:

@@ -162,7 +162,7 @@ def load_program(path: Path, source_name: str) -> object:
     Raises:
         InputError: torch cannot read it.
     """
-    hint = "Save it again with this version of torch, or pass file.py:factory."
+    hint = "Save it again with this version of torch, or pass file.py:function."
     with foreign_parser(f"{source_name}: torch {torch.__version__} cannot read it", hint=hint):
         if _is_exported_program(path):
             with _without_code():

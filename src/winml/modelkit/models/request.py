@@ -64,7 +64,7 @@ class ModelRequest(LoadOptions):
     """Request for a model; :class:`LoadOptions` declares the options of loading."""
 
     model: str
-    """Hub id, checkpoint folder, ``config.json``, ``file.py:factory`` or ``package.module:factory``."""
+    """Hub id, checkpoint folder, ``config.json``, ``file.py:function`` or ``package.module:function``."""
     input_specs: tuple[InputTensorSpec, ...] | None = None
     """Descriptions of inputs; win over ``shape_config`` and ``batch_size``."""
     patches_inputs: Literal[True] | None = None
@@ -93,7 +93,7 @@ class ModelRequest(LoadOptions):
         if not isinstance(self.model, (str, os.PathLike)):
             raise UsageError(
                 f"model: expected a name or a path, got {self.model!r} ({type(self.model).__name__})",
-                hint="Pass a checkpoint folder, a Hub id or file.py:factory.",
+                hint="Pass a checkpoint folder, a Hub id or file.py:function.",
             )
         object.__setattr__(self, "model", os.fsdecode(self.model))
 
@@ -179,7 +179,7 @@ def resolve_source(request: ModelRequest, *, needs_weights: bool | None = None) 
     """
     name = request.model.strip()
     if not name:
-        raise UsageError("-m: empty model name", hint="Pass a checkpoint folder, a Hub id or file.py:factory.")
+        raise UsageError("-m: empty model name", hint="Pass a checkpoint folder, a Hub id or file.py:function.")
     needs_weights = not request.random_weights if needs_weights is None else needs_weights
     source = _factory_source(name) or _path_source(name, needs_weights) or _hub_source(name)
     _check_flags(source, request)
@@ -198,7 +198,7 @@ def _make_absolute(source: ModelSource) -> ModelSource:
 
 
 def _factory_source(name: str) -> ModelSource | None:
-    """Return the source of ``file.py:factory`` or ``package.module:factory``; `None` for other names.
+    """Return the source of ``file.py:function`` or ``package.module:function``; `None` for other names.
 
     Raises:
         ModelPathError: the script does not exist.
@@ -209,7 +209,7 @@ def _factory_source(name: str) -> ModelSource | None:
     if location.lower().endswith(".py"):
         path = named_path(location)
         if not path.is_file():
-            raise ModelPathError(f"{location}: no such file", hint="Pass an existing script as file.py:factory.")
+            raise ModelPathError(f"{location}: no such file", hint="Pass an existing script as file.py:function.")
         return ModelSource("script", name, path=path, factory=factory)
     if _DOTTED_NAME.match(location) and not named_path(name).exists():
         return ModelSource("script", name, module=location, factory=factory)
@@ -231,14 +231,14 @@ def _path_source(name: str, needs_weights: bool) -> ModelSource | None:
     if path.suffix.lower() == ".onnx":
         raise UsageError(
             f"{name}: is an ONNX file; this command exports PyTorch models",
-            hint="Pass its source: a checkpoint folder, config.json, Hub id or file.py:factory. Of an ONNX file, winml "
-            f"export only fixes dynamic dimensions: {opt.shape_config} '{{\"batch_size\": 1}}'.",
+            hint="Pass its source: a checkpoint folder, config.json, Hub id or file.py:function. Of an ONNX file, "
+            f"winml export only fixes dynamic dimensions: {opt.shape_config} '{{\"batch_size\": 1}}'.",
         )
     if path.is_file():
         return _file_source(name, path, needs_weights)
     if path.exists():
         raise ModelPathError(
-            f"{name}: is neither a file nor a folder", hint="Pass a checkpoint folder, config.json or file.py:factory."
+            f"{name}: is neither a file nor a folder", hint="Pass a checkpoint folder, config.json or file.py:function."
         )
     if _looks_like_path(name):
         raise ModelPathError(f"{name}: no such file or folder", hint=_missing_path_hint(path))
@@ -262,7 +262,7 @@ def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
         return ModelSource("config", name, path=path)
     if suffix == ".py":
         raise UsageError(
-            f"{name}: is a script without the name of a factory", hint=f"Pass {name}:NAME_OF_THE_FUNCTION."
+            f"{name}: is a script, and a function in it makes the model", hint=f"Pass {name}:NAME_OF_THE_FUNCTION."
         )
     if suffix == ".gguf":
         from winml.modelkit.models.checkpoints.quantized.gguf import gguf_folder  # only for GGUF files
@@ -276,7 +276,7 @@ def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
         raise ModelPathError(f"{name}: is a weights file, which does not define a model", hint=hint)
     raise ModelPathError(
         f"{name}: is not a model file",
-        hint=f"Pass a folder with {CHECKPOINT_CONFIG_NAME}, file.py:factory or, where supported, an ONNX file.",
+        hint=f"Pass an ONNX file, a folder with {CHECKPOINT_CONFIG_NAME}, or file.py:function.",
     )
 
 
@@ -293,7 +293,7 @@ def _hub_source(name: str) -> ModelSource:
     if not _HUB_ID.match(name) or any(part in name for part in _NEVER_IN_HUB_IDS) or name.endswith(".git"):
         raise ModelPathError(
             f"{name}: neither an existing path nor a Hub id",
-            hint="Pass a checkpoint folder, config.json, owner/name, file.py:factory or package.module:factory.",
+            hint="Pass a checkpoint folder, config.json, owner/name, file.py:function or package.module:function.",
         )
     return ModelSource("hub", name)
 
@@ -551,7 +551,7 @@ def exported_from(metadata: Mapping[str, str], file_label: str, hint: str = "", 
 
     option = option or f"{opt.baseline} pytorch"
     hint = (
-        hint or f"Pass the model: -m with a Hub id, checkpoint folder or file.py:factory, and {opt.baseline} pytorch."
+        hint or f"Pass the model: -m with a Hub id, checkpoint folder or file.py:function, and {opt.baseline} pytorch."
     )
     record = model_record(metadata)
     if "name_or_path" not in record:

@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from torch.export import ExportedProgram
 
 from winml.modelkit.errors import (
@@ -39,6 +40,7 @@ from winml.modelkit.errors import (
 from winml.modelkit.file_names import CHECKPOINT_CONFIG_NAME
 from winml.modelkit.models import live_module
 from winml.modelkit.models.checkpoints.adapters import Adapter, read_adapters
+from winml.modelkit.models.checkpoints.companion_files import companion_files
 from winml.modelkit.models.checkpoints.config import (
     CheckpointConfig,
     build_error,
@@ -51,7 +53,6 @@ from winml.modelkit.models.checkpoints.config import (
     with_config_of_class,
 )
 from winml.modelkit.models.checkpoints.hub import snapshot_folder
-from winml.modelkit.models.checkpoints.merging import check_adapters
 from winml.modelkit.models.checkpoints.pipeline_files import PipelineFiles, read_pipeline_files
 from winml.modelkit.models.checkpoints.quantized.formats import CodedCheckpoint, read_coded_checkpoint
 from winml.modelkit.models.checkpoints.task import TaskDecision, resolve_custom_task, resolve_task
@@ -65,16 +66,17 @@ from winml.modelkit.models.inputs.dynamic_axes import open_axes
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments, arguments_of_names
 from winml.modelkit.models.inputs.shape_run import REFUSALS
 from winml.modelkit.models.inputs.sizes import SEPARATOR
-from winml.modelkit.models.library_access import import_losses
 from winml.modelkit.models.load_options import Dtype
-from winml.modelkit.models.parts import ModelPart
-from winml.modelkit.models.pipelines import build_modules, has_fractional_timesteps
+from winml.modelkit.models.parts import ModelInfo, ModelPart
+from winml.modelkit.models.pipelines import build_modules, diffusers_version, has_fractional_timesteps
 from winml.modelkit.models.programs import load_program, open_program
 from winml.modelkit.models.request import ModelRequest, ModelSource, check_folder, resolve_source
 from winml.modelkit.onnx.files.named_paths import restored_working_directory
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.options import suggest
 from winml.modelkit.ort.foreign_libraries import local_libraries, quiet_libraries
+from winml.modelkit.ort.library_imports import import_losses
+from winml.modelkit.ort.shared_settings import attributes_replaced
 from winml.modelkit.progress import Tell
 from winml.modelkit.tags.torch_modules import unwrap_compiled
 
@@ -203,7 +205,10 @@ def resolve_model(
             dtype = torch.float32
         model = _build_without_storage(model_class, checkpoint.config, dtype)
         adapters = read_adapters(request.adapter)
-        check_adapters(model, adapters)
+        if adapters:
+            from winml.modelkit.models.checkpoints.merging import check_adapters
+
+            check_adapters(model, adapters)
         unknown_dtype = dtype is None and folder is not None
         parts = decide_parts(model, checkpoint, decision.task, request)
         _refuse_swapping_in_parts(adapters, parts)
@@ -219,6 +224,47 @@ def resolve_model(
         is_widened=is_widened,
         coded=coded,
         adapters=adapters,
+    )
+
+
+def model_info(resolved: ResolvedModel, request: ModelRequest) -> ModelInfo:
+    """Return the properties of a model besides its weights.
+
+    Raises:
+        CheckpointError: a file of the folder is a link that leads out of the folder, or no regular file.
+    """
+    source, decision = resolved.source, resolved.decision
+    class_name = type(resolved.model).__name__
+    if resolved.pipeline is not None:
+        return ModelInfo(
+            name_or_path=source.name,
+            class_name=class_name,
+            source_kind=source.kind,
+            library="diffusers",
+            library_version=diffusers_version(),
+            companions=resolved.pipeline.companions(),
+        )
+    if resolved.checkpoint is None or decision is None:
+        return ModelInfo(
+            source.name, class_name, "torch", str(torch.__version__), source_kind=source.kind, seed=request.seed
+        )
+    import transformers
+
+    return ModelInfo(
+        name_or_path=source.name,
+        class_name=class_name,
+        source_kind=source.kind,
+        library="transformers",
+        library_version=transformers.__version__,
+        task=decision.task,
+        task_rule=decision.rule,
+        model_type=resolved.checkpoint.config.model_type,
+        source_format=None if resolved.coded is None else resolved.coded.format.name,
+        revision=request.revision,
+        random_weights=request.random_weights,
+        seed=request.seed,
+        adapters=request.adapter,
+        companions=companion_files(source.path) if source.path is not None else {},
     )
 
 
@@ -400,7 +446,9 @@ def _build_without_storage(model_class: Any, config: Any, dtype: torch.dtype | N
         # The default implementations of experts read values, which do not exist here; the modules are the same.
         config._experts_implementation = "batched_mm"
     try:
-        with torch.device("meta"), warnings.catch_warnings():
+        # torch's modules initialize their parameters when they are made, which have no values here.
+        initial = [(nn.init, name, _keep_tensor) for name in vars(nn.init) if name.endswith("_") and name[0] != "_"]
+        with torch.device("meta"), attributes_replaced(*initial), warnings.catch_warnings():
             # The warnings concern tensors without elements; the forward refuses such a config with a clearer error.
             warnings.simplefilter("ignore")
             model: torch.nn.Module = model_class._from_config(config, dtype=dtype)
@@ -413,6 +461,11 @@ def _build_without_storage(model_class: Any, config: Any, dtype: torch.dtype | N
             hint="Correct the sizes in the config.",
         )
     return with_plain_outputs(model.eval())
+
+
+def _keep_tensor(tensor: torch.Tensor, *_arguments: object, **_keywords: object) -> torch.Tensor:
+    """Initialize nothing."""
+    return tensor
 
 
 def _resolve_script(source: ModelSource, request: ModelRequest, report: Tell) -> ResolvedModel:
@@ -646,7 +699,7 @@ def _import_module(name: str, source_name: str) -> ModuleType:
         if isinstance(cause, ModuleNotFoundError) and cause.name and f"{name}.".startswith(f"{cause.name}."):
             raise ModelPathError(
                 f"{source_name}: no module {name!r}",
-                hint="Install the package, run in the folder that holds it, or pass file.py:factory.",
+                hint="Install the package, run in the folder that holds it, or pass file.py:function.",
             ) from cause
         raise
 

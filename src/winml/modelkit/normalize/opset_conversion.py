@@ -37,7 +37,7 @@ def convert_opset(model: ir.Model, target: int) -> tuple[ir.Model, tuple[str, ..
     converted = model.clone()
     if current_opset is not None and current_opset < _FREE_BROADCASTS <= target:
         _align_broadcasts(converted)
-    reason = _convert_in_place(converted, target)
+    reason = convert_in_place(converted, target)
     if converted.opset_imports.get("") != target:
         raise OptimizeError(
             f"cannot convert opset {current_opset} to {target}: {reason}",
@@ -97,8 +97,11 @@ def _align_broadcast(node: ir.Node) -> None:
     node.outputs[0].shape, node.outputs[0].type = first.shape, first.type
 
 
-def _convert_in_place(model: ir.Model, target: int) -> str:
-    """Convert in place as far as possible; return the last failure, in case the opset was not reached."""
+def convert_in_place(model: ir.Model, target: int) -> str:
+    """Convert in place as far as possible; return the last failure, in case the opset was not reached.
+
+    Metadata of nodes that onnx's converter has to convert is lost.
+    """
     # Imported on demand: most graphs retain their opset, and the import takes a third of a second.
     from onnxscript import version_converter
 
@@ -113,14 +116,14 @@ def _convert_in_place(model: ir.Model, target: int) -> str:
     logger = logging.getLogger(version_converter.__name__)
     logger.addFilter(collect_failure)
     # The converters read no types of maps.
-    makers, imports = detach_maps(model), dict(model.opset_imports)
+    detached, imports = detach_maps(model), dict(model.opset_imports)
     try:
         version_converter.convert_version(model, target, fallback=True)
     except (ValueError, RuntimeError) as error:
         failures.append(_failure_reason(error))
     finally:
         logger.removeFilter(collect_failure)
-        attach_maps(model, makers, imports)
+        attach_maps(model, detached, imports)
     return failures[-1] if failures else "no converter supports both versions"
 
 

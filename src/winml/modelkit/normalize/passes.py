@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import onnx
@@ -14,7 +13,7 @@ from onnx_ir.passes.common import NameFixPass, _c_api_utils
 from winml.modelkit.onnx.coded_weights import CodedTensor
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor
 from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
-from winml.modelkit.onnx.map_types import deserialize_model
+from winml.modelkit.onnx.map_types import deserialize_model, restore_map_types
 from winml.modelkit.onnx.operators import is_operator, producer_of
 from winml.modelkit.onnx.weights import add_initializer, computed_tensor
 from winml.modelkit.tags.tagging import all_nodes
@@ -351,7 +350,11 @@ class InferredShapesPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Infer shapes; an error of onnx is raised unchanged."""
         # Not strict: one operator without an inference function would stop the inference of all others.
-        infer = partial(onnx.shape_inference.infer_shapes, check_type=False, strict_mode=False, data_prop=True)
+        options = {"check_type": False, "strict_mode": False, "data_prop": True}
+
+        def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
+            return onnx.shape_inference.infer_shapes(restore_map_types(proto, model), **options)
+
         for node in all_nodes(model):
             for value in node.outputs:
                 if value.type is None:

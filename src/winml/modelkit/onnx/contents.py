@@ -23,6 +23,9 @@ ShapeTable = Mapping[str, Shape]
 Place = Literal["graph", "subgraph", "function"]
 """Location of a node; the file does not state how often a node in a subgraph runs."""
 
+VALUE_FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+"""Fields of a tensor that hold its values. Strings are always read: no other field states their size."""
+
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}
 """ONNX's names of two types → numpy's, which FORMATS uses; the other names are equal."""
 

@@ -7,11 +7,14 @@ Runtime infers it. The type stays with the value, and is written again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 import onnx_ir as ir
 
 from winml.modelkit.onnx.contents import subgraphs
+from winml.modelkit.onnx.sparse_tensors import make_dense
 
 _KEY = "type with a map"
 """Key of ``ir.Value.meta``, which no file contains: the type of a value, a ``TypeProto``."""
@@ -20,10 +23,13 @@ _KEY = "type with a map"
 def deserialize_model(proto: onnx.ModelProto) -> ir.Model:
     """Convert a model to a graph; types with maps are removed from the model and remembered.
 
+    Sparse tensors of the model become dense.
+
     Raises:
         ValueError: the model is no valid graph. Other errors of onnx_ir occur as well.
     """
     types = {value.name: _take_type(value) for value in _values(proto.graph) if _contains_map(value.type)}
+    make_dense(proto)
     model = ir.serde.deserialize_model(proto)
     if types:
         for value in (*model.graph.inputs, *model.graph.outputs):
@@ -34,7 +40,11 @@ def deserialize_model(proto: onnx.ModelProto) -> ir.Model:
 
 def serialize_model(model: ir.Model) -> onnx.ModelProto:
     """Convert a graph to a model, with the types of maps."""
-    proto = ir.serde.serialize_model(model)
+    return restore_map_types(ir.serde.serialize_model(model), model)
+
+
+def restore_map_types(proto: onnx.ModelProto, model: ir.Model) -> onnx.ModelProto:
+    """Set the types of maps of a serialized graph, in place, and return it; onnx crashes on inputs without a type."""
     types = {
         value.name: value.meta[_KEY] for value in (*model.graph.inputs, *model.graph.outputs) if _KEY in value.meta
     }
@@ -44,11 +54,26 @@ def serialize_model(model: ir.Model) -> onnx.ModelProto:
     return proto
 
 
-def detach_maps(model: ir.Model) -> dict[int, ir.Node]:
+def save_model(model: ir.Model, path: Path, data_name: str) -> None:
+    """Write a graph with the types of maps, its weights into a data file beside it."""
+    ir.save(model, path, external_data=data_name)
+    if any(_KEY in value.meta for value in (*model.graph.inputs, *model.graph.outputs)):
+        onnx.save(restore_map_types(onnx.load(path, load_external_data=False), model), path)
+
+
+class DetachedMaps(NamedTuple):
+    """Values with maps that were taken out of a graph."""
+
+    makers: Mapping[int, ir.Node]
+    """Position among the outputs of the graph → node of a map."""
+    inputs: Mapping[int, onnx.TypeProto]
+    """Position among the inputs of the graph → type of a map."""
+
+
+def detach_maps(model: ir.Model) -> DetachedMaps:
     """Remove the nodes whose outputs are maps and outputs of the graph, in place; their inputs become outputs instead.
 
-    Returns:
-        Position among the outputs of the graph → node, for :func:`attach_maps`.
+    Inputs that are maps get the type of a tensor: without a type, onnx crashes.
     """
     outputs, makers = model.graph.outputs, dict[int, ir.Node]()
     for position, value in enumerate(outputs):
@@ -58,18 +83,24 @@ def detach_maps(model: ir.Model) -> dict[int, ir.Node]:
             outputs[position] = source
             model.graph.remove(maker)
             makers[position] = maker
-    return makers
+    inputs = {number: value.meta[_KEY] for number, value in enumerate(model.graph.inputs) if _KEY in value.meta}
+    for number in inputs:
+        model.graph.inputs[number].type = ir.TensorType(ir.DataType.FLOAT)
+    return DetachedMaps(makers, inputs)
 
 
-def attach_maps(model: ir.Model, makers: Mapping[int, ir.Node], imports: Mapping[str, int]) -> None:
-    """Insert the removed nodes of maps, in place; the graph may have been replaced since.
+def attach_maps(model: ir.Model, detached: DetachedMaps, imports: Mapping[str, int]) -> None:
+    """Insert the removed nodes and types of maps, in place; the graph may have been replaced since.
 
     Args:
         model: The model.
-        makers: Position among the outputs of the graph → node.
+        detached: The nodes and types.
         imports: Opsets of the model before; those of the nodes may have been removed as unused.
     """
-    for position, maker in makers.items():
+    for number, map_type in detached.inputs.items():
+        value = model.graph.inputs[number]
+        value.type, value.meta[_KEY] = None, map_type
+    for position, maker in detached.makers.items():
         model.opset_imports.setdefault(maker.domain, imports[maker.domain])
         maker.replace_input_with(0, model.graph.outputs[position])
         model.graph.append(maker)

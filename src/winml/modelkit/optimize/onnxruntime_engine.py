@@ -18,6 +18,7 @@ from winml.modelkit.file_names import unfinished_data_path
 from winml.modelkit.onnx.files.graph_reading import load_foreign
 from winml.modelkit.onnx.files.output_files import FULL_DISK_ERRORS
 from winml.modelkit.onnx.files.recovery import temporary_folder
+from winml.modelkit.onnx.map_types import save_model
 from winml.modelkit.onnx.stage import restore_description
 from winml.modelkit.optimize.capabilities import CAPABILITIES, UNUSED_TRANSFORMERS, Capability
 from winml.modelkit.ort.sessions import rewrite_file
@@ -53,7 +54,7 @@ def rewrite_with_onnxruntime(
         sent_file, returned_file = folder / _SENT, folder / _RETURNED
         try:
             with _shared_weights_as_inputs(model):
-                ir.save(model, sent_file, external_data=unfinished_data_path(sent_file).name)
+                save_model(model, sent_file, unfinished_data_path(sent_file).name)
             rewrite_file(
                 sent_file,
                 returned_file,
@@ -69,7 +70,7 @@ def rewrite_with_onnxruntime(
             raise _write_failure(error) from error
         rewritten = load_foreign(returned_file)
         _restore_shared_weights(rewritten, model)
-        _keep_weights(rewritten, model, ir.load(sent_file))
+        _keep_weights(rewritten, model, load_foreign(sent_file))
     report = carry_tags(model, rewritten)
     restore_description(rewritten, model)
     return rewritten, report.notes

@@ -8,12 +8,11 @@ accepted ones are used from then on.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +31,7 @@ from winml.modelkit.ort.graph_inputs import (
     sizes_by_key,
 )
 from winml.modelkit.ort.sessions import Session
-from winml.modelkit.ort.stored_samples import stored_samples
+from winml.modelkit.ort.stored_samples import stored_samples, unused_note
 
 _LARGE_DIMENSIONS = frozenset({"height", "width", "audio_length", "num_frames", "num_channels", "num_mel_bins"})
 _EQUAL_SIZES = (4, 1, 8, 16, 32, 64)
@@ -63,6 +62,13 @@ class AcceptedInputs:
     """Sentence on values that differ from those drawn by default."""
     is_stored: bool = False
     """True for a sample stored beside the model."""
+    unused: str = ""
+    """Sentence on a sample stored beside the model that is not used; of the first inputs."""
+
+    @property
+    def notes(self) -> str:
+        """All sentences."""
+        return " ".join(filter(None, (self.note, self.unused)))
 
 
 def accepted_inputs(session: Session, seed: int, requested: Mapping[str, int]) -> Iterator[AcceptedInputs]:
@@ -81,8 +87,8 @@ def accepted_inputs(session: Session, seed: int, requested: Mapping[str, int]) -
     search = _Search(session, seed, requested)
     count = 0
     for accepted in itertools.chain(search.stored() if not requested else (), search.accepted()):
+        yield accepted if count else replace(accepted, unused=search.unused)
         count += 1
-        yield accepted
     if not count:
         refusal = search.refusals[0] if search.refusals else StageError("it has no inputs that can be generated")
         # The user's sizes are refused, which is no lack of samples.
@@ -106,15 +112,21 @@ class _Search:
         self._note = ""
         self._count = 0
         self.refusals: list[StageError | UsageError] = []
+        self.unused = ""
+        """Sentence on a stored sample that is not used."""
 
     def stored(self) -> Iterator[AcceptedInputs]:
         """Yield the samples stored beside the model that the graph accepts."""
         samples = stored_samples(self._session.source_path, self._inputs)
+        self.unused = samples.unused
         for feeds in samples.feeds:
-            with contextlib.suppress(StageError):
+            try:
                 outputs = self._session.run(feeds)
-                sizes = {key: size for _, key, size in named_sizes(self._inputs, feeds)}
-                yield AcceptedInputs(self._inputs, sizes, feeds, outputs, samples.note, is_stored=True)
+            except StageError as error:
+                self.unused = self.unused or unused_note(samples.name, error.message)
+                continue
+            sizes = {key: size for _, key, size in named_sizes(self._inputs, feeds)}
+            yield AcceptedInputs(self._inputs, sizes, feeds, outputs, samples.note, is_stored=True)
 
     def accepted(self) -> Iterator[AcceptedInputs]:
         """Yield accepted inputs: with values as drawn by default at all sizes, else at sizes or values tried later."""
@@ -291,7 +303,8 @@ def _usual_sizes(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]
     yield {**{name: position for position, name in enumerate(names, start=2)}, **fixed}
     if large:
         larger = {name: size + _LARGE_STEP for name, size in large.items()}
-        yield {**{name: position for position, name in enumerate(names, start=5)}, **larger, **requested}
+        # One row: attention over pixels, as in autoencoders, takes memory by the square of their number.
+        yield {**{name: position for position, name in enumerate(names, start=1)}, **larger, **requested}
     yield {**{name: position for position, name in enumerate(names, start=5)}, **fixed}
     # Sizes that a graph requires to be equal without stating it.
     for size in _EQUAL_SIZES:

@@ -69,6 +69,9 @@ _DEFAULT_SIZES: Mapping[str, int] = {
     "num_frames": AUDIO_FRAMES,
     "num_mel_bins": MEL_BINS,
     "audio_length": SAMPLING_RATE_HZ,
+    # Points that the pipeline of transformers passes in one run, for an object each.
+    "point_batch_size": 64,
+    "nb_points_per_image": 1,
 }
 """Name of a dynamic dimension → default size for running a graph."""
 

@@ -38,12 +38,15 @@ def local_files_only() -> Iterator[None]:
     if not has_transformers():
         yield
         return
+    # Kernels are for PyTorch, and the module is imported only with it.
+    if has_torch := importlib.util.find_spec("torch") is not None:
+        from winml.modelkit.ort.library_imports import import_transformers
+
+        import_transformers()
     from huggingface_hub import constants
     from transformers import dynamic_module_utils
 
-    # Kernels are for PyTorch, and the module is imported only with it.
-    has_kernels = importlib.util.find_spec("torch") is not None
-    hub_kernels: Any = importlib.import_module(_KERNELS) if has_kernels else SimpleNamespace(get_kernel=None)
+    hub_kernels: Any = importlib.import_module(_KERNELS) if has_torch else SimpleNamespace(get_kernel=None)
     # The only function that loads a kernel; its callers look it up on use.
     was_offline, get_kernel = constants.HF_HUB_OFFLINE, hub_kernels.get_kernel
     # Seconds that transformers waits for an answer to its question whether code may run. At 0 it refuses without a

@@ -14,6 +14,8 @@ import functools
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.files.reading import read_referring, read_structure, refer_to_data
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.onnx.files.wire_format import varint
+from winml.modelkit.onnx.random_numbers import FIXABLE_OPERATORS, fix_random_numbers
 from winml.modelkit.onnx.weights import to_weightless
 from winml.modelkit.onnx.widening import widen_floats
 from winml.modelkit.ort.host import saturates_integer_sums
@@ -219,6 +222,29 @@ def session_of_graph(model: ir.Model, path: Path, *, prepack: bool = True, optim
     return GraphSessions(model).open(model, name=str(path), prepack=prepack, optimize=optimize)
 
 
+_fixes_numbers: ContextVar[bool] = ContextVar("fixes_numbers", default=False)
+
+
+@contextmanager
+def fixed_random_numbers() -> Iterator[None]:
+    """Fix the random numbers of graphs that :func:`open_session` opens on the CPU until the block ends."""
+    token = _fixes_numbers.set(True)
+    try:
+        yield
+    finally:
+        _fixes_numbers.reset(token)
+
+
+def are_numbers_fixed() -> bool:
+    """Return True in a block of :func:`fixed_random_numbers`."""
+    return _fixes_numbers.get()
+
+
+def draws_numbers(path: Path) -> bool:
+    """Return True if a graph draws random numbers that can be fixed."""
+    return any(node.op_type in FIXABLE_OPERATORS for node in proto_nodes(read_structure(path)))
+
+
 def open_session(
     path: Path,
     *,
@@ -251,10 +277,14 @@ def open_session(
         InputError: it, or a data file it names, is damaged or missing.
         StageError: ONNX Runtime cannot load the graph.
     """
-    if tuple(providers) == CPU and (widened := widened_graph(path, rounds_halves=as_device)) is not None:
-        values = {value.name: value for node in widened.graph for value in node.outputs}
-        widened.graph.outputs.extend(values[name] for name in outputs)
-        return session_of_graph(widened, path, optimize=not as_written)
+    changed = widened_graph(path, rounds_halves=as_device) if tuple(providers) == CPU else None
+    if are_numbers_fixed() and tuple(providers) == CPU and draws_numbers(path):
+        changed = changed or load_by_reference(path)
+        fix_random_numbers(changed)
+    if changed is not None:
+        values = {value.name: value for node in changed.graph for value in node.outputs}
+        changed.graph.outputs.extend(values[name] for name in outputs)
+        return session_of_graph(changed, path, optimize=not as_written)
     session_arguments: dict[str, Any] = {
         "name": str(path),
         "providers": providers,

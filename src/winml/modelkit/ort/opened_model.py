@@ -258,9 +258,9 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
             return options  # the run with the user's sizes states the reason
         raise
     if accepted.is_stored:
-        return replace(options, fitting_feeds=accepted.feeds, fitting_note=accepted.note)
+        return replace(options, fitting_feeds=accepted.feeds, fitting_note=accepted.notes)
     fitting = {name: accepted.sizes[name] for name in settled.chosen if name in accepted.sizes}
-    return replace(options, fitting_sizes=fitting, fitting_inputs=accepted.inputs, fitting_note=accepted.note)
+    return replace(options, fitting_sizes=fitting, fitting_inputs=accepted.inputs, fitting_note=accepted.notes)
 
 
 def _find_fitting_run(session: Session, options: RunOptions) -> RunOptions:

@@ -47,6 +47,10 @@ def to_feed_objects(feeds: Arrays) -> dict[str, Any]:
     return {name: array if array.dtype.kind in "USO" else to_ort_value(array) for name, array in feeds.items()}
 
 
+MAP_KEYS = ".keys"
+"""End of the name of an array with the keys of maps."""
+
+
 def object_arrays(outputs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Array]]:
     """Yield the arrays of outputs that are tensors, sequences or maps, by name.
 
@@ -65,7 +69,7 @@ def object_arrays(outputs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Arr
             values = np.asarray(rows if is_maps else rows[0])
             # Specified by ZipMap: its floats are float32; ONNX Runtime returns Python's.
             yield name, values.astype(np.float32) if values.dtype == np.float64 else values
-            yield f"{name}.keys", np.asarray(keys)
+            yield f"{name}{MAP_KEYS}", np.asarray(keys)
         elif isinstance(value, list):
             yield from object_arrays((f"{name}[{number}]", entry) for number, entry in enumerate(value))
         else:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml.modelkit.arrays import Array, Arrays
-from winml.modelkit.errors import WinMLError
+from winml.modelkit.errors import WinMLError, first_line
 from winml.modelkit.file_names import proof_paths
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.options import read_json_file
-from winml.modelkit.ort.graph_inputs import takes_array
+from winml.modelkit.ort.graph_inputs import array_words, takes_array
 
 _TEST_DATA = re.compile(r"test_data_set_(\d+)")
 """Specified by ONNX: folder of a sample, from 0."""
@@ -34,11 +34,18 @@ class StoredSamples:
     feeds: tuple[Arrays, ...] = ()
     name: str = ""
     """Name of their folder."""
+    unused: str = ""
+    """Sentence on the first sample that is not used, and the reason."""
 
     @property
     def note(self) -> str:
         """Sentence on the origin of the samples."""
         return f"Inputs are those of {self.name}, beside the model."
+
+
+def unused_note(name: str, reason: str) -> str:
+    """Return a sentence on a sample beside a model that is not used."""
+    return f"The sample in {name} beside the model is not used: {reason.rstrip('.')}."
 
 
 def stored_samples(model: Path | None, inputs: Sequence[InputTensorSpec]) -> StoredSamples:
@@ -53,23 +60,38 @@ def stored_samples(model: Path | None, inputs: Sequence[InputTensorSpec]) -> Sto
     from google.protobuf.message import DecodeError
 
     folder, names = model.absolute().parent, [spec.name for spec in inputs]
+    unused = ""
     for name, read in (("test_data_set_0", _test_data), ("the proof", _proof_inputs)):
+        samples: list[Arrays] = []
         try:
-            samples = [sample for sample in read(folder, names) if _fits(sample, inputs)]
-        except (WinMLError, ForeignNameError, OSError, KeyError, TypeError, ValueError, DecodeError):
-            continue  # a damaged file is no sample; the inputs are generated
+            for own_name, sample in read(folder, names):
+                if reason := _unfit_words(sample, inputs):
+                    unused = unused or unused_note(own_name, reason)
+                else:
+                    samples.append(sample)
+        except (WinMLError, ForeignNameError, OSError, KeyError, TypeError, ValueError, DecodeError) as error:
+            # The inputs are generated.
+            unused, samples = unused or unused_note(name, _damage_words(error)), []
         if samples:
             others = f" to {len(samples) - 1}" if len(samples) > 1 and read is _test_data else ""
-            return StoredSamples(tuple(samples), f"{name}{others}")
-    return StoredSamples()
+            return StoredSamples(tuple(samples), f"{name}{others}", unused)
+    return StoredSamples(unused=unused)
 
 
-def _fits(sample: Arrays, inputs: Sequence[InputTensorSpec]) -> bool:
-    return all(takes_array(spec, sample[spec.name]) for spec in inputs)
+def _unfit_words(sample: Arrays, inputs: Sequence[InputTensorSpec]) -> str:
+    """Return the first input that a sample does not fit, as a clause; ``""`` if it fits all."""
+    unfit = (spec for spec in inputs if not takes_array(spec, sample[spec.name]))
+    return next((f"input {spec.name} takes {spec.words}, not {array_words(sample[spec.name])}" for spec in unfit), "")
 
 
-def _test_data(folder: Path, names: Sequence[str]) -> Iterator[Arrays]:
-    """Yield the test data of ONNX in a folder."""
+def _damage_words(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"{Path(error.filename).name} is missing"
+    return first_line(error)
+
+
+def _test_data(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, Arrays]]:
+    """Yield name and values of the test data of ONNX in a folder."""
     import onnx
 
     numbers = sorted(int(match[1]) for path in folder.iterdir() if (match := _TEST_DATA.fullmatch(path.name)))
@@ -79,28 +101,35 @@ def _test_data(folder: Path, names: Sequence[str]) -> Iterator[Arrays]:
             path = file_below(folder, f"test_data_set_{number}/input_{position}.pb")
             tensor = onnx.TensorProto.FromString(path.read_bytes())
             if tensor.data_location == onnx.TensorProto.EXTERNAL:
-                raise ValueError(f"{path}: refers to another file")
+                raise ValueError(f"{path.name} refers to another file")
             array = onnx.numpy_helper.to_array(tensor)
             sample[name] = array.astype(object) if array.dtype.kind in "SU" else array
-        yield sample
+        yield f"test_data_set_{number}", sample
 
 
-def _proof_inputs(folder: Path, names: Sequence[str]) -> Iterator[Arrays]:
-    """Yield the user's inputs in the proof in a folder."""
+def _proof_inputs(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, Arrays]]:
+    """Yield the user's inputs in the proof in a folder.
+
+    Raises:
+        ValueError: the proof is damaged, or none of its parts has these inputs.
+    """
     record_path, tensors_path = proof_paths(folder)
     if not record_path.is_file():
         return
     from safetensors import SafetensorError, safe_open
 
     record = read_json_file(record_path)
+    parts = {part["name"]: sorted(spec["name"] for spec in part["inputs"]) for part in record["parts"]}
+    fitting = [part for part in record["parts"] if parts[part["name"]] == sorted(names)]
+    users = [part for part in record["parts"] if part["samples"]["source"] in _USER_DATA]
+    if users and not fitting:
+        raise ValueError(f"it has inputs {', '.join(parts[users[0]['name']])}, and the graph takes {', '.join(names)}")
     try:
-        with safe_open(file_below(folder, tensors_path.relative_to(folder)), framework="numpy") as tensors:
-            for part in record["parts"]:
-                samples, inputs = part["samples"], [spec["name"] for spec in part["inputs"]]
-                if samples["source"] in _USER_DATA and sorted(inputs) == sorted(names):
-                    for number in range(samples["count"]):
-                        key = f"{part['name']}/inputs/{number}"
-                        yield {name: tensors.get_tensor(f"{key}/{name}") for name in names}
-                    return
+        for part in (part for part in users if part in fitting):
+            with safe_open(file_below(folder, tensors_path.relative_to(folder)), framework="numpy") as tensors:
+                for number in range(part["samples"]["count"]):
+                    key = f"{part['name']}/inputs/{number}"
+                    yield "the proof", {name: tensors.get_tensor(f"{key}/{name}") for name in names}
+            return
     except SafetensorError as error:
         raise ValueError(str(error)) from error

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 @click.command(name="perf", cls=WinMLCommand)
 @_options.model_option(
-    "ONNX file, build folder, Hub id, checkpoint or factory. A factory is file.py:function or package.module:function."
+    "ONNX file, build folder, Hub id, checkpoint or file.py:function. The function, or package.module:function, "
+    "returns the model."
 )
 @_options.option(
     "others",

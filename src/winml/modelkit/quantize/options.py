@@ -96,7 +96,7 @@ def _read_budget(text: str) -> BitBudget:
         example = f"For example {opt.budget} 4.5bits."
         if match is not None and match[2] in SIZE_UNITS:
             example = f"A size is {opt.max_size} {text.strip()}."
-        elif re.fullmatch(r"\d+(\.\d+)?", text.strip()):
+        elif re.fullmatch(r"\d+(\.\d+)?", text.strip()) and float(text) <= 32:  # bits of float32
             example = f"Did you mean {opt.budget} {text.strip()}bits?"
         elif text.strip().lower() == "smallest":
             example = f"Did you mean {opt.budget} smallest?"
@@ -550,12 +550,13 @@ class QuantizeOptions(QuantizeFields, Options):
                 continue
             default = type(self).model_fields[name].get_default(call_default_factory=True, validated_data={})
             if value != default and not set(readers) & set(modes):
+                flag = _spell_flag(name, value)
                 raise UsageError(
-                    f"{_spell_flag(name, value)} does not apply to " + (" and ".join(modes) or f"{opt.kv_cache} alone"),
-                    hint=self._suggest_use(name, readers),
+                    f"{flag} does not apply to " + (" and ".join(modes) or f"{opt.kv_cache} alone"),
+                    hint=self._suggest_use(name, flag, readers),
                 )
 
-    def _suggest_use(self, name: str, readers: Sequence[precisions.Mode]) -> str:
+    def _suggest_use(self, name: str, flag: str, readers: Sequence[precisions.Mode]) -> str:
         """Suggest options that make an unread option effective."""
         hints = []
         if name in _OF_SAMPLES and "weight-only" in self.modes():
@@ -565,7 +566,7 @@ class QuantizeOptions(QuantizeFields, Options):
             fitting = [mode for mode in modes if mode in self.base.modes]
             names = [spec.name for spec in precisions.PRECISIONS.values() if spec.modes and spec.modes[0] in modes]
             hints.append(f"{opt.mode} {' or '.join(fitting)}" if fitting else f"{opt.precision} {' or '.join(names)}")
-        return f"Use {', or '.join(hints)}; or omit it." if hints else "Omit it."
+        return f"Use {', or '.join(hints)}; or omit {flag}." if hints else "Omit it."
 
     @property
     def has_open_mode(self) -> bool:

@@ -487,8 +487,9 @@ def refuse_quantized(model: ir.Model, options: QuantizeOptions) -> None:
             suggestion = (
                 "" if node.op_type in ROUNDING_OPERATORS else f" {opt.precision} {FLOAT16} converts the other weights."
             )
+            name = f"node {node.name}" if node.name else "a node without a name"
             raise InputError(
-                f"the graph is already quantized: node {node.name or '?'} is a {node.op_type}",
+                f"the graph is already quantized: {name} is a {node.op_type}",
                 hint=f"Quantize its floating-point source file.{suggestion}",
             )
 
@@ -499,13 +500,19 @@ def _join_reasons(planned: Sequence[PlannedNode]) -> str:
     return "; ".join(reasons) or "no node reads a floating-point weight of two or more dimensions"
 
 
+WIDE_WEIGHTS = "the weights are float64, expected float32, float16 or bfloat16"
+"""Reason for a graph without a weight to quantize."""
+
+
+def has_wide_weights(model: ir.Model) -> bool:
+    """Return True if an initializer is float64."""
+    return any(value.dtype == ir.DataType.DOUBLE for value in model.graph.initializers.values())
+
+
 def _no_weights_error(model: ir.Model) -> UsageError:
     """Create the error of a graph in which no node reads a weight that a mode can quantize."""
-    if any(value.dtype == ir.DataType.DOUBLE for value in model.graph.initializers.values()):
-        return UsageError(
-            "no node to quantize: the weights are float64, expected float32, float16 or bfloat16",
-            hint="Export the model in float32.",
-        )
+    if has_wide_weights(model):
+        return UsageError(f"no node to quantize: {WIDE_WEIGHTS}", hint="Export the model in float32.")
     return UsageError(
         "no node to quantize: no node reads a float32, float16 or bfloat16 weight of two or more dimensions",
         hint=f"Quantization reduces such weights; {opt.precision} {FLOAT16} converts other values as well.",

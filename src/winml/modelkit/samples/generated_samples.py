@@ -29,7 +29,7 @@ from winml.modelkit.onnx.bundle import PartDescription, read_part_description
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.decoding.decoder import DecoderGraph, GraphCache
 from winml.modelkit.ort.decoding.inputs import TOKEN_IDS, inputs_of_file
-from winml.modelkit.ort.decoding.parts import EncoderDecoder, VisionLanguageDecoder
+from winml.modelkit.ort.decoding.parts import EncoderDecoder, TokenEmbedder, VisionLanguageDecoder
 from winml.modelkit.ort.default_sizes import IMAGE_EDGE, SAMPLING_RATE_HZ
 from winml.modelkit.ort.graph_inputs import graph_inputs, sizes_by_key
 from winml.modelkit.ort.opened_model import RunOptions, Values, random_values
@@ -309,15 +309,19 @@ def _open_texts(
         model = EncoderDecoder(encoder, session)
         start = model.text.first if model.text is not None else _first_token(processors)
         inputs = model.encoder.inputs
-        encoded = data or (encoder_feeds(inputs, processors, sizes, seed + number) for number in itertools.count())
-        for feeds, tokens in zip(encoded, token_texts(model.inputs, processors, seed), strict=False):
+        sources = data or (encoder_feeds(inputs, processors, sizes, seed + number) for number in itertools.count())
+        for feeds, tokens in zip(sources, token_texts(model.inputs, processors, seed), strict=False):
             rows = len(next(iter(feeds.values())))
             started = np.tile([start, *tokens[: _PROMPT_TOKENS - 1]], (rows, 1))
             yield _Text(model, started, cache=model.start(feeds, rows))
         return
-    texts = None if data is None else (feeds[TOKEN_IDS][0] for feeds in data)
     if part is not None and EMBEDDING in names and part.name == DECODER:
-        yield from _texts_with_images(session, source, part, processors, sizes, seed)
+        vision, embedding = (Session(_find_part(source, part, name)) for name in (VISION, EMBEDDING))
+        seeing = VisionLanguageDecoder(vision, embedding, session)
+        for features, ids in _read_images(seeing.embedder, embedding, processors, sizes, seed, data):
+            yield _Text(seeing, ids, cache=seeing.empty_cache(1, features))
+        return
+    texts = None if data is None else (feeds[TOKEN_IDS][0] for feeds in data)
     decoder = DecoderGraph(session)
     run_length = decoder.length or 1
     is_prompt = decoder.held is not None and run_length > 1
@@ -347,22 +351,58 @@ def _open_texts(
         yield text
 
 
-def _texts_with_images(
-    session: _RecordingSession,
-    source: Path,
-    part: PartDescription,
+def _read_images(
+    embedder: TokenEmbedder,
+    embedding: Session,
     processors: Path,
     sizes: Mapping[str, int],
     seed: int,
-) -> Iterator[_Text]:
-    """Yield texts with an image each for the decoder of a vision-language model, endlessly."""
-    vision, embedding = (Session(_find_part(source, part, name)) for name in (VISION, EMBEDDING))
-    model = VisionLanguageDecoder(vision, embedding, session)
-    for number, tokens in enumerate(token_texts(graph_inputs(embedding), processors, seed)):
-        cache = model.start(encoder_feeds(model.first_inputs, processors, sizes, seed + number))
-        features = next(iter(cache.encoded.values()))
-        places = np.full(features.size // features.shape[-1], model.embedder.places[0])
-        yield _Text(model, np.concatenate([tokens[:1], places, tokens[1:_PROMPT_TOKENS]])[None], cache=cache)
+    data: Iterable[Arrays] | None,
+) -> Iterator[tuple[Arrays, Array]]:
+    """Yield the image features of each image, and token ids of a text with its placeholders, [1, tokens].
+
+    Args:
+        embedder: The vision encoder and the embedding.
+        embedding: The graph of the embedding.
+        processors: Folder of tokenizer and image processor.
+        sizes: Sizes of dynamic dimensions of the vision encoder.
+        seed: Seed of texts and generated images.
+        data: Inputs of the vision encoder for each image of the user; None: generated images, without an end.
+    """
+    generated = (encoder_feeds(embedder.image_inputs, processors, sizes, seed + number) for number in itertools.count())
+    for feeds, tokens in zip(data or generated, token_texts(graph_inputs(embedding), processors, seed), strict=False):
+        encoded = embedder.encode_images(feeds)
+        features = next(iter(encoded.values()))
+        places = np.full(features.size // features.shape[-1], embedder.places[0])
+        yield encoded, np.concatenate([tokens[:1], places, tokens[1:_PROMPT_TOKENS]])[None]
+
+
+def embedding_samples(
+    source: Path, processors: Path, sizes: Mapping[str, int], seed: int, data: SampleFeeds | None = None
+) -> Iterator[dict[str, Array]] | None:
+    """Return samples of the embedding of a vision-language model: image features and tokens; None for another graph.
+
+    Args:
+        source: File of the embedding; the vision encoder is read beside it.
+        processors: Folder of tokenizer and image processor.
+        sizes: Sizes of dynamic dimensions of the vision encoder.
+        seed: Seed of texts and generated images.
+        data: The user's images; None: generated images, without an end.
+
+    Raises:
+        InputError: the vision encoder is missing.
+        UsageError: the data has no images.
+    """
+    part = read_part_description(source)
+    if part is None or part.name != EMBEDDING or VISION not in part.part_names:
+        return None
+    embedding = Session(source)
+    if [*embedding.inputs] == [TOKEN_IDS]:
+        return None
+    vision = Session(_find_part(source, part, VISION))
+    images = None if data is None else data.read(graph_inputs(vision))
+    pairs = _read_images(TokenEmbedder(vision, embedding), embedding, processors, sizes, seed, images)
+    return ({TOKEN_IDS: tokens, **encoded} for encoded, tokens in pairs)
 
 
 def _blocks(texts: Iterable[Array], length: int, most: int) -> Iterator[Array]:
@@ -419,8 +459,9 @@ def note_on_steps(path: Path) -> str:
         path: File of a decoder.
     """
     inputs, part = inputs_of_file(path), read_part_description(path)
-    tokens = next(spec for spec in inputs if spec.name == TOKEN_IDS)
-    if not _decodes_texts(inputs) or tokens.shape[1] != 1 or (part is not None and prompt_parts(part.part_names)):
+    tokens = next((spec for spec in inputs if spec.name == TOKEN_IDS), None)
+    is_prompt_read = part is not None and prompt_parts(part.part_names)
+    if tokens is None or not _decodes_texts(inputs) or tokens.shape[1] != 1 or is_prompt_read:
         return ""
     return (
         f"The decoder reads one token per run: it read the first {_PROMPT_TOKENS} tokens of each text, and generated "
@@ -433,7 +474,8 @@ def decoder_data(data: SampleFeeds, source: Path) -> Iterator[Arrays] | None:
 
     Args:
         data: The data.
-        source: File of the decoder. The encoder of an encoder-decoder is read beside it.
+        source: File of the decoder. The encoder of an encoder-decoder, and the vision encoder of a vision-language
+            model, are read beside it.
 
     Raises:
         UsageError: a column, a file or a package is missing.
@@ -442,6 +484,8 @@ def decoder_data(data: SampleFeeds, source: Path) -> Iterator[Arrays] | None:
     inputs, part = inputs_of_file(source), read_part_description(source)
     if part is not None and part.name == DECODER and ENCODER in part.part_names:
         return data.read(inputs_of_file(_find_part(source, part, ENCODER)))
+    if part is not None and part.name == DECODER and EMBEDDING in part.part_names:
+        return data.read(inputs_of_file(_find_part(source, part, VISION)))
     if not _decodes_texts(inputs):
         return None
     tokens = next(spec for spec in inputs if spec.name == TOKEN_IDS)

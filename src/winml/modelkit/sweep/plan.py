@@ -173,7 +173,7 @@ def _drop_duplicates(values: Sequence[object], label: str) -> tuple[tuple[Any, .
     return tuple(unique.values()), (note,) if note else ()
 
 
-def parse_settings(texts: Iterable[str], option: str = "set") -> dict[str, tuple[Any, ...]]:
+def parse_settings(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
     """Read ``KEY=VALUE,VALUE``, given any number of times; a value is JSON, or text.
 
     Raises:
@@ -186,11 +186,9 @@ def parse_settings(texts: Iterable[str], option: str = "set") -> dict[str, tuple
     for text in texts:
         key, equals, values = (part.strip() for part in text.partition("="))
         if not key or not equals or not values:
-            raise UsageError(f"{spell(option)} {text!r}: expected KEY=VALUE", hint="For example optim.level=none,full.")
+            raise UsageError(f"{opt.set} {text!r}: expected KEY=VALUE", hint="For example optim.level=none,full.")
         if key in settings:
-            raise UsageError(
-                f"{spell(option)}: {key} is set twice", hint="Set all its values at once, separated by commas."
-            )
+            raise UsageError(f"{opt.set}: {key} is set twice", hint="Set all its values at once, separated by commas.")
         settings[key] = tuple(_parse_values(values))
     return settings
 

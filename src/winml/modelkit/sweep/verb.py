@@ -54,9 +54,9 @@ class SweepRequest:
         (), _CELLS, metavar="STEPS", is_repeatable=False, read=_read_steps, default_words="build", is_common=True
     )
     """Steps, separated by commas: export, build, perf, eval, compare."""
-    min: dict[str, float] = declare_limits("min", LIMITS, "MEASURE=N", is_common=True)
+    min: dict[str, float] = declare_limits("min", "MEASURE=N", is_common=True)
     """Minimum of a measured value. If it is missed, the exit code is 3."""
-    max: dict[str, float] = declare_limits("max", LIMITS, "MEASURE=N", is_common=True)
+    max: dict[str, float] = declare_limits("max", "MEASURE=N", is_common=True)
     """Maximum of a measured value. If it is exceeded, the exit code is 3."""
     timeout: float | None = declare(None, _WORK, metavar="SECONDS", above=0, default_words="3600 s", is_common=True)
     """Time limit of each model in each configuration, in seconds."""

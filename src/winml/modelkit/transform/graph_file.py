@@ -47,7 +47,7 @@ from winml.modelkit.onnx.stage import StageResult
 from winml.modelkit.onnx.validity import OLDEST_OPSET, refuse_cycles, refuse_invalid
 from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.devices import ChosenProvider
-from winml.modelkit.ort.graph_sessions import newest_ir_version
+from winml.modelkit.ort.graph_sessions import draws_numbers, fixed_random_numbers, newest_ir_version
 from winml.modelkit.progress import OnStep, StepClock
 from winml.modelkit.tags.carry.carrying import carry_metadata, has_foreign_metadata, lost_metadata_notes
 from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
@@ -707,7 +707,8 @@ def _compare_if_fed(
 ) -> tuple[Comparison | None, tuple[str, ...]]:
     """Compare a result with its source, and return notes on the inputs; `None` if no generated inputs are accepted."""
     try:
-        comparison = work.compare(source, staged, task.seed)
+        with fixed_random_numbers():
+            comparison = work.compare(source, staged, task.seed)
     except NoInputsError as error:
         if work.runs_on is None:  # compiled content opens on its provider only
             from winml.modelkit.compare.files import refuse_unopenable
@@ -730,8 +731,8 @@ def _random_notes(source: Path) -> tuple[str, ...]:
     """Note a source whose outputs differ from run to run."""
     if not any(node.op_type in RANDOM_OPERATORS for node in proto_nodes(read_structure(source))):
         return ()
-    note = "The source generates random numbers: its outputs differ from run to run, which the comparison includes."
-    return (note,)
+    ending = "they are fixed in the comparison" if draws_numbers(source) else "the comparison includes the difference"
+    return (f"The source generates random numbers, and its outputs differ from run to run; {ending}.",)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="tune", cls=WinMLCommand)
-@model_option("Hub id, checkpoint, factory, ONNX file or build folder.")
+@model_option("Hub id, checkpoint, file.py:function, ONNX file or build folder.")
 @request_options(TuneRequest)
 @checkpoint_options
 @result_options()
@@ -63,7 +63,7 @@ def _read_request(options: Mapping[str, Any]) -> TuneRequest:
     """Make the request from the command line."""
     from winml.modelkit.models.request import ModelRequest
 
-    name = model_name(options, "a Hub id, a checkpoint, file.py:factory, an ONNX file or a build folder")
+    name = model_name(options, "a Hub id, a checkpoint, file.py:function, an ONNX file or a build folder")
     source = resolve_named_model(name, options)
     sizes: dict[str, Any] = {"seed": options["seed"]}
     if source.path is not None:

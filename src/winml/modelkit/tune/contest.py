@@ -94,7 +94,14 @@ class Contest:
         self._builds = CandidateBuilds(self.source, self.folder)
         self._running = Contestants(self._builds.place)
         processors = processor_folder(self.source.plan(None).onnx_path or self.source.request)
-        self._limits = QualityLimits(self.options, self._builds.place, self.model_name, self._running, processors)
+        self._limits = QualityLimits(
+            self.options,
+            self._builds.place,
+            self.model_name,
+            self._running,
+            processors,
+            lambda: self.state.facts(PLAIN),
+        )
 
     def run(self) -> TuneResult:
         """Run the remaining steps of the tuning, and build the winner.

@@ -55,7 +55,7 @@ class TuneFields(DataSetFields):
         is_common=True,
     )
     """Minimum SQNR (dB) of every output. SQNR: signal-to-quantization-noise ratio to the unoptimized model."""
-    max_drop: dict[str, Drop] = declare_limits("max_drop", LIMITS, is_common=True)
+    max_drop: dict[str, Drop] = declare_limits("max_drop", is_common=True)
     """Maximum drop of a task metric on `dataset` from the unoptimized model, such as accuracy=0.01 (absolute) or
     accuracy=1% (relative)."""
     max_peak: str | None = declare(None, LIMITS, metavar="SIZE", min_length=1, default_words="unlimited")

@@ -14,6 +14,7 @@ from typing import Any
 from winml.modelkit.builds.evaluated_models import evaluate_model
 from winml.modelkit.compare.fidelity import QualitySamples
 from winml.modelkit.compare.quality_minimum import QualityMinimum
+from winml.modelkit.compile.declared_options import MARGIN_DB
 from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.evaluate.declared_options import requested_samples
 from winml.modelkit.evaluate.metrics import needed_samples
@@ -52,6 +53,8 @@ class QualityLimits:
     contestants: Contestants
     processors: Path | None
     """Folder of the processors that convert samples to arrays; None: no processors."""
+    plain_facts: Callable[[], CandidateFacts | None] = lambda: None
+    """Returns the measurements of the plain file, once it is measured."""
 
     def record_values(self, plain_model: Path) -> dict[str, Any]:
         """Draw the values for all candidates, and store the outputs of the plain file.
@@ -150,6 +153,9 @@ class QualityLimits:
     def minimum(self, candidate: Candidate) -> QualityMinimum | None:
         """Return the minimum of a candidate's outputs: the requested SQNR, or the default of its precision.
 
+        On a provider that computes with fewer bits than the CPU, the plain file itself may miss that default: the
+        minimum is then as much below the plain file as a compiled file may be below its source.
+
         Returns:
             ``None`` if only a metric on the dataset is limited.
         """
@@ -159,7 +165,11 @@ class QualityLimits:
             return None
         # A float candidate may run in 16 bits, as on a provider.
         name = str(candidate.sections.get("quant", {}).get("precision", BFLOAT16))
-        return PRECISIONS[name].minimum
+        minimum, plain = PRECISIONS[name].minimum, self.plain_facts()
+        if plain is None or plain.problem or plain.sqnr_db is None:
+            return minimum
+        reached = plain.sqnr_db if plain.lower_sqnr_db is None else plain.lower_sqnr_db
+        return replace(minimum, sqnr_db=min(minimum.sqnr_db, max(reached - MARGIN_DB, reached / 2)))
 
     def reason_wrong(self, candidate: Candidate, facts: CandidateFacts) -> str:
         """Return why a candidate is outside the quality limits; empty if within."""

@@ -60,7 +60,7 @@ def tune_model(
     Measurements are stored in the folder: the same call resumes them, and returns at once if all are finished.
 
     Args:
-        model: Hub id, checkpoint folder, ``file.py:factory``, ONNX file, or folder of a build.
+        model: Hub id, checkpoint folder, ``file.py:function``, ONNX file, or folder of a build.
         output: Folder of the tuning; the winner is the build in ``best`` below it.
         options: Limits and candidates; None: those in ``flags``.
         export: How a checkpoint is exported; None: as :func:`~winml.modelkit.build_hf_model` does.

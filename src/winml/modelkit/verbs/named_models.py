@@ -173,7 +173,7 @@ def runnable_model(options: Mapping[str, Any]) -> tuple[NamedModel, dict[str, An
     Raises:
         UsageError: no model, nothing at its path, or an option that does not apply to an ONNX file.
     """
-    name = model_name(options, "an ONNX file, a build folder, a Hub id, a checkpoint folder or file.py:factory")
+    name = model_name(options, "an ONNX file, a build folder, a Hub id, a checkpoint folder or file.py:function")
     from winml.modelkit.onnx.files.named_paths import refuse_missing_values
 
     input_data = Path(options["input_data"]) if options["input_data"] else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +13,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
+from graphs import run_onnx
 from winml.modelkit.errors import InputError
 from winml.modelkit.onnx.files.graph_reading import load_by_reference, load_foreign, merge_duplicate_keys, read_foreign
 from winml.modelkit.onnx.files.reading import reading_graph
@@ -190,12 +192,39 @@ def test_load_by_reference_of_an_overlong_weight_is_refused_by_name(tmp_path: Pa
         reading_graph(path, lambda: load_by_reference(path))
 
 
-def test_sparse_initializer_is_refused(tmp_path: Path) -> None:
-    """A graph to change cannot hold it; the error names it."""
+@pytest.mark.parametrize("indices", [[1, 2], [[0, 1], [1, 0]]], ids=["positions", "coordinates"])
+def test_sparse_tensors_become_dense(tmp_path: Path, indices: list[Any]) -> None:
+    """An initializer and a constant have the same values for ONNX Runtime, before and after."""
+
+    def sparse(name: str) -> onnx.SparseTensorProto:
+        values = helper.make_tensor(name, TensorProto.FLOAT, [2], [3.0, -5.0])
+        shape = np.shape(indices)
+        places = helper.make_tensor(f"{name}_indices", TensorProto.INT64, shape, np.ravel(indices))
+        return helper.make_sparse_tensor(values, places, [2, 2])
+
+    nodes = [
+        helper.make_node("Constant", [], ["c"], sparse_value=sparse("c")),
+        helper.make_node("Sub", ["x", "ws"], ["d"]),
+        helper.make_node("Mul", ["d", "c"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in "xy")
+    graph = helper.make_graph(nodes, "g", [x], [y], sparse_initializer=[sparse("ws")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "model.onnx")
+    feeds = {"x": np.arange(4, dtype=np.float32).reshape(2, 2)}
+    for source in (
+        tmp_path / "model.onnx",
+        ir.to_proto(load_by_reference(tmp_path / "model.onnx")).SerializeToString(),
+    ):
+        assert [[0, -6], [-35, 0]] == run_onnx(source, feeds)["y"].tolist()
+
+
+def test_sparse_tensor_beyond_the_limit_of_a_file_is_refused(tmp_path: Path) -> None:
+    """Its dense form would not fit into a model; nothing is allocated."""
     model = model_with()
     values = helper.make_tensor("ws", TensorProto.FLOAT, [1], [1.0])
     indices = helper.make_tensor("ws_indices", TensorProto.INT64, [1], [0])
-    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [2]))
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [2**40, 2]))
     onnx.save(model, tmp_path / "model.onnx")
     with pytest.raises(InputError, match="ws"):
-        load_by_reference(tmp_path / "model.onnx")
+        reading_graph(tmp_path / "model.onnx", lambda: load_by_reference(tmp_path / "model.onnx"))

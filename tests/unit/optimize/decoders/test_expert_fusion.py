@@ -11,6 +11,7 @@ import pytest
 
 from checkpoints import make_distinct
 from graphs import operators, parse, run_onnx
+from installed_versions import EXPERTS
 from winml.modelkit import HTPExporter, optimize_onnx, quantize_onnx
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.metadata_keys import MODULES_KEY
@@ -89,6 +90,7 @@ def _fuse(model: ir.Model) -> OptimizeResult:
     return optimize(model, FUSED)
 
 
+@EXPERTS
 @pytest.mark.parametrize(
     ("variant", "is_normalized"),
     [
@@ -138,6 +140,7 @@ def test_other_routing_or_experts_stay(variant: dict[str, Any]) -> None:
     assert 0 == result.fired["mixture_of_experts_fusion"]
 
 
+@EXPERTS
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 def test_exported_experts_are_fused_and_quantized(exporter: Any, tmp_path: Any) -> None:
     """Tokens sorted by expert, as exporters write them, become MoE; 4 bits are QMoE with the values of the blocks.
@@ -189,6 +192,7 @@ def test_exported_experts_are_fused_and_quantized(exporter: Any, tmp_path: Any) 
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
 
 
+@EXPERTS
 def test_experts_of_other_programs_keep_their_biases(tmp_path: Any) -> None:
     """QMoE has the biases of MoE."""
     sizes = {"w_router": "64, 4", "w_up": "4, 64, 64", "b_up": "4, 64", "w_down": "4, 64, 32", "b_down": "4, 64"}

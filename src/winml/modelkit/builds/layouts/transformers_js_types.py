@@ -50,12 +50,13 @@ _NAMES: Mapping[str, str] = {
     "audio-classification": "audio-spectrogram-transformer hubert unispeech unispeech-sat wav2vec2 wav2vec2-bert wavlm",
     "audio-xvector": "wavlm",
     "audio-frame-classification": "pyannote unispeech-sat wav2vec2 wavlm",
-    "mask-generation": "edgetam sam sam2 sam3_tracker",
+    "mask-generation": "sam",
     "image-to-text": "vision-encoder-decoder",
     "image-text-to-text": "gemma3 llava qwen2_5_vl",
 }
 """Specified by transformers.js 4.3.2, ``src/models/registry.js``. Of ``image-text-to-text``, the model types with the
-tokens of PyTorch: transformers.js passes no token types, and those of PaliGemma mark more than images."""
+tokens of PyTorch: transformers.js passes no token types, and those of PaliGemma mark more than images. Of
+``mask-generation``, those with one tensor of image vectors, which are exported in two parts."""
 
 TYPES: Mapping[str, frozenset[str]] = {task: frozenset(names.split()) for task, names in _NAMES.items()}
 """Task → model types. A task without an entry has no class: models of any type are opened."""

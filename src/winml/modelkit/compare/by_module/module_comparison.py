@@ -24,9 +24,8 @@ from winml.modelkit.compare.by_module.sides import GROUP_BYTES, NamesOfBoth, Val
 from winml.modelkit.compare.by_module.value_matching import MatchedBoundary
 from winml.modelkit.compare.fidelity import FidelitySum, OutputFidelity
 from winml.modelkit.compare.records import ComparedModule
-from winml.modelkit.onnx.contents import PlacedNode, node_signature
+from winml.modelkit.onnx.contents import VALUE_FIELDS, PlacedNode, node_signature
 from winml.modelkit.onnx.files.initializer_bytes import WeightEquality, locate_initializers
-from winml.modelkit.onnx.files.reading import VALUE_FIELDS
 from winml.modelkit.progress import count_progress
 from winml.modelkit.tags import address
 

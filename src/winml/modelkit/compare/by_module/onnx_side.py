@@ -61,7 +61,6 @@ class OnnxSide:
         value_names: Values of the main graph.
         nodes: All nodes, including nodes of subgraphs.
         tree: The modules, and the module of each of ``nodes``; ``None`` without ``by_module``.
-        is_rounded: True if nodes compute with fewer bits than float32.
         is_by_node: True if each node counts as a module.
     """
 
@@ -94,7 +93,6 @@ class OnnxSide:
         self.value_names: frozenset[str] = frozenset()
         self.nodes: Sequence[PlacedNode] = ()
         self.tree: OnnxTree | None = None
-        self.is_rounded = False
         self.is_by_node = False
         self._session: Session | None = None
         self._as_written = as_written
@@ -107,8 +105,12 @@ class OnnxSide:
         if by_module:
             refuse_compiled_modules(self.structure, path)
             self._read_modules()
-        # A separate provider computes with the bits of its device.
-        self.is_rounded = self.is_rounded or (provider is not None and provider.names != CPU)
+
+    @functools.cached_property
+    def is_rounded(self) -> bool:
+        """True if nodes compute with fewer bits than float32; a separate provider has the bits of its device."""
+        is_separate = self._provider is not None and self._provider.names != CPU
+        return is_separate or any(map(_has_few_bits, graph_of(self.structure, self.path).graph))
 
     @functools.cached_property
     def rounds_halves(self) -> bool:
@@ -279,7 +281,6 @@ class OnnxSide:
         self.value_names = frozenset(
             str(value.name) for node in model.graph for value in node.outputs if not _is_blocked(value)
         )
-        self.is_rounded = any(map(_has_few_bits, model.graph))
         parts = ModuleParts(model)
         position = {node: number for number, node in enumerate(model.graph)}
         try:

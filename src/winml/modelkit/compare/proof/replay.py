@@ -20,7 +20,7 @@ from winml.modelkit.compare.by_module.module_comparison import FINEST, compare_m
 from winml.modelkit.compare.by_module.onnx_side import OnnxSide
 from winml.modelkit.compare.by_module.sides import NamesOfBoth, cast_feeds
 from winml.modelkit.compare.by_module.value_matching import match_files
-from winml.modelkit.compare.fidelity import FidelitySum
+from winml.modelkit.compare.fidelity import FidelitySum, visible_positions
 from winml.modelkit.compare.proof.excerpts import take_excerpt
 from winml.modelkit.compare.proof.execution import MeasureExecution, RunTimes
 from winml.modelkit.compare.proof.records import ProofPart
@@ -82,6 +82,18 @@ class _RecordedModel:
             return np.broadcast_to(np.zeros((), stored.dtype), tensor.shape), value
         return stored, take_excerpt(value, tensor.excerpt, stored)
 
+    def visible(self, key: str, name: str, value: Array, number: int) -> Array | None:
+        """Return the positions in the excerpt of an output that are no padding of a sample; ``None`` for all."""
+        tensor = self.part.tensors[key]
+        if value.shape != tensor.shape or tensor.excerpt == "sketch":
+            return None
+        visible = visible_positions(name, value, self.sample(number))
+        if visible is None or tensor.excerpt == "all":
+            return visible
+        is_by_token = visible.ndim == value.ndim
+        rows = take_excerpt(visible if is_by_token else visible[..., np.newaxis], tensor.excerpt, self.arrays[key])
+        return rows if is_by_token else rows[:, 0]
+
 
 @dataclass(frozen=True)
 class _Replay:
@@ -105,7 +117,10 @@ class _Replay:
         for number in counted(range(part.samples.count), "sample"):
             outputs = self.file.outputs(self.feeds(self.model.sample(number)))
             for name, total in totals.items():
-                total.add(*self.model.paired(part.key("outputs", name, number), outputs[name]))
+                key, value = part.key("outputs", name, number), outputs[name]
+                # A file that must be equal is equal at padding, too.
+                visible = self.model.visible(key, name, value, number) if self.is_rounded else None
+                total.add_visible(*self.model.paired(key, value), visible)
         return tuple(ComparedOutput(total.of_output()) for total in totals.values())
 
     def run_times(self, runs: int, limits_ms: tuple[float, float]) -> RunTimes:
@@ -152,7 +167,6 @@ def replay_part(
     *,
     by_module: bool = False,
     provider: ChosenProvider | None = None,
-    shown: str = "",
     sha256: str = "",
     measure: MeasureExecution | None = None,
 ) -> ProofReplay:
@@ -168,7 +182,6 @@ def replay_part(
         minimum: Minimum quality of every output.
         by_module: Compare all modules in any case.
         provider: Execution provider; ``None``: the CPU provider.
-        shown: Name of the file in messages; default: the path.
         sha256: SHA-256 of the file, if it may be the recorded one.
         measure: Measures the execution of the file, a note if that fails; ``None``: not measured.
 
@@ -178,7 +191,7 @@ def replay_part(
         StageError: the file cannot be run.
     """
     recorded = _RecordedModel(part, arrays)
-    file = OnnxSide(path, by_module=False, shown=shown, as_written=False, provider=provider)
+    file = OnnxSide(path, by_module=False, as_written=False, provider=provider)
     _refuse_other_interface(recorded, file)
     replay = _Replay(recorded, file)
     try:
@@ -204,7 +217,7 @@ def replay_part(
     feeds = file.quantized_feeds(replay.feeds(recorded.sample(0)))
     del replay, file  # two sessions would hold the weights twice
     if by_module or measure is not None or not result.is_within or result.losses:
-        result = _with_modules(result, recorded, path, is_requested=by_module, shown=shown)
+        result = _with_modules(result, recorded, path, is_requested=by_module)
     if measure is None:
         return result
     try:
@@ -229,9 +242,7 @@ def _refuse_other_interface(model: _RecordedModel, file: OnnxSide) -> None:
         )
 
 
-def _with_modules(
-    result: ProofReplay, model: _RecordedModel, path: Path, *, is_requested: bool, shown: str
-) -> ProofReplay:
+def _with_modules(result: ProofReplay, model: _RecordedModel, path: Path, *, is_requested: bool) -> ProofReplay:
     """Add the comparison of all modules, or a note why they cannot be compared if they were not requested.
 
     Raises:
@@ -239,7 +250,7 @@ def _with_modules(
         StageError: modules were requested, and the file does not run with their values as outputs.
     """
     try:
-        file = OnnxSide(path, by_module=True, shown=shown, provider=result.provider)
+        file = OnnxSide(path, by_module=True, provider=result.provider)
         if not file.boundaries or not model.value_names:
             raise UsageError(
                 f"{file.shown} has no module information for its nodes",

@@ -25,7 +25,7 @@ from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.preparation import FlatForward, prepared_for_export
 from winml.modelkit.models.state_restoration import AttributeState, quiet_torch, unchanged_attributes
 from winml.modelkit.models.tensors import to_numpy, to_torch
-from winml.modelkit.onnx.files.writing import INLINE_LIMIT_BYTES
+from winml.modelkit.onnx.files.wire_format import INLINE_LIMIT_BYTES
 from winml.modelkit.tags.torch_modules import module_of_error
 from winml.modelkit.words import shape_words, size_words
 

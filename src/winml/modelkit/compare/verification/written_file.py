@@ -21,6 +21,7 @@ from winml.modelkit.compare.outputs import VerificationInfo, compare_outputs, co
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.verification import input_values
 from winml.modelkit.compare.verification.file_run import WrittenFile
+from winml.modelkit.compare.verification.fixed_numbers import FixedNumbers
 from winml.modelkit.compare.verification.generated_text import GeneratedText, generate_reference, generates_alone
 from winml.modelkit.compare.verification.generation import compare_generation
 from winml.modelkit.compare.verification.input_draws import InputDraws, holds_nan
@@ -36,6 +37,7 @@ from winml.modelkit.onnx.assumptions import constant_output
 from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.widening import computes_in
 from winml.modelkit.ort.decoding.inputs import MASK, POSITIONS
+from winml.modelkit.ort.graph_sessions import are_numbers_fixed, draws_numbers, fixed_random_numbers
 
 PIECE_BYTES = 1 << 28
 """Maximum weight of a piece, with bfloat16 counted as float32. Chosen: half the memory of the libraries, so that the
@@ -62,6 +64,11 @@ def verify_written_file(
         from winml.modelkit.compare.verification.streamed_reference import with_streaming_loader  # imported on demand
 
         prepared = with_streaming_loader(prepared)
+    if draws_numbers(written.path) and not are_numbers_fixed():
+        with fixed_random_numbers(), FixedNumbers():
+            fixed = _with_references(written, prepared)
+            verification = verify_written_file(fixed, prepared, inputs, advice=advice, is_streamed=is_streamed)
+        return replace(verification, fixes_numbers=True)
     if not computes_in(written.model, ir.DataType.BFLOAT16):
         return _verify_outputs(written, prepared, inputs, advice, is_streamed=is_streamed)
     _refuse_mixed_types(written.path)
@@ -465,21 +472,29 @@ def _widen_to_float32(
     """
     with _convert_model(prepared.model):
         part = PreparedPart(_convert_part(prepared.part), prepared.forward)
-
-        def widened(draw: Draw) -> Draw:
-            """Convert a sample to float32; with weights in memory, compute its outputs again."""
-            draw = replace(draw, inputs=_convert_tensors(draw.inputs))
-            # Without weights, PyTorch's outputs are computed later.
-            return draw if part.part.stored is not None else run_draw(part, draw)
-
-        proof = written.proof
-        proof = replace(proof, draws=tuple(map(widened, proof.draws)), far_draws=tuple(map(widened, proof.far_draws)))
         traced = None if inputs.traced is None else _convert_tensors(inputs.traced)
         yield (
-            replace(written, inputs=part.part.inputs, draw=widened(written.draw), proof=proof),
+            replace(_with_references(written, part, _convert_tensors), inputs=part.part.inputs),
             part,
             replace(inputs, part=part.part, traced=traced),
         )
+
+
+def _with_references(
+    written: WrittenGraph,
+    prepared: PreparedPart,
+    convert: Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] = dict,
+) -> WrittenGraph:
+    """Return a file with outputs of PyTorch that are computed again, on converted samples."""
+
+    def run(draw: Draw) -> Draw:
+        draw = replace(draw, inputs=convert(draw.inputs))
+        # Without weights, PyTorch's outputs are computed later.
+        return draw if prepared.part.stored is not None else run_draw(prepared, draw)
+
+    proof = written.proof
+    proof = replace(proof, draws=tuple(map(run, proof.draws)), far_draws=tuple(map(run, proof.far_draws)))
+    return replace(written, draw=run(written.draw), proof=proof)
 
 
 @contextmanager

@@ -191,7 +191,7 @@ def _decide_model_type(
     if declared_type is not None:
         import transformers
 
-        remedy = "A newer transformers may support it; else pass the model as file.py:factory."
+        remedy = "A newer transformers may support it; else pass the model as file.py:function."
         raise CheckpointError(
             f"{path}: model_type {declared_type!r} is unknown to transformers {transformers.__version__}",
             hint=suggest(str(declared_type), CONFIG_MAPPING.keys(), also=remedy),

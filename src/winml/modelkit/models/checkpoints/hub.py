@@ -169,7 +169,7 @@ def snapshot_folder(
     if huggingface_hub.is_offline_mode():
         source_name = repository if revision is None else f"{repository} at revision {revision}"
         raise HubError(
-            f"{source_name}: not in the cache, and offline mode forbids the download",
+            f"{source_name}: no such folder here, not in the Hub cache, and offline mode forbids the download",
             hint="Unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or pass a local checkpoint folder.",
         )
     return _fetch_snapshot(repository, revision, needs_weights, needs_code, progress)

@@ -225,7 +225,7 @@ def _read_component(folder: Path, name: str, library: str, class_name: str, *, i
         known = ", ".join(sorted(known for classes in _CLASSES.values() for known in classes))
         raise CheckpointError(
             f"{folder}: component {name} of class {class_name} is not supported",
-            hint=f"Supported are {known}. Export the module alone, from a script: file.py:factory.",
+            hint=f"Supported are {known}. Export the module alone, from a script: file.py:function.",
         )
     assert is_plain_name(name)  # one of the known names
     subfolder = component.folder

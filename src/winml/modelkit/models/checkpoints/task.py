@@ -262,7 +262,7 @@ def resolve_custom_task(
         return TaskDecision(name, "from the auto_map of the config", by_task[name][0], tuple(by_task))
     raise TaskError(
         f"the code of the checkpoint serves {len(by_task) or 'no known'} tasks, and no architecture determines which",
-        hint=f"Choose with {opt.task}: {', '.join(by_task)}." if by_task else "Pass the model as file.py:factory.",
+        hint=f"Choose with {opt.task}: {', '.join(by_task)}." if by_task else "Pass the model as file.py:function.",
         candidates=tuple(by_task),
     )
 
@@ -466,7 +466,7 @@ def _decide_by_model_type(model_type: str, by_task: _Classes) -> TaskDecision:
         return TaskDecision(task, f"{rule}, and this is its only task", classes[0], tuple(by_task))
     raise TaskError(
         f"the config states no architecture, and {model_type} models have {len(by_task) or 'no'} tasks",
-        hint=f"Choose with {opt.task}: {', '.join(by_task)}." if by_task else "Pass the model as file.py:factory.",
+        hint=f"Choose with {opt.task}: {', '.join(by_task)}." if by_task else "Pass the model as file.py:function.",
         candidates=tuple(by_task),
     )
 

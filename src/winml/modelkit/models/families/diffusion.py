@@ -223,7 +223,7 @@ def _unet_inputs(config: Any, files: PipelineFiles) -> dict[str, _Draft]:
             raise CheckpointError(
                 f"{files.folder}: the unet takes conditions beside text ({key} {getattr(config, key)}), which is not "
                 "supported",
-                hint="Export the module alone, from a script: file.py:factory.",
+                hint="Export the module alone, from a script: file.py:function.",
             )
     width = config.cross_attention_dim
     width = width if isinstance(width, int) else width[0]

@@ -21,13 +21,12 @@ from winml.modelkit.models.checkpoints.config import CheckpointConfig
 from winml.modelkit.models.checkpoints.task import canonical_task
 from winml.modelkit.models.families import family
 from winml.modelkit.models.families.encoder_decoder import encoder_decoder_parts
+from winml.modelkit.models.families.image_prompts import image_prompt_parts
 from winml.modelkit.models.families.vision_language import vision_language_parts
-from winml.modelkit.models.inputs.decision import InputDecision
-from winml.modelkit.models.inputs.modalities.modality import BATCH_KEY
+from winml.modelkit.models.inputs.decision import InputDecision, select_inputs
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments
 from winml.modelkit.models.inputs.shape_run import run_on_shapes
 from winml.modelkit.models.parts import ModelPart
-from winml.modelkit.onnx.specs import ROWS_OF_ONE_KIND
 from winml.modelkit.options import suggest
 from winml.modelkit.registries import Registry
 
@@ -106,7 +105,7 @@ def _dual_encoder_parts(
         return family.FoundParts()
     whole = family.decide_model_inputs(model, checkpoint, task, request)
     read_names = {encoder.part: _read_inputs(getattr(model, encoder.method), whole) for encoder in encoders}
-    decisions = {encoder.part: _select_inputs(whole, read_names[encoder.part]) for encoder in encoders}
+    decisions = {encoder.part: select_inputs(whole, read_names[encoder.part]) for encoder in encoders}
     if not all(decision.inputs for decision in decisions.values()):
         return family.FoundParts()
     return family.FoundParts(tuple(_make_encoder_part(model, encoder, decisions[encoder.part]) for encoder in encoders))
@@ -166,23 +165,6 @@ class _ReadRecorder(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _select_inputs(whole: InputDecision, names: frozenset[str]) -> InputDecision:
-    """Return the inputs of these names with their dimensions; rows per modality become the batch dimension."""
-    new_names = {dimension.name: BATCH_KEY.name for dimension in whole.dimensions if dimension.name in ROWS_OF_ONE_KIND}
-    inputs = tuple(
-        spec.model_copy(update={"shape": tuple(new_names.get(str(size), size) for size in spec.shape)})
-        for spec in whole.inputs
-        if spec.name in names
-    )
-    sizes = {size for spec in whole.inputs if spec.name in names for size in spec.shape}
-    dimensions = tuple(
-        dimension.model_copy(update={"name": new_names.get(dimension.name, dimension.name)})
-        for dimension in whole.dimensions
-        if dimension.name in sizes
-    )
-    return replace(whole, inputs=inputs, dimensions=dimensions)
-
-
 FAMILIES: Registry[family.Family] = Registry(
     "families",
     "model family",
@@ -191,6 +173,7 @@ FAMILIES: Registry[family.Family] = Registry(
         "vision-language": vision_language_parts,
         "decoder": _decoder_parts,
         "dual-encoder": _dual_encoder_parts,
+        "image-prompts": image_prompt_parts,
     },
     lambda: FunctionType,
 )

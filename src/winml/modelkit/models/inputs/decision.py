@@ -22,7 +22,7 @@ import torch
 from winml.modelkit.errors import InputError, UsageError, opt, spell
 from winml.modelkit.models.checkpoints.processor_files import read_processor_files
 from winml.modelkit.models.inputs.drafts import InputContext, InputDraft, InputLayout, index_range, input_shape
-from winml.modelkit.models.inputs.modalities.modality import DecidedMedium, Modality
+from winml.modelkit.models.inputs.modalities.modality import BATCH_KEY, DecidedMedium, Modality
 from winml.modelkit.models.inputs.modalities.pipeline import MODALITIES
 from winml.modelkit.models.inputs.modalities.text import KINDS_PARAMETER, TEXT_ROWS_KEY
 from winml.modelkit.models.inputs.options import ShapeConfig
@@ -34,7 +34,7 @@ from winml.modelkit.models.inputs.sizes import (
     argument_of,
     first_int_anywhere,
 )
-from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec, OutputAxis, names_among
+from winml.modelkit.onnx.specs import ROWS_OF_ONE_KIND, DynamicDimension, InputTensorSpec, OutputAxis, names_among
 from winml.modelkit.options import nearest
 
 if TYPE_CHECKING:
@@ -260,6 +260,23 @@ def known_meanings(
     ranks = {spec.name: len(spec.shape) for spec in specs}
     keys = {name: keys for name, keys in meanings.keys.items() if ranks.get(name) == len(keys)}
     return AxisMeanings(keys, meanings.sizes, meanings.bounds)
+
+
+def select_inputs(whole: InputDecision, names: frozenset[str]) -> InputDecision:
+    """Return the inputs of these names with their dimensions; rows per modality become the batch dimension."""
+    new_names = {dimension.name: BATCH_KEY.name for dimension in whole.dimensions if dimension.name in ROWS_OF_ONE_KIND}
+    inputs = tuple(
+        spec.model_copy(update={"shape": tuple(new_names.get(str(size), size) for size in spec.shape)})
+        for spec in whole.inputs
+        if spec.name in names
+    )
+    sizes = {size for spec in whole.inputs if spec.name in names for size in spec.shape}
+    dimensions = tuple(
+        dimension.model_copy(update={"name": new_names.get(dimension.name, dimension.name)})
+        for dimension in whole.dimensions
+        if dimension.name in sizes
+    )
+    return replace(whole, inputs=inputs, dimensions=dimensions)
 
 
 def forward_parameters(model: torch.nn.Module | type[torch.nn.Module]) -> Mapping[str, inspect.Parameter]:

@@ -16,7 +16,6 @@ import onnx
 import onnx_ir as ir
 
 from winml.modelkit import metadata_keys
-from winml.modelkit.errors import InputError
 from winml.modelkit.onnx.contexts import proto_nodes
 from winml.modelkit.onnx.files.reading import (
     merge_node_keys,
@@ -137,16 +136,7 @@ def load_foreign(path: str | os.PathLike[str]) -> ir.Model:
 
 
 def _build_graph(proto: onnx.ModelProto, folder: Path) -> ir.Model:
-    """Convert a model with data files in a folder to a graph; duplicate metadata keys are merged in ``proto``.
-
-    Raises:
-        InputError: the model has sparse initializers, which a graph cannot hold.
-    """
-    if names := [sparse.values.name for sparse in proto.graph.sparse_initializer]:
-        raise InputError(
-            f"the graph has {len(names)} sparse initializer(s), such as {names[0]}, which winml cannot change",
-            hint="Store them as dense initializers first.",
-        )
+    """Convert a model with data files in a folder to a graph; duplicate metadata keys are merged in ``proto``."""
     merge_duplicate_keys(proto)
     model = _check_graph(deserialize_model(proto))
     ir.external_data.set_base_dir(model.graph, folder)

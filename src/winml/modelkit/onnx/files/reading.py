@@ -29,6 +29,7 @@ from google.protobuf.message import DecodeError, Message
 from winml.modelkit import metadata_keys
 from winml.modelkit.errors import InputError, ModelPathError, error_chain, first_line
 from winml.modelkit.metadata_keys import FUNCTION_DOMAIN
+from winml.modelkit.onnx.contents import VALUE_FIELDS
 from winml.modelkit.onnx.files.foreign_names import name_problem
 from winml.modelkit.onnx.files.named_paths import record_read
 from winml.modelkit.onnx.files.wire_format import LENGTH_DELIMITED, WireError, varint, walk_fields
@@ -39,9 +40,6 @@ MIN_SKIPPED_BYTES = 4096
 """Messages below this size are read completely, including values. Chosen: one page. Shapes and axes, which shape
 inference needs, are far smaller; weights worth skipping are far larger.
 """
-
-VALUE_FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
-"""Fields of a tensor that hold its values. Strings are always read: no other field states their size."""
 
 _T = TypeVar("_T")
 

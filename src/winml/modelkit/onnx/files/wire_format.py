@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+INLINE_LIMIT_BYTES = 2_000_000_000
+"""Largest file with its weights inside. Specified: protobuf reads no message of 2**31 bytes. Chosen: 7 % less, so that
+a later step can add to the file."""
 _VARINT, _FIXED64, LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 """Specified: the wire types of protobuf."""
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}

@@ -33,15 +33,12 @@ from winml.modelkit.onnx.files.content_digest import REMEMBERED_BYTES, GrowingDi
 from winml.modelkit.onnx.files.initializer_bytes import StoredBytes, locate_external
 from winml.modelkit.onnx.files.output_files import write_error
 from winml.modelkit.onnx.files.reading import refer_to_data
-from winml.modelkit.onnx.files.wire_format import LENGTH_DELIMITED, varint, walk_fields
+from winml.modelkit.onnx.files.wire_format import INLINE_LIMIT_BYTES, LENGTH_DELIMITED, varint, walk_fields
 from winml.modelkit.onnx.map_types import serialize_model
 from winml.modelkit.onnx.weights import placed_tensor, read_once, replaced_tensors, to_weightless
 from winml.modelkit.progress import count_progress
 from winml.modelkit.words import size_words
 
-INLINE_LIMIT_BYTES = 2_000_000_000
-"""Largest file with its weights inside. Specified: protobuf reads no message of 2**31 bytes. Chosen: 7 % less, so that
-a later step can add to the file."""
 _SMALLEST_OUTSIDE_BYTES = 256
 """Tensors up to this size stay in the model. Chosen: a reference to a data file takes as much."""
 _ALIGNMENT_BYTES = 65_536

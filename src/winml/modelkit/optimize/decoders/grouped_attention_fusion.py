@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -33,6 +33,7 @@ from winml.modelkit.optimize.graph_matching import (
     take_over,
     transpose_input,
 )
+from winml.modelkit.ort.sessions import is_onnxruntime_at_least
 
 _REPEATED_AXIS = 2
 """Axis of [batch, heads, ·, sequence, size] along which heads are repeated."""
@@ -258,6 +259,7 @@ class GroupQueryAttentionFusionPass(GraphPass):
 
     With ``pads_right``, the number of tokens visible in ``attention_mask`` is the length of a row, as in
     onnxruntime-genai: tokens of a row are consecutive in the cache, and padding comes after them. No mask is computed.
+    It has no effect on a decoder with a window before ONNX Runtime 1.24.
     """
 
     tags = "creates"
@@ -272,7 +274,9 @@ class GroupQueryAttentionFusionPass(GraphPass):
         interface = DecoderInterface.of(model)
         if interface is None or model.opset_imports.get("", 0) < _LEAST_OPSET:
             return ir.passes.PassResult(model, modified=False)
-        fusion = _Fusion(model.graph, interface, self._variant)
+        # ONNX Runtime before 1.24, the newest for Python 3.10, computes a window beside lengths wrongly (measured).
+        pads_right = self._variant.pads_right and (not interface.windows or is_onnxruntime_at_least("1.24"))
+        fusion = _Fusion(model.graph, interface, replace(self._variant, pads_right=pads_right))
         for node in [node for node in model.graph if is_operator(node, "Softmax")]:
             fusion.fuse(node)
         fusion.writer.insert()

@@ -592,7 +592,7 @@ class DecoderGraph:
             raise InputError(
                 f"{self.name} does not generate: it takes {', '.join(self._by_name) or 'nothing'} and returns "
                 f"{', '.join(self._session.outputs)}; expected {self.fed_input} and {SCORES}",
-                hint="Build the model for text-generation.",
+                hint="Build its checkpoint for generation: winml build CHECKPOINT -o built --task text-generation",
             )
         _refuse_scores_of_texts(self._session)
         known_inputs = {*self._value_inputs, MASK, POSITIONS, TOKEN_TYPES, *self.states, *self.encoded}
@@ -635,7 +635,7 @@ def _refuse_scores_of_texts(session: Session) -> None:
         raise InputError(
             f"{session.name} does not generate: {SCORES} has shape {list(shape)}, scores of the whole text; "
             "expected scores of each token, [batch, tokens, vocabulary]",
-            hint="Build the model for text-generation.",
+            hint="Build its checkpoint for generation: winml build CHECKPOINT -o built --task text-generation",
         )
 
 

@@ -56,6 +56,7 @@ from winml.modelkit.samples.data_sets import DataSet, open_data_set
 from winml.modelkit.samples.generated_samples import (
     decoder_data,
     decoding_samples,
+    embedding_samples,
     generate_samples,
     has_processors,
     note_on_steps,
@@ -296,7 +297,7 @@ class Calibration:
         if self._uses_decoder_runs:
             yield from self._decoding_samples()
         elif self._sample_feeds is not None:
-            yield from self._sample_feeds.read(inputs)
+            yield from self._embedding_samples() or self._sample_feeds.read(inputs)
         elif self.has_data:
             for path in itertools.islice(npz_files(self._data_path), self._total_count):
                 yield load_feeds(path, inputs, opt.calibration_data)
@@ -329,11 +330,22 @@ class Calibration:
             return next(samples, None) is not None
         return False
 
+    def _embedding_samples(self) -> Iterator[dict[str, Array]] | None:
+        """Return image features and tokens for the embedding of a vision-language model; ``None`` for another graph."""
+        if self.source is None:
+            return None
+        seed = self.seed + _OTHER_SAMPLES
+        return embedding_samples(self.source, self.model_folder, self.sizes, seed, self._sample_feeds)
+
     def _processor_samples(self, inputs: Sequence[InputTensorSpec]) -> list[dict[str, Array]]:
         """Return samples generated for the processor beside the model, stored on the first call.
 
         ``[]`` without a processor, or if the samples do not fit the inputs.
         """
+        if not self._generated:
+            with contextlib.suppress(UsageError, InputError):
+                embedded = itertools.islice(self._embedding_samples() or (), self.count)
+                self._generated.extend(Values(tuple(inputs), feeds) for feeds in embedded)
         if not self._generated and has_processors(inputs, self.model_folder):
             run = RunOptions("", sizes=self.sizes, seed=self.seed + _OTHER_SAMPLES)
             with contextlib.suppress(UsageError, InputError):

@@ -32,6 +32,11 @@ _PATCH_MASK = "pixel_attention_mask"
 _IMAGE_SIZES = "image_sizes"
 _POINTS = "input_points"
 """Points in a picture, whose objects a model of mask generation segments."""
+POINT_KEYS = {
+    "point_batch_size": "Objects of an image that points mark.",
+    "nb_points_per_image": "Points of each object.",
+}
+"""Specified by optimum: names of both numbers → description."""
 
 _MERGED_PATCHES = ("spatial_merge_size", "merge_size", "merge_kernel_size", "pooling_kernel_size", "downsample_factor")
 """Config attributes: patches per edge that become one token; sizes of pictures are multiples."""
@@ -54,6 +59,7 @@ class Image(Modality):
         ShapeKey("width", "Image width in pixels.", "image_size", _TRACE_STEP, IMAGE_EDGE),
         ShapeKey("num_channels", "Image channels."),
         FRAMES_KEY,
+        *(ShapeKey(key, description) for key, description in POINT_KEYS.items()),
     )
     description = "an image"
     carriers = (_PIXELS, _PATCHES)
@@ -91,8 +97,9 @@ class Image(Modality):
         plane = _image_plane(context)
         points: list[InputDraft] = []
         if _POINTS in companions:
-            # One object of one point: [images, objects, points of an object, x and y].
-            shape, edge = input_shape(context.batch, 1, 1, 2), min(size.value for size in plane[-2:])
+            # [images, objects, points of an object, x and y]
+            counts = (context.sizes.choose(key, 1) for key in POINT_KEYS)
+            shape, edge = input_shape(context.batch, *counts, 2), min(size.value for size in plane[-2:])
             points = [InputDraft(_POINTS, shape, context.float_dtype, (0, edge))]
         yield _make_layout(context, carrier, context.batch, *plane, companions=points)
         if _IMAGE_SIZES in companions:
