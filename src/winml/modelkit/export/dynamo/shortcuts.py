@@ -72,9 +72,7 @@ def _remembered_contiguity() -> Callable[..., bool]:
 
     def is_contiguous(sizes: Any, strides: Any, false_if_dde: bool = False) -> bool:
         key = (false_if_dde, *map(_identify_size, sizes), *map(_identify_size, strides))
-        if None in key:
-            return check(sizes, strides, false_if_dde)
-        if key not in known:
+        if None in key or key not in known:
             known[key] = check(sizes, strides, false_if_dde)
         return known[key]
 
