@@ -53,6 +53,7 @@ SEAMS: dict[str, dict[str, str]] = {
     },
     "export.dynamo.shortcuts": dict.fromkeys(
         (
+            "._expr",
             "._maybe_promote_node",
             "._schema",
             "._set_current_node",

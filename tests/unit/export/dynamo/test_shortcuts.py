@@ -8,6 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 import torch
+import torch._prims_common
 from onnxscript import TracedOnnxFunction
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -117,6 +118,29 @@ def test_node_of_unknown_shape_is_traced_again(traced_again: list[str]) -> None:
     assert traced_again
 
 
+def test_layout_of_dynamic_sizes_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program with dynamic sizes is the same, after fewer comparisons of sizes and strides."""
+    compare, compared = torch._prims_common.check_contiguous_sizes_strides, list[object]()
+
+    def counted(*args: Any, **options: Any) -> bool:
+        compared.append(args)
+        return compare(*args, **options)
+
+    def traced() -> str:
+        model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4), nn.GELU(), nn.LayerNorm(4)).eval()
+        sizes = ({0: torch.export.Dim("rows"), 1: torch.export.Dim("columns")},)
+        program = torch.export.export(model, (torch.ones(3, 5, 4),), dynamic_shapes=sizes, strict=False)
+        return str(program.graph_module.code) + str(program.range_constraints)
+
+    monkeypatch.setattr(torch._prims_common, "check_contiguous_sizes_strides", counted)
+    expected, count = traced(), len(compared)
+    compared.clear()
+    with shortcuts(keep_stack_traces=True):
+        actual = traced()
+    assert actual == expected
+    assert 2 * len(compared) < count
+
+
 def places() -> tuple[object, ...]:
     """Return the patched attributes of torch."""
     return (
@@ -125,6 +149,7 @@ def places() -> tuple[object, ...]:
         _fx_passes.decompose_with_registry,
         vars(type_promotion._TypePromotionInterpreter)["run_node"],
         vars(FakeTensorMode)["_cached_dispatch_impl"],
+        torch._prims_common.check_contiguous_sizes_strides,
         getattr(torch.fx.config, "do_not_emit_stack_traces", None),
     )
 

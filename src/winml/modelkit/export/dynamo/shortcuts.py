@@ -5,6 +5,8 @@
 * torch runs the program once more to insert casts; each node has its result already.
 * torch caches the result of each operator on fake tensors. With dynamic sizes no entry is ever found again, and making
   entries takes a third of the trace (measured on a Llama with KV cache: 4.8 s of 8 layers, without it 3.0).
+* torch compares the strides of a tensor with its sizes at each operator, symbol by symbol; a program has few layouts
+  (measured on gpt2 with KV cache: 11,000 comparisons, a fifth of the trace).
 * torch parses the sources of a thousand ONNX forms; a graph uses about thirty.
 * torch reads the Python source lines of each node, which are dropped afterwards.
 
@@ -20,6 +22,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch._prims_common
 from onnxscript import TracedOnnxFunction
 from torch._export.utils import _is_cia_op, _is_preservable_cia_op
 from torch._prims_common import is_contiguous_or_false
@@ -58,8 +61,30 @@ def shortcuts(*, keep_stack_traces: bool) -> AbstractContextManager[None]:
         (_fx_passes, "decompose_with_registry", decompose_where_needed),
         (type_promotion._TypePromotionInterpreter, "run_node", _promote_node),
         (FakeTensorMode, "_cached_dispatch_impl", FakeTensorMode._dispatch_impl),
+        (torch._prims_common, "check_contiguous_sizes_strides", _remembered_contiguity()),
         (torch.fx.config, "do_not_emit_stack_traces", not keep_stack_traces),
     )
+
+
+def _remembered_contiguity() -> Callable[..., bool]:
+    """Return torch's comparison of sizes and strides, which compares each layout once."""
+    check, known = torch._prims_common.check_contiguous_sizes_strides, dict[tuple[Any, ...], bool]()
+
+    def is_contiguous(sizes: Any, strides: Any, false_if_dde: bool = False) -> bool:
+        key = (false_if_dde, *map(_identify_size, sizes), *map(_identify_size, strides))
+        if None in key or key not in known:
+            known[key] = check(sizes, strides, false_if_dde)
+        return known[key]
+
+    return is_contiguous
+
+
+def _identify_size(size: Any) -> Any:
+    """Return an object that is equal for equal sizes; `None` for a size that depends on values."""
+    if isinstance(size, int):
+        return size
+    node = size.node
+    return (node.shape_env, node._expr) if node.has_hint() and hasattr(node, "_expr") else None
 
 
 def _promote_node(interpreter: Any, node: torch.fx.Node) -> Any:
