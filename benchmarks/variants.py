@@ -2,7 +2,7 @@
 
 Method. MiniLM has its real weights; bert-base, vit-base, gpt2 and resnet-50 have seeded random weights
 (``optimize.py``), and so does ``llama-0.5``, a Llama-shaped decoder of 0.5 billion parameters (``weights.py``). Random
-weights change neither size nor time; their quality is that of rounding alone.
+weights change neither size nor time; they enlarge rounding errors, so that their quality says little.
 
 Encoders: of the plain export with fixed sizes, ``winml optimize --level full``, and of its file ``winml quantize`` in
 each precision. All files run in one process in turns, in an order drawn anew each round, on the same values

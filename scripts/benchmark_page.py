@@ -34,7 +34,8 @@ READING = """## How to read the numbers
   it with `winml eval` on your data.
 * *Time* is relative to the plain export (below 1 is faster): the median of runs in alternation, in computing time,
   which depends little on what else the machine does.
-* *Random weights*: size and time are those of a trained model. The SQNR is not: it is that of rounding alone.
+* *Random weights*: size and time are those of a trained model. The SQNR is not: layers with random weights, above all
+  of a ResNet or a deep decoder, enlarge each rounding error.
 * The *simulated NPU* is Qualcomm's for x86-64. It shows the outputs of the device, not its speed.
 * How each benchmark measures, and results that were written by hand: [benchmark notes](../../benchmarks/README.md).
 

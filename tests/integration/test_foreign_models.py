@@ -584,7 +584,7 @@ MODELS: dict[str, Foreign] = {
         parsed(RANDOM_GRAPH),
         floats(2, 16),
         is_drawn=True,
-        refusals={"compare": "generates random numbers"} | dict.fromkeys(QUANTIZATIONS, "differs between two runs"),
+        refusals={"compare": "generates random numbers"},
     ),
     "no inputs": Foreign(parsed(CONSTANT_OUTPUT), lambda _: {}, refusals=NO_NODE | {"fp16": NO_WEIGHT}),
     "inputs that pass through": Foreign(

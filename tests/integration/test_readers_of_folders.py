@@ -62,27 +62,35 @@ def test_folder_of_an_export_gives_the_vectors_of_sentence_transformers(minilm_f
     np.testing.assert_allclose(features["sentence_embedding"].numpy(), expected, rtol=0, atol=1e-5)
 
 
-def test_build_is_a_model_of_sentence_transformers(minilm_folder: Path, tmp_path: Path) -> None:
-    """Pooling, normalization, prompts and the maximum length are those of the checkpoint."""
-    from sentence_transformers import SentenceTransformer
-
-    source = shutil.copytree(minilm_folder, tmp_path / "minilm")
+@pytest.fixture(scope="module")
+def sentence_model(minilm_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MiniLM with settings of its own in ``minilm``, and its build in ``built``."""
+    folder = tmp_path_factory.mktemp("sentences")
+    source = shutil.copytree(minilm_folder, folder / "minilm")
     settings = source / "config_sentence_transformers.json"
     prompts = {"prompts": {"query": "question: "}, "similarity_fn_name": "dot"}
     settings.write_text(json.dumps({**json.loads(settings.read_bytes()), **prompts}), encoding="utf-8")
     pooling = source / "1_Pooling" / "config.json"
     pooling.write_text(json.dumps({**json.loads(pooling.read_bytes()), "include_prompt": False}), encoding="utf-8")
-    build_model(source, tmp_path / "built", verify=False)
-    model, expected = load_sentence_transformer(tmp_path / "built"), SentenceTransformer(str(source), device="cpu")
+    build_model(source, folder / "built", verify=False)
+    return folder
+
+
+def test_build_is_a_model_of_sentence_transformers(sentence_model: Path) -> None:
+    """Pooling, normalization, prompts and the maximum length are those of the checkpoint."""
+    from sentence_transformers import SentenceTransformer
+
+    model = load_sentence_transformer(sentence_model / "built")
+    expected = SentenceTransformer(str(sentence_model / "minilm"), device="cpu")
     texts = [*TEXTS, "far too long " * 300]
     for options in ({}, {"prompt_name": "query"}):
         np.testing.assert_allclose(model.encode(texts, **options), expected.encode(texts, **options), rtol=0, atol=1e-5)
     assert ("dot", 384) == (model.similarity_fn_name, model.get_embedding_dimension())
 
 
-def test_module_of_another_package_is_not_imported(minilm_folder: Path, tmp_path: Path) -> None:
+def test_module_of_another_package_is_not_imported(sentence_model: Path, tmp_path: Path) -> None:
     """It would be code of the checkpoint."""
-    build_model(minilm_folder, tmp_path / "built", verify=False)
+    shutil.copytree(sentence_model / "built", tmp_path / "built")
     path = tmp_path / "built" / "modules.json"
     modules = json.loads(path.read_bytes())
     path.write_text(json.dumps([modules[0], {**modules[1], "type": "os.path"}]), encoding="utf-8")

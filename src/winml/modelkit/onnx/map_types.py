@@ -62,7 +62,7 @@ def save_model(model: ir.Model, path: Path, data_name: str) -> None:
 
 
 class DetachedMaps(NamedTuple):
-    """What a graph lacks while it has no maps."""
+    """Values with maps that were taken out of a graph."""
 
     makers: Mapping[int, ir.Node]
     """Position among the outputs of the graph → node of a map."""

@@ -123,8 +123,8 @@ class _ModulesOfStandIn:
         _import_real(_DYNAMO)
         return ModuleSpec(name, self)  # type: ignore[arg-type]  # a loader by its methods
 
-    def create_module(self, wanted: ModuleSpec) -> ModuleType:
-        return importlib.import_module(wanted.name)
+    def create_module(self, found: ModuleSpec) -> ModuleType:
+        return importlib.import_module(found.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: the module is imported."""
@@ -147,7 +147,7 @@ def _import_real(name: str) -> ModuleType:
 
 def _remove_stand_ins(package: str) -> list[ModuleType]:
     """Remove the stand-ins for a module and for the modules in it, and return them."""
-    names = [name for name in sys.modules if f"{name}.".startswith(f"{package}.")]
+    names = [name for name in [*sys.modules] if f"{name}.".startswith(f"{package}.")]
     return [sys.modules.pop(name) for name in names if isinstance(sys.modules[name], _StandIn)]
 
 

@@ -309,8 +309,8 @@ def _open_texts(
         model = EncoderDecoder(encoder, session)
         start = model.text.first if model.text is not None else _first_token(processors)
         inputs = model.encoder.inputs
-        encoded = data or (encoder_feeds(inputs, processors, sizes, seed + number) for number in itertools.count())
-        for feeds, tokens in zip(encoded, token_texts(model.inputs, processors, seed), strict=False):
+        sources = data or (encoder_feeds(inputs, processors, sizes, seed + number) for number in itertools.count())
+        for feeds, tokens in zip(sources, token_texts(model.inputs, processors, seed), strict=False):
             rows = len(next(iter(feeds.values())))
             started = np.tile([start, *tokens[: _PROMPT_TOKENS - 1]], (rows, 1))
             yield _Text(model, started, cache=model.start(feeds, rows))

@@ -424,7 +424,8 @@ def _multiply_few_rows_faster(model: nn.Module) -> None:
 
 def _linear(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
     """Compute a linear layer; products of a few rows from the other side."""
-    weight, bias = layer.weight, layer.bias
+    weight: torch.Tensor = layer.weight
+    bias: Any = layer.bias
     if not 1 < inputs.numel() // max(1, inputs.shape[-1]) <= ROWS:
         return nn.functional.linear(inputs, weight, bias)
     product = (weight @ inputs.reshape(-1, inputs.shape[-1]).t()).t()

@@ -19,7 +19,7 @@ from winml.modelkit.models.inputs.nested_arguments import NestedArguments
 from winml.modelkit.models.inputs.shape_run import run_on_shapes
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.onnx.bundle import PartFeed
-from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec
+from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec, OpenSize
 from winml.modelkit.ort.shared_settings import attribute_replaced
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ _POINTS, _LABELS = "input_points", "input_labels"
 _RESULTS = "iou_scores", "pred_masks"
 _LABEL_RANGE = (0, 1)
 """Specified by transformers: a point outside of the object, or inside of it."""
-_COUNTS = tuple(DynamicDimension(name=key, example=size) for key, size in zip(POINT_KEYS, (3, 2), strict=True))
-"""Numbers of objects and of their points. Chosen: sizes at tracing, distinct and quick to run."""
+_TRACED = (3, 2)
+"""Chosen: numbers of objects and of their points at tracing, distinct and quick to run."""
 _ENCODE, _POSITIONS_METHOD = "get_image_embeddings", "get_image_wide_positional_embeddings"
 """Specified by transformers: methods of the model that return the vectors of an image, and those of positions."""
 
@@ -57,8 +57,13 @@ def image_prompt_parts(
     if not isinstance(vectors, torch.Tensor):
         return family.FoundParts()
     batch, *_ = pixels.shape
-    points = (batch, *(request.fixed_sizes.get(count.name, count.name) for count in _COUNTS))
-    counts = [count for count in _COUNTS if count.name in points]
+    fixed, wishes = request.fixed_sizes, request.left_open
+    counts = {
+        key: _open_count(key, size, wishes.get(key, OpenSize()))
+        for key, size in zip(POINT_KEYS, _TRACED, strict=True)
+        if key not in fixed
+    }
+    points = (batch, *(fixed[key] if key in fixed else counts[key].name for key in POINT_KEYS))
     shape = (batch, *vectors.shape[1:])
     inputs = (
         InputTensorSpec(name=_POINTS, shape=(*points, 2), dtype=pixels.dtype, value_range=(0, min(traced[-2:]))),
@@ -75,10 +80,16 @@ def image_prompt_parts(
         MASK_DECODER,
         entry=_decoder,
         arguments=NestedArguments(tuple(spec.name for spec in inputs), {}, dict),
-        dimensions=(*(dim for dim in images.dimensions if dim.name == batch), *counts),
-        open_by_default={count.name: count.name for count in counts},
+        dimensions=(*(dim for dim in images.dimensions if dim.name == batch), *counts.values()),
+        open_by_default={key: key for key in counts if key not in wishes},
     )
     return family.FoundParts((encoder, decoder))
+
+
+def _open_count(key: str, size: int, wish: OpenSize) -> DynamicDimension:
+    """Return a dynamic number with the bounds of the user."""
+    count = DynamicDimension(name=wish.name or key, min=wish.min, max=wish.max)
+    return count.model_copy(update={"example": wish.example or count.clamp(size)})
 
 
 def _encoder(model: Any) -> Any:
