@@ -481,7 +481,7 @@ class FidelitySum:
         self._add_sums(size, 2 * (size - equal), size, equal, expected.astype(np.float64) - actual.astype(np.float64))
 
     def _add_amounts(self, expected: Array, actual: Array) -> None:
-        is_masking = expected <= _MASKING
+        is_masking = expected <= _MASKING if expected.dtype.kind == "f" else np.zeros(expected.shape, bool)
         # A file for integers has a mask in the range of the scores: lower than all of them, it hides as well.
         if is_masking.any() and np.all(actual[is_masking] < expected[~is_masking].min(initial=0)):
             expected, actual = expected[~is_masking], actual[~is_masking]

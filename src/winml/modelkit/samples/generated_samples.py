@@ -380,7 +380,9 @@ def _read_images(
 def embedding_samples(
     source: Path, processors: Path, sizes: Mapping[str, int], seed: int, data: SampleFeeds | None = None
 ) -> Iterator[dict[str, Array]] | None:
-    """Return samples of the embedding of a vision-language model: image features and tokens; None for another graph.
+    """Return samples of the embedding of a vision-language model: image features and tokens, one row of any length.
+
+    None for another graph, and for other sizes.
 
     Args:
         source: File of the embedding; the vision encoder is read beside it.
@@ -397,7 +399,9 @@ def embedding_samples(
     if part is None or part.name != EMBEDDING or VISION not in part.part_names:
         return None
     embedding = Session(source)
-    if [*embedding.inputs] == [TOKEN_IDS]:
+    rows, length = next(spec.shape for spec in graph_inputs(embedding) if spec.name == TOKEN_IDS)
+    is_of_rows = isinstance(rows, int) and rows != 1
+    if [*embedding.inputs] == [TOKEN_IDS] or is_of_rows or isinstance(length, int):
         return None
     vision = Session(_find_part(source, part, VISION))
     images = None if data is None else data.read(graph_inputs(vision))

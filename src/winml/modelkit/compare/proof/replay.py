@@ -92,7 +92,8 @@ class _RecordedModel:
             return visible
         is_by_token = visible.ndim == value.ndim
         rows = take_excerpt(visible if is_by_token else visible[..., np.newaxis], tensor.excerpt, self.arrays[key])
-        return rows if is_by_token else rows[:, 0]
+        rows = rows if is_by_token else rows[:, 0]
+        return rows if rows.any() else None
 
 
 @dataclass(frozen=True)
