@@ -532,12 +532,24 @@ def test_mixture_has_the_minimum_of_its_modules(quantized: int, least_db: float)
     assert least_db == minimum.sqnr_db
 
 
+def random_body(nodes: str) -> str:
+    """A product with 0.01, and the random value ``r``."""
+    return f"""m (float[2, 64] x) => (float[2, 64] y) <{weight("w", 64, 64)}, float c = {{0.01}}> {{
+        p = MatMul (x, w) s = Mul (p, c) {nodes} y = Add (s, r) }}"""
+
+
 def test_source_that_generates_random_numbers_is_named(tmp_path: Path) -> None:
     """No precision helps: the SQNR of two runs of the source is as low."""
-    body = f"""m (float[2, 64] x) => (float[2, 64] y) <{weight("w", 64, 64)}, float c = {{0.01}}> {{
-        p = MatMul (x, w) s = Mul (p, c) r = RandomNormalLike (p) y = Add (s, r) }}"""
     with pytest.raises(VerificationError, match="differs between two runs"):
-        quantized(body, tmp_path, precision="int8")
+        quantized(random_body("z = Sigmoid (p) r = Bernoulli (z)"), tmp_path, precision="int8")
+
+
+def test_normal_and_uniform_numbers_are_fixed_in_the_comparison(tmp_path: Path) -> None:
+    """Drawn numbers, a hundred times as large as the products, would hide them."""
+    result = quantized(random_body("r = RandomNormalLike (p)"), tmp_path, precision="int8")
+    assert result.comparison is not None
+    assert result.comparison.worst.sqnr_db > 30
+    assert any("random numbers" in note for note in result.notes)
 
 
 HUGE = f"""m (float[2147483648, 1048576, 64] x) => (float[2147483648, 1048576, 64] y) <{weight("w", 64, 64)}> {{
