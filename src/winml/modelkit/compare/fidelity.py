@@ -85,14 +85,22 @@ class SampleSpread(Record, digits=2):
     median: float
     min: float
     p05: float
-    """Lower end of the interval: 5 % of the samples are lower. Limits apply to this value."""
+    """Lower end of the interval: at most 5 % of the samples are lower. Limits apply to this value."""
     p95: float
 
     @classmethod
-    def of(cls, ratios: Sequence[float]) -> SampleSpread:
-        """Compute the distribution from the SQNR of at least one sample."""
-        low, median, high = (float(value) for value in np.percentile(ratios, (LOWER, 50, UPPER)))
-        return cls(median, min(ratios), low, high)
+    def of(cls, ratios: Sequence[float], total_db: float = MOST_DB) -> SampleSpread:
+        """Compute the distribution from the SQNR of at least one sample.
+
+        The ends are values of samples, since one between two samples may hide the only wrong sample of few.
+
+        Args:
+            ratios: SQNR of each sample, in dB.
+            total_db: SQNR over all samples together, which the lower end does not exceed.
+        """
+        low = float(np.percentile(ratios, LOWER, method="lower"))
+        high = float(np.percentile(ratios, UPPER, method="higher"))
+        return cls(float(np.median(ratios)), min(ratios), min(low, total_db), high)
 
 
 class OutputFidelity(Record):
@@ -459,7 +467,7 @@ class FidelitySum:
             self._largest,
             equal_share=cosine if self._are_symbols else None,
             has_signal=self._has_value and (self._samples == 1 or len(self._digests) > 1),
-            spread=SampleSpread.of(ratios) if ratios else None,
+            spread=SampleSpread.of(ratios, _to_decibels(relative)) if ratios else None,
             top1_agreement=float(np.mean(self._agreeing)) if has_top1 and self._agreeing else None,
         )
 
