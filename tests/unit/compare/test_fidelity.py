@@ -221,7 +221,7 @@ def test_sum_over_draws_equals_one_long_draw() -> None:
     at_once = FidelitySum("y")
     at_once.add(expected, actual)
     found, whole = total.of_value(), at_once.of_value()
-    assert whole == replace(found, spread=whole.spread)
+    assert whole == replace(found, spread=whole.spread, by_sample_db=whole.by_sample_db)
     assert found.spread is not None
     # 5 / 0.25 and 50 / 0.0625 in decibels.
     assert (13.01, 29.03) == (round(found.spread.min, 2), round(2 * found.spread.median - found.spread.min, 2))
