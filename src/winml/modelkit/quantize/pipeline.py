@@ -529,10 +529,10 @@ def _wide_weight_notes(model: ir.Model, tasks: Sequence[planning.EngineTask]) ->
     """Note the modules whose weights have 16 bits for the range of their attention scores."""
     names = frozenset().union(*(task.wide_weights for task in tasks))
     tags = (read_tag(node) for node in model.graph if node.name in names)
-    if modules := [tag.module for tag in tags if tag is not None]:
+    if modules := [*dict.fromkeys(tag.module for tag in tags if tag is not None)]:
         yield (
-            f"16-bit weights in w8a16: {first_words(modules, 4)}. Their attention scores are not scaled and range over "
-            f"more than {_WIDE_SCORES:g}, where the Softmax amplifies the rounding of 8-bit weights."
+            f"Queries and keys have 16-bit weights in w8a16: {first_words(modules, 4)}. Their attention scores are not "
+            f"scaled and range over more than {_WIDE_SCORES:g}: the Softmax amplifies the rounding of 8-bit weights."
         )
 
 
