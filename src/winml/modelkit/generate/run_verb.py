@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -557,8 +558,9 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
     else:
         subject = plan.subject
     notes += _damaged_bounds_notes(request.files)
+    open_model = _choose_opener(request, subject)  # imports libraries, which is not part of the time
     started = time.perf_counter()
-    model = _open_model(request, subject)
+    model = open_model()
     session_ms = (time.perf_counter() - started) * 1000
     started = time.perf_counter()
     if subject.task is None:
@@ -618,8 +620,8 @@ _OF_PIPELINES = frozenset({
 """Tasks whose results transformers computes from tensors of PyTorch."""
 
 
-def _open_model(request: RunRequest, subject: RunSubject) -> Any:
-    """Open the model as a graph that takes arrays, or as a class of its task, which takes tensors of PyTorch.
+def _choose_opener(request: RunRequest, subject: RunSubject) -> Callable[[], Any]:
+    """Return the function that opens the model as a graph of arrays, or as a class of its task for PyTorch tensors.
 
     A decoder without tensors for its cache starts with an empty one, as its class provides it.
     """
@@ -631,10 +633,10 @@ def _open_model(request: RunRequest, subject: RunSubject) -> Any:
     if len(request.files) == 1 and subject.task not in _OF_PIPELINES and is_complete:
         from winml.modelkit.generate.graph_model import GraphModel
 
-        return GraphModel(next(iter(request.files.values())), **request.provider_options)
+        return partial(GraphModel, next(iter(request.files.values())), **request.provider_options)
     from winml.modelkit.generate.auto_model import WinMLAutoModel
 
-    return WinMLAutoModel.open_files(request.files, **request.provider_options)
+    return partial(WinMLAutoModel.open_files, request.files, **request.provider_options)
 
 
 def _split_calls(
