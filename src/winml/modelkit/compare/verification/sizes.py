@@ -316,6 +316,31 @@ def limited_by_tables(
     return replace(proof, far_draws=(*proof.far_draws, *beyond)), bounds
 
 
+def with_reference_outputs(proof: DynamicProof, traced: Sizes, run: Callable[[Draw], Draw]) -> DynamicProof:
+    """Add the outputs of the model with weights to the samples of a model that was traced without weights.
+
+    Samples far from the traced sizes, or of several other sizes together, are dropped if the model refuses them:
+    indices beyond the rows of a table fail only with values.
+
+    Args:
+        proof: The samples.
+        traced: The traced sizes.
+        run: Runs the model on a sample.
+
+    Raises:
+        ExportError: the model refuses another sample.
+    """
+    draws, far_draws = [], []
+    for draw in (*proof.draws, *proof.far_draws):
+        is_far = any(draw is far for far in proof.far_draws)
+        try:
+            (far_draws if is_far else draws).append(run(draw))
+        except ExportError:
+            if not is_far and sum(size != traced[name] for name, size in draw.sizes.items()) == 1:
+                raise
+    return replace(proof, draws=tuple(draws), far_draws=tuple(far_draws))
+
+
 def _run_together(traced: Sizes, draws: Sequence[Draw], run: Callable[[Sizes], Draw], parameters: int) -> list[Draw]:
     """Run a sample with every dimension at its largest size among these samples, if quick.
 
