@@ -15,7 +15,13 @@ import torch
 from torch import nn
 
 from winml.modelkit import HTPExporter, WinMLExportConfig
-from winml.modelkit.compare.verification.sizes import Draw, DynamicProof, run_at_varied_sizes, with_reference_outputs
+from winml.modelkit.compare.verification.sizes import (
+    Draw,
+    DynamicProof,
+    limited_by_tables,
+    run_at_varied_sizes,
+    with_reference_outputs,
+)
 from winml.modelkit.errors import ExportError, UsageError, VerificationError
 from winml.modelkit.models.state_restoration import unchanged_attributes
 from winml.modelkit.onnx.specs import DynamicDimension
@@ -62,6 +68,20 @@ def test_large_model_is_not_run_far_from_the_traced_size() -> None:
     for parameters, expected in ((10**8, {1, 55, 385}), (10**10, {1, 55})):
         proof = run_at_varied_sizes(traced, [dimension], runner(lambda n: n > 0), parameters)
         assert expected == {draw.sizes["n"] for draw in (*proof.draws, *proof.far_draws)}
+
+
+@pytest.mark.parametrize(("largest", "parameters"), [(64, 0), (40, 0), (64, 10**15)])
+def test_bounds_of_a_table_are_sizes_that_the_model_accepts(largest: int, parameters: int) -> None:
+    """A shorter table that the graph does not show is found; too large a model is not run."""
+
+    def accepts(size: int) -> bool:
+        return 3 <= size <= largest
+
+    traced = {"n": 5}
+    proof = DynamicProof((runner(accepts)({"n": 3}), runner(accepts)({"n": 7})))
+    extended, bounds = limited_by_tables(proof, traced, {"n": 64}, runner(accepts), parameters)
+    assert {"n": (3, largest)} == bounds
+    assert ([] if parameters else [{"n": largest}]) == [draw.sizes for draw in extended.far_draws]
 
 
 def test_samples_far_away_or_of_several_sizes_are_dropped_if_only_values_refuse_them() -> None:
