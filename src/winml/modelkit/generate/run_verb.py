@@ -20,6 +20,7 @@ from winml.modelkit.file_names import (
     ENCODER,
     MODEL_SUFFIX,
     ONLY_PART,
+    TOKENIZER_NAME,
     VISION,
     answering_part,
     files_folder,
@@ -400,6 +401,8 @@ def example_command(
         inputs = {tensor.name: tensor.shape for tensor in _read_tensors(files, "inputs")}
         if missing_processors([*inputs], files_folder(path)):
             return None
+        if task == "question-answering" and not (files_folder(path) / TOKENIZER_NAME).is_file():
+            return None  # places in the text need a fast tokenizer
         *_, token_count = inputs.get(TOKEN_IDS) or (None,)
         if task == "text-generation" and not prompt_parts(files) and isinstance(token_count, int) and token_count > 1:
             return None  # it reads so many tokens in each run
