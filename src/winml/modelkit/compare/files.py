@@ -23,6 +23,8 @@ from winml.modelkit.compare.outputs import (
     Rounding,
     VerificationInfo,
     compare_outputs,
+    silent_kinds,
+    silent_words,
     tells_graphs_apart,
 )
 from winml.modelkit.compare.quality_minimum import QualityMinimum
@@ -32,7 +34,7 @@ from winml.modelkit.errors import InputError, NoInputsError, StageError, UsageEr
 from winml.modelkit.onnx.contexts import proto_nodes
 from winml.modelkit.onnx.files.reading import read_referring, read_structure
 from winml.modelkit.onnx.weights import ROUNDING_OPERATORS
-from winml.modelkit.ort.accepted_inputs import AcceptedInputs, accepted_inputs
+from winml.modelkit.ort.accepted_inputs import AcceptedInputs, accepted_inputs, notes_on_inputs
 from winml.modelkit.ort.decoding.inputs import MASK
 from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs
 from winml.modelkit.ort.graph_sessions import open_session, widened_graph
@@ -106,7 +108,7 @@ def refuse_different(
                 f"cannot verify: {error.message.replace(str(candidate), 'the result')}",
                 hint=f"{opt.no_verify} writes the result without comparing it.",
             ) from error
-        if accepted[0].note:
+        if accepted[0].note or accepted[0].origin:
             _refuse_narrower(reference, candidate, accepted[0].sizes, seed)
         expected = _reference_outputs(reference, draws)
     elif read_samples is not None:
@@ -163,9 +165,13 @@ def refuse_different(
         )
     _refuse_crashing(reference, candidate)
     has_signal = tells_graphs_apart(expected, draws)
+    note = notes_on_inputs(accepted) if accepted else _nan_note(draws)
+    for entry, outputs_of_entry in zip(accepted, expected, strict=False) if has_signal else ():
+        if entry.origin and (kinds := silent_kinds(outputs_of_entry.values())) is not None:
+            note += f" For {entry.origin}, the source returns {silent_words(kinds)}, which shows no difference."
     return replace(
         verification,
-        note=next((entry.notes for entry in accepted), "") or _nan_note(draws),
+        note=note,
         has_signal=has_signal,
         silent=None if has_signal else verification.silent,
         in_float32=widened_graph(reference) is not None,
