@@ -10,8 +10,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from winml.modelkit import compare_models
 from winml.modelkit.compare.files import refuse_different
-from winml.modelkit.errors import InputError, VerificationError
+from winml.modelkit.errors import InputError, UsageError, VerificationError
 
 BFLOAT16 = "bfloat16[rows, 4]"
 
@@ -61,6 +62,9 @@ def test_graph_with_random_numbers_is_no_bug(tmp_path: Path) -> None:
     with pytest.raises(VerificationError, match=r"of a\.onnx differs between two runs on the same inputs") as raised:
         refuse_different(_save_dropout(tmp_path / "a.onnx", 1), _save_dropout(tmp_path / "b.onnx", 1), seed=0)
     assert "report" not in raised.value.hint
+    assert "evaluation mode" in raised.value.hint
+    with pytest.raises(UsageError, match=r"random numbers: .*\(Dropout\)"):
+        compare_models(tmp_path / "a.onnx", tmp_path / "a.onnx")
 
 
 def test_values_that_only_the_pinned_file_refuses_are_not_replaced(tmp_path: Path) -> None:

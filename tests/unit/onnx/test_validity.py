@@ -37,6 +37,17 @@ def test_undefined_value_is_named(body: str, words: str) -> None:
         refuse_invalid(onnx.parser.parse_model(HEADER + body), Path("m.onnx"))
 
 
+def test_weight_of_a_subgraph_hides_no_value_around_it() -> None:
+    """Two branches may have weights of one name; a graph around them may not."""
+    branches = """m (bool c, float[2] x) => (float[2] z) <float[2] %s = {1, 2}> {
+        y = If (c) <then_branch = t () => (float[2] a) <float[2] w = {3, 4}> { a = Add (x, w) },
+                    else_branch = e () => (float[2] b) <float[2] w = {5, 6}> { b = Mul (x, w) }>
+        z = Add (y, %s) }"""
+    with pytest.raises(InputError, match=r"m\.onnx: .*'w'"):
+        refuse_invalid(onnx.parser.parse_model(HEADER + branches % ("w", "w")), Path("m.onnx"))
+    refuse_invalid(onnx.parser.parse_model(HEADER + branches % ("v", "v")), Path("m.onnx"))
+
+
 def test_valid_graph_passes_with_any_node_order() -> None:
     """Inputs left out, outer values in subgraphs and nodes out of order are all fine."""
     body = """m (bool c, float[2] x) => (float[2] y) <float[2] w = {1, 2}> {

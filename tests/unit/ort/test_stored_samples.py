@@ -44,6 +44,7 @@ def test_stored_samples_are_read_in_order_if_they_fit(tmp_path: Path) -> None:
     inputs = graph_inputs(Session(path))
     samples = stored_samples(path, inputs)
     assert [90, 3] == [int(feeds["i"][0]) for feeds in samples.feeds]
+    assert ("test_data_set_0", "test_data_set_1") == samples.names
     assert all(words in samples.unused for words in ("test_data_set_2", "float64[100, 2]"))
     (path.parent / "test_data_set_1" / "input_1.pb").write_bytes(b"\xff")
     damaged = stored_samples(path, inputs)
@@ -90,3 +91,33 @@ def test_verbs_note_a_stored_sample_that_does_not_fit(tmp_path: Path, arrays: tu
     verified = optimize_model(path, tmp_path / "out.onnx", level="full")
     for notes in (compared.notes, verified.notes):
         assert 1 == sum(note.count("test_data_set_0") for note in notes), notes
+
+
+@pytest.mark.parametrize("unfit", [(X[:, :1], np.array([1])), (X, np.array([1000]))])
+def test_verbs_name_the_stored_samples_that_they_used(tmp_path: Path, unfit: tuple[np.ndarray, ...]) -> None:
+    """A sample that does not fit, or that the graph refuses, does not take the others with it."""
+    path = save(tmp_path / "m", ROWS, (X, np.array([90])), unfit, (X, np.array([3])))
+    compared = compare_models(path, path)
+    assert (2, "test_data_set_0 and test_data_set_2") == (compared.samples.count, compared.samples.data)
+    verified = optimize_model(path, tmp_path / "out.onnx", level="full")
+    for notes in (compared.notes, verified.notes):
+        assert 1 == sum(note.count("test_data_set_1") for note in notes), notes
+    assert any("test_data_set_0 and test_data_set_2" in note for note in verified.notes)
+
+
+def test_samples_without_a_signal_verify_nothing(tmp_path: Path) -> None:
+    """A generated sample that follows the only stored one does."""
+    body = "m (float[n, 2] x, float[1] s) => (float[n, 2] y) { y = Mul (x, s) }"
+    silent = [(X, np.array([number], np.float32)) for number in (0, np.nan)]
+    stored = optimize_model(save(tmp_path / "m", body, *silent), tmp_path / "out.onnx", level="full")
+    assert not stored.verification.has_signal
+    mixed = optimize_model(save(tmp_path / "n", body, silent[1]), tmp_path / "other.onnx", level="full")
+    assert mixed.verification.has_signal
+    assert any("only NaN" in note and "generated" in note for note in mixed.notes)
+
+
+def test_outputs_that_repeat_one_row_are_no_signal(tmp_path: Path) -> None:
+    """Only the number of rows depends on the input."""
+    body = "m (float[n, 2] x) => (float[n, 2] y) <float z = {0}, float[2] w = {1, 2}> { a = Mul (x, z) y = Add (a, w) }"
+    result = optimize_model(save(tmp_path / "m", body), tmp_path / "out.onnx", level="full")
+    assert not result.verification.has_signal

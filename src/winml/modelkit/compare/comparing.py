@@ -32,6 +32,7 @@ from winml.modelkit.compare.records import ModelComparison
 from winml.modelkit.compare.words import unchecked_words
 from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.request import ModelRequest, processor_folder, with_recorded_seed
+from winml.modelkit.onnx.contexts import random_words
 from winml.modelkit.onnx.files.graph_reading import graph_of
 from winml.modelkit.onnx.files.placing import model_digest
 from winml.modelkit.onnx.fingerprint import fingerprint
@@ -58,9 +59,6 @@ if TYPE_CHECKING:
     from winml.modelkit.compare.by_module.torch_side import TorchSide
     from winml.modelkit.models.live_module import ExampleInputs
     from winml.modelkit.models.parts import LoadedModel, ModelPart
-
-_MAX_LISTED_NODES = 3
-"""Maximum number of nodes in a message; more would hide the rest of the message."""
 
 Comparable: TypeAlias = "Path | ModelRequest | nn.Module"
 """An ONNX file, a request for a PyTorch model, or a live module."""
@@ -721,7 +719,7 @@ def _refuse_random_outputs(pair: SidePair, worst: OutputFidelity, tolerance: flo
             continue
         again = measure_fidelity([side.outputs(values)], [side.outputs(values)], 0.0).worst
         if again.problem or again.relative_error > tolerance:
-            drawn = f": {', '.join(nodes[:_MAX_LISTED_NODES])}" if nodes else ", or keeps state between calls"
+            drawn = f": {random_words(nodes)}" if nodes else ", or keeps state between calls"
             raise UsageError(
                 f"{side.shown} returns different outputs for the same inputs: it generates random numbers{drawn}",
                 hint="Compare deterministic models: disable dropout, or make the noise an input.",

@@ -15,7 +15,15 @@ from typing import Literal
 import onnx
 
 from winml.modelkit.compare import records
-from winml.modelkit.onnx.contents import Contents, Weight, declared_shape, node_signature, read_contents
+from winml.modelkit.onnx.contents import (
+    Contents,
+    Weight,
+    declared_shape,
+    node_signature,
+    read_contents,
+    stated_attributes,
+)
+from winml.modelkit.onnx.contexts import proto_nodes
 from winml.modelkit.onnx.files.graph_reading import graph_of
 from winml.modelkit.onnx.files.initializer_bytes import StoredBytes, WeightEquality, locate_initializers
 from winml.modelkit.onnx.files.placing import external_files
@@ -57,9 +65,7 @@ def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -
     matches = _match_modules(old.modules, new.modules)
     changed = [module for match in matches if (module := _changed_module(match, weights)) is not None]
     interface = _interface_changes(old.structure, new.structure)
-    is_rewired = not changed and fingerprint(graph_of(old.structure, old.path)) != fingerprint(
-        graph_of(new.structure, new.path)
-    )
+    is_rewired = not changed and old.fingerprint() != new.fingerprint()
     return records.StructureDiff(
         before=old.as_compared(),
         after=new.as_compared(),
@@ -134,11 +140,26 @@ class _Side:
         contents = read_contents(structure)
         metadata = {entry.key: entry.value for entry in structure.metadata_props}
         tree = read_tree([node.proto for node in contents.nodes], metadata, structure.graph.name.strip("/") or "graph")
-        return cls(path, structure, tree, _read_modules(tree, contents), locate_initializers(path))
+        return cls(
+            path, structure, tree, _read_modules(tree, contents, _imported(structure)), locate_initializers(path)
+        )
 
     @property
     def operators(self) -> Counter[str]:
         return sum((module.operators for module in self.modules), Counter[str]())
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the graph without default attributes."""
+        plain = onnx.ModelProto()
+        plain.CopyFrom(self.structure)
+        opsets = _imported(plain)
+        for node in proto_nodes(plain):
+            stated = stated_attributes(node, opsets)
+            if len(stated) < len(node.attribute):
+                kept = [onnx.AttributeProto.FromString(entry.SerializeToString()) for entry in stated]
+                del node.attribute[:]
+                node.attribute.extend(kept)
+        return fingerprint(graph_of(plain, self.path))
 
     def as_compared(self) -> records.ComparedFile:
         files = (self.path, *external_files(self.path))
@@ -153,12 +174,17 @@ class _Side:
         )
 
 
-def _read_modules(tree: OnnxTree, contents: Contents) -> list[_Module]:
+def _imported(structure: onnx.ModelProto) -> dict[str, int]:
+    """Return domain → opset version."""
+    return {entry.domain: entry.version for entry in structure.opset_import}
+
+
+def _read_modules(tree: OnnxTree, contents: Contents, opsets: Mapping[str, int]) -> list[_Module]:
     """Sum nodes and weights by module, in the order of the tree; nodes without a module last."""
     by_tag: defaultdict[str, _Module] = defaultdict(_Module)
     for node, tag in zip(contents.nodes, tree.tags, strict=True):
         by_tag[tag].operators[node.operator] += 1
-        by_tag[tag].signatures[node_signature(node)] += 1
+        by_tag[tag].signatures[node_signature(node, opsets)] += 1
     for weight, tag in zip(contents.weights, weight_owners(tree, contents), strict=True):
         by_tag[tag].weights.append(weight)
     identities = [(module.tag, module.path, module.class_name) for module in tree.modules]

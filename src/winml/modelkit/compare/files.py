@@ -23,16 +23,18 @@ from winml.modelkit.compare.outputs import (
     Rounding,
     VerificationInfo,
     compare_outputs,
+    silent_kinds,
+    silent_words,
     tells_graphs_apart,
 )
 from winml.modelkit.compare.quality_minimum import QualityMinimum
 from winml.modelkit.compare.verification.single_rows import reads_consecutive_tokens, with_consecutive_tokens
 from winml.modelkit.compare.words import difference_words, fidelity_words, samples_words
 from winml.modelkit.errors import InputError, NoInputsError, StageError, UsageError, VerificationError, opt
-from winml.modelkit.onnx.contexts import proto_nodes
+from winml.modelkit.onnx.contexts import DROPOUT, proto_nodes, random_nodes, random_words
 from winml.modelkit.onnx.files.reading import read_referring, read_structure
 from winml.modelkit.onnx.weights import ROUNDING_OPERATORS
-from winml.modelkit.ort.accepted_inputs import AcceptedInputs, accepted_inputs
+from winml.modelkit.ort.accepted_inputs import AcceptedInputs, accepted_inputs, notes_on_inputs
 from winml.modelkit.ort.decoding.inputs import MASK
 from winml.modelkit.ort.graph_inputs import draw_feeds, graph_inputs
 from winml.modelkit.ort.graph_sessions import open_session, widened_graph
@@ -106,7 +108,7 @@ def refuse_different(
                 f"cannot verify: {error.message.replace(str(candidate), 'the result')}",
                 hint=f"{opt.no_verify} writes the result without comparing it.",
             ) from error
-        if accepted[0].note:
+        if accepted[0].note or accepted[0].origin:
             _refuse_narrower(reference, candidate, accepted[0].sizes, seed)
         expected = _reference_outputs(reference, draws)
     elif read_samples is not None:
@@ -163,9 +165,13 @@ def refuse_different(
         )
     _refuse_crashing(reference, candidate)
     has_signal = tells_graphs_apart(expected, draws)
+    note = notes_on_inputs(accepted) if accepted else _nan_note(draws)
+    for entry, outputs_of_entry in zip(accepted, expected, strict=False) if has_signal else ():
+        if entry.origin and (kinds := silent_kinds(outputs_of_entry.values())) is not None:
+            note += f" For {entry.origin}, the source returns {silent_words(kinds)}, which shows no difference."
     return replace(
         verification,
-        note=next((entry.notes for entry in accepted), "") or _nan_note(draws),
+        note=note,
         has_signal=has_signal,
         silent=None if has_signal else verification.silent,
         in_float32=widened_graph(reference) is not None,
@@ -214,15 +220,16 @@ def _refuse_random(reference: Path, feeds: Arrays) -> None:
     """
     # In one session: the first runs of two sessions generate equal numbers.
     first, second = outputs_of_file(reference, [feeds, feeds])
-    refuse_random(first, second, reference.name, f"or skip the comparison with {opt.no_verify}")
+    refuse_random(first, second, reference, reference.name, f"or skip the comparison with {opt.no_verify}")
 
 
-def refuse_random(first: Arrays, second: Arrays, name: str, remedy: str = "") -> None:
+def refuse_random(first: Arrays, second: Arrays, path: Path, name: str, remedy: str = "") -> None:
     """Refuse a graph whose outputs differ between two runs on the same inputs.
 
     Args:
         first: Outputs of a run.
         second: Outputs of another run on the same inputs.
+        path: File of the graph.
         name: Name of the graph, for the message.
         remedy: A further remedy besides a graph without random numbers.
 
@@ -231,9 +238,13 @@ def refuse_random(first: Arrays, second: Arrays, name: str, remedy: str = "") ->
     """
     repeated = compare_outputs([first], [second])
     if not all(entry.is_equal for entry in repeated.comparisons):
-        remedies = ", ".join(filter(None, ("Export the model in evaluation mode", remedy)))
+        nodes = random_nodes(read_structure(path))
+        is_training = not nodes or any(node.op_type == DROPOUT for node in nodes)
+        how = "Export the model in evaluation mode" if is_training else "Make the random numbers inputs of the graph"
+        remedies = ", ".join(filter(None, (how, remedy)))
         raise VerificationError(
-            f"cannot verify: output {repeated.worst.name!r} of {name} differs between two runs on the same inputs",
+            f"cannot verify: output {repeated.worst.name!r} of {name} differs between two runs on the same inputs"
+            + (f", since it generates random numbers: {random_words(nodes)}" if nodes else ""),
             hint=f"No file was written. {remedies}.",
         )
 

@@ -23,7 +23,7 @@ from winml.modelkit.ort.decoding.inputs import decoder_tokens, inputs_of_file
 from winml.modelkit.ort.graph_inputs import DRAWN_DTYPES, graph_inputs
 from winml.modelkit.ort.opened_model import RunOptions, Values, values_for, with_fitting_sizes, with_whole_prompts
 from winml.modelkit.ort.sessions import Session
-from winml.modelkit.ort.stored_samples import stored_samples, unused_note
+from winml.modelkit.ort.stored_samples import origin_words, stored_samples, unused_note
 from winml.modelkit.samples.data_sets import DataSetRequest, open_data_set
 from winml.modelkit.samples.generated_samples import (
     decoder_data,
@@ -279,7 +279,7 @@ def value_files(path: Path) -> list[Path]:
 
 
 def _stored_values(session: Session, request: SampleRequest, notes: list[str]) -> SampleValues | None:
-    """Return the samples stored beside the model; ``None`` without any, for other sizes, or if the model refuses one.
+    """Return the samples stored beside the model; ``None`` without any, for other sizes, or if the model refuses all.
 
     Args:
         session: The opened model.
@@ -289,17 +289,19 @@ def _stored_values(session: Session, request: SampleRequest, notes: list[str]) -
     inputs = graph_inputs(session)
     for path in dict.fromkeys((request.model, session.source_path)) if not request.run.sizes else ():
         samples = stored_samples(path, inputs)
-        try:
-            for feeds in samples.feeds[: request.count]:
+        accepted, unused = dict[str, list[Values]](), samples.unused
+        for name, feeds in itertools.islice(zip(samples.names, samples.feeds, strict=True), request.count):
+            try:
                 session.run(feeds)
-        except WinMLError as error:
-            notes.append(unused_note(samples.name, error.message))
-            continue
-        if samples.unused not in ("", *notes):
-            notes.append(samples.unused)
-        if samples.feeds:
-            values = tuple(Values(inputs, feeds) for feeds in samples.feeds[: request.count])
-            return SampleValues(values, "file", request.run.seed, data=samples.name)
+            except WinMLError as error:
+                unused = unused or unused_note(name, error.message)
+                continue
+            accepted.setdefault(name, []).append(Values(inputs, feeds))
+        if unused not in ("", *notes):
+            notes.append(unused)
+        if accepted:
+            values = tuple(itertools.chain.from_iterable(accepted.values()))
+            return SampleValues(values, "file", request.run.seed, data=origin_words([*accepted]))
     return None
 
 

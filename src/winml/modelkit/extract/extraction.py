@@ -210,7 +210,7 @@ class _CutWriter:
         if not worst.relative_diff <= CUT_MODULE_THRESHOLD:
             inputs = self.recording.of(call.cut.inputs)
             first, second = (open_session(staged, as_written=True).run(inputs) for _ in range(2))
-            refuse_random(first, second, call.identity.words)
+            refuse_random(first, second, staged, call.identity.words)
             raise VerificationError(
                 f"{call.identity.words}: output {worst.name} of the extracted module differs from the whole "
                 f"model by {worst.relative_diff:.1e} of its largest value; tolerance {CUT_MODULE_THRESHOLD:.0e}",

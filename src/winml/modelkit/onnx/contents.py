@@ -326,23 +326,31 @@ def declared_shape(declared: onnx.TypeProto) -> Shape | None:
     )
 
 
-def node_signature(node: PlacedNode) -> str:
-    """Return the operator with a digest of its attributes; subgraphs count by their nodes, defaults are ignored."""
+def node_signature(node: PlacedNode, opsets: Mapping[str, int]) -> str:
+    """Return the operator with a digest of its attributes; subgraphs count by their nodes, defaults are ignored.
+
+    Args:
+        node: The node.
+        opsets: Domain → version, as imported by its file.
+    """
     digest = hashlib.blake2b(digest_size=8)
-    defaults = _default_attributes(node.proto.op_type, node.proto.domain)
-    for attribute in sorted(node.proto.attribute, key=lambda entry: entry.name):
-        if attribute.HasField("g") or attribute.graphs:
-            digest.update(attribute.name.encode())
-        elif defaults.get(attribute.name) != (text := _attribute_bytes(attribute)):
-            digest.update(text)
+    for attribute in sorted(stated_attributes(node.proto, opsets), key=lambda entry: entry.name):
+        has_graphs = attribute.HasField("g") or attribute.graphs
+        digest.update(attribute.name.encode() if has_graphs else _attribute_bytes(attribute))
     return f"{node.operator} {digest.hexdigest()}"
 
 
+def stated_attributes(node: onnx.NodeProto, opsets: Mapping[str, int]) -> list[onnx.AttributeProto]:
+    """Return the attributes of a node that are not the defaults of its operator."""
+    defaults = _default_attributes(node.op_type, node.domain, opsets.get(node.domain))
+    return [entry for entry in node.attribute if defaults.get(entry.name) != _attribute_bytes(entry)]
+
+
 @functools.cache
-def _default_attributes(operator: str, domain: str) -> Mapping[str, bytes]:
+def _default_attributes(operator: str, domain: str, version: int | None) -> Mapping[str, bytes]:
     """Return the default values of an operator's optional attributes; `{}` for an unknown operator."""
     try:
-        schema = onnx.defs.get_schema(operator, domain=domain)
+        schema = onnx.defs.get_schema(operator, version or onnx.defs.onnx_opset_version(), domain)
     except onnx.defs.SchemaError:
         return {}
     return {name: _attribute_bytes(attribute.default_value) for name, attribute in schema.attributes.items()}

@@ -16,7 +16,9 @@ from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.metadata_keys import COMPILE_KEY
 from winml.modelkit.onnx.contents import subgraphs
 from winml.modelkit.onnx.files.foreign_names import name_problem
+from winml.modelkit.onnx.validity import MAX_LISTED
 from winml.modelkit.options import load_metadata
+from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
 from winml.modelkit.tags.tagging import all_nodes
 from winml.modelkit.words import printable
 
@@ -26,6 +28,27 @@ def proto_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     yield from _nested_nodes(model.graph.node)
     for function in model.functions:
         yield from _nested_nodes(function.node)
+
+
+DROPOUT = "Dropout"
+
+
+def random_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Return the nodes whose outputs differ from run to run: random numbers, and Dropout in training mode."""
+    switches = (tensor for tensor in model.graph.initializer if tensor.data_type == tensor.BOOL)
+    off = {"", *(tensor.name for tensor in switches if not any((*tensor.raw_data, *tensor.int32_data)))}
+    return [
+        node
+        for node in proto_nodes(model)
+        # The third input of Dropout is its training mode.
+        if node.op_type in RANDOM_OPERATORS or (node.op_type == DROPOUT and not off.issuperset(node.input[2:]))
+    ]
+
+
+def random_words(nodes: Iterable[onnx.NodeProto]) -> str:
+    """Name the first random nodes, with their operators."""
+    names = [f"{node.name or 'a node without a name'} ({node.op_type})" for node in nodes]
+    return ", ".join([*dict.fromkeys(names)][:MAX_LISTED])
 
 
 def _nested_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:

@@ -1,4 +1,4 @@
-"""Refusal of graphs that read undefined values, have cycles or state no opset.
+"""Refusal of graphs that read undefined values, hide values, have cycles or state no opset.
 
 Checks the structure as stored in the file, because libraries add missing parts when they read it. Does not check the
 inputs of operators.
@@ -7,6 +7,7 @@ inputs of operators.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TypeVar
 
@@ -125,8 +126,8 @@ def refuse_invalid(model: onnx.ModelProto, path: Path) -> None:
         path: The model file, for the message.
 
     Raises:
-        InputError: a node or an output reads an undefined value, nodes form a cycle, or the file does not state the
-            opset of its ONNX operators.
+        InputError: a node or an output reads an undefined value, a weight of a subgraph has the name of a value around
+            it, nodes form a cycle, or the file does not state the opset of its ONNX operators.
     """
     _refuse_unknown_opset(model, path)
     problem = next(_undefined_reads(model.graph, frozenset()), None)
@@ -135,6 +136,12 @@ def refuse_invalid(model: onnx.ModelProto, path: Path) -> None:
         problem = problem or next(_undefined_inputs(function.node, known_names), None)
         problem = problem or _undefined_output(function.output, known_names)
     refuse_cycles(model, path)
+    if hidden := next(_hidden_names(model.graph, frozenset()), None):
+        raise InputError(
+            f"{path}: the graph is not valid: a subgraph has a weight {hidden!r}, and a graph around it has a value of "
+            "this name; ONNX does not define which one the nodes read",
+            hint="Rename one of them with the tool that wrote the file.",
+        )
     if problem:
         raise InputError(
             f"{path}: the graph is not valid: {problem}, which is not an input, a weight or an output of a node",
@@ -176,19 +183,33 @@ def _refuse_unknown_opset(model: onnx.ModelProto, path: Path) -> None:
 
 def _undefined_reads(graph: onnx.GraphProto, outer: frozenset[str]) -> Iterator[str]:
     """Yield a phrase for each read of an undefined value; nodes may be in any order."""
-    known_names = {
-        *outer,
-        *(value.name for value in graph.input),
-        *(tensor.name for tensor in graph.initializer),
-        *(tensor.values.name for tensor in graph.sparse_initializer),
-        *_output_names(graph.node),
-    }
+    known_names = outer | _defined_names(graph)
     yield from _undefined_inputs(graph.node, known_names)
     if problem := _undefined_output((value.name for value in graph.output), known_names):
         yield problem
 
 
-def _undefined_inputs(nodes: Iterable[onnx.NodeProto], known_names: set[str]) -> Iterator[str]:
+def _hidden_names(graph: onnx.GraphProto, outer: frozenset[str]) -> Iterator[str]:
+    """Yield the names of weights of subgraphs that a graph around them also defines."""
+    yield from (name for name in _weight_names(graph) if name in outer)
+    known_names = outer | _defined_names(graph)
+    for node in graph.node:
+        for inner in subgraphs(node):
+            yield from _hidden_names(inner, known_names)
+
+
+def _defined_names(graph: onnx.GraphProto) -> set[str]:
+    """Return the names of the inputs, weights and node outputs of a graph, without those of its subgraphs."""
+    return {*(value.name for value in graph.input), *_weight_names(graph), *_output_names(graph.node)}
+
+
+def _weight_names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Yield the names of the dense and sparse weights of a graph."""
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (tensor.values.name for tensor in graph.sparse_initializer)
+
+
+def _undefined_inputs(nodes: Iterable[onnx.NodeProto], known_names: AbstractSet[str]) -> Iterator[str]:
     """Yield a phrase for each undefined input of nodes and their subgraphs."""
     for node in nodes:
         for name in node.input:
@@ -198,7 +219,7 @@ def _undefined_inputs(nodes: Iterable[onnx.NodeProto], known_names: set[str]) ->
             yield from _undefined_reads(graph, frozenset(known_names))
 
 
-def _undefined_output(names: Iterable[str], known_names: set[str]) -> str:
+def _undefined_output(names: Iterable[str], known_names: AbstractSet[str]) -> str:
     """Return a phrase for the first undefined output; ``""`` if all are defined."""
     return next((f"its output is {name!r}" for name in names if name not in known_names), "")
 

@@ -31,7 +31,7 @@ from winml.modelkit.ort.graph_inputs import (
     sizes_by_key,
 )
 from winml.modelkit.ort.sessions import Session
-from winml.modelkit.ort.stored_samples import stored_samples, unused_note
+from winml.modelkit.ort.stored_samples import origin_words, stored_samples, unused_note
 
 _LARGE_DIMENSIONS = frozenset({"height", "width", "audio_length", "num_frames", "num_channels", "num_mel_bins"})
 _EQUAL_SIZES = (4, 1, 8, 16, 32, 64)
@@ -60,15 +60,19 @@ class AcceptedInputs:
     outputs: Arrays
     note: str = ""
     """Sentence on values that differ from those drawn by default."""
-    is_stored: bool = False
-    """True for a sample stored beside the model."""
+    origin: str = ""
+    """Name of the folder beside the model that the sample is stored in; empty for generated values."""
     unused: str = ""
-    """Sentence on a sample stored beside the model that is not used; of the first inputs."""
+    """Sentence on a sample stored beside the model that is not used so far."""
 
-    @property
-    def notes(self) -> str:
-        """All sentences."""
-        return " ".join(filter(None, (self.note, self.unused)))
+
+def notes_on_inputs(accepted: Sequence[AcceptedInputs]) -> str:
+    """Return sentences on the origin of inputs, on their values, and on a sample beside the model that is not used."""
+    names = [entry.origin for entry in accepted if entry.origin]
+    stored = f"Inputs are those of {origin_words(names)}, beside the model." if names else ""
+    if 0 < len(names) < len(accepted):
+        stored += " The values of one more sample are generated."
+    return " ".join(filter(None, (stored, accepted[0].note, accepted[-1].unused)))
 
 
 def accepted_inputs(session: Session, seed: int, requested: Mapping[str, int]) -> Iterator[AcceptedInputs]:
@@ -87,7 +91,7 @@ def accepted_inputs(session: Session, seed: int, requested: Mapping[str, int]) -
     search = _Search(session, seed, requested)
     count = 0
     for accepted in itertools.chain(search.stored() if not requested else (), search.accepted()):
-        yield accepted if count else replace(accepted, unused=search.unused)
+        yield replace(accepted, unused=search.unused)
         count += 1
     if not count:
         refusal = search.refusals[0] if search.refusals else StageError("it has no inputs that can be generated")
@@ -119,14 +123,14 @@ class _Search:
         """Yield the samples stored beside the model that the graph accepts."""
         samples = stored_samples(self._session.source_path, self._inputs)
         self.unused = samples.unused
-        for feeds in samples.feeds:
+        for name, feeds in zip(samples.names, samples.feeds, strict=True):
             try:
                 outputs = self._session.run(feeds)
             except StageError as error:
-                self.unused = self.unused or unused_note(samples.name, error.message)
+                self.unused = self.unused or unused_note(name, error.message)
                 continue
             sizes = {key: size for _, key, size in named_sizes(self._inputs, feeds)}
-            yield AcceptedInputs(self._inputs, sizes, feeds, outputs, samples.note, is_stored=True)
+            yield AcceptedInputs(self._inputs, sizes, feeds, outputs, origin=name)
 
     def accepted(self) -> Iterator[AcceptedInputs]:
         """Yield accepted inputs: with values as drawn by default at all sizes, else at sizes or values tried later."""

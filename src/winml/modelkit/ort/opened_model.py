@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from winml.modelkit.arrays import Arrays
 from winml.modelkit.errors import MeasureError, NoInputsError, StageError, UsageError, opt, spell
 from winml.modelkit.onnx.specs import InputTensorSpec, damaged_bounds_notes
-from winml.modelkit.ort.accepted_inputs import accepted_inputs, may_refuse_values, run_generated
+from winml.modelkit.ort.accepted_inputs import accepted_inputs, may_refuse_values, notes_on_inputs, run_generated
 from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_feeds, decoder_tokens
 from winml.modelkit.ort.default_sizes import fixing_command
 from winml.modelkit.ort.devices import ChosenProvider, choose_provider, missing_option_hint
@@ -257,10 +257,11 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
         if options.sizes:
             return options  # the run with the user's sizes states the reason
         raise
-    if accepted.is_stored:
-        return replace(options, fitting_feeds=accepted.feeds, fitting_note=accepted.notes)
+    note = notes_on_inputs([accepted])
+    if accepted.origin:
+        return replace(options, fitting_feeds=accepted.feeds, fitting_note=note)
     fitting = {name: accepted.sizes[name] for name in settled.chosen if name in accepted.sizes}
-    return replace(options, fitting_sizes=fitting, fitting_inputs=accepted.inputs, fitting_note=accepted.notes)
+    return replace(options, fitting_sizes=fitting, fitting_inputs=accepted.inputs, fitting_note=note)
 
 
 def _find_fitting_run(session: Session, options: RunOptions) -> RunOptions:

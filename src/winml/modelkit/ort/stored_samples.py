@@ -32,15 +32,25 @@ class StoredSamples:
     """Samples that fit the inputs of a graph."""
 
     feeds: tuple[Arrays, ...] = ()
-    name: str = ""
-    """Name of their folder."""
+    names: tuple[str, ...] = ()
+    """Name of the folder of each sample."""
     unused: str = ""
     """Sentence on the first sample that is not used, and the reason."""
 
-    @property
-    def note(self) -> str:
-        """Sentence on the origin of the samples."""
-        return f"Inputs are those of {self.name}, beside the model."
+
+def origin_words(names: Sequence[str]) -> str:
+    """Name the folders of samples, in order.
+
+    >>> origin_words(["test_data_set_0", "test_data_set_1", "test_data_set_2"]), origin_words(["the proof"] * 2)
+    ('test_data_set_0 to 2', 'the proof')
+    >>> origin_words(["test_data_set_0", "test_data_set_2"])
+    'test_data_set_0 and test_data_set_2'
+    """
+    first, *others = dict.fromkeys(names)
+    numbers = [int(match[1]) for name in (first, *others) if (match := _TEST_DATA.fullmatch(name))]
+    if others and numbers == [*range(numbers[0], numbers[0] + len(others) + 1)]:
+        return f"{first} to {numbers[-1]}"
+    return " and ".join((first, *others))
 
 
 def unused_note(name: str, reason: str) -> str:
@@ -62,19 +72,19 @@ def stored_samples(model: Path | None, inputs: Sequence[InputTensorSpec]) -> Sto
     folder, names = model.absolute().parent, [spec.name for spec in inputs]
     unused = ""
     for name, read in (("test_data_set_0", _test_data), ("the proof", _proof_inputs)):
-        samples: list[Arrays] = []
+        samples: list[tuple[str, Arrays]] = []
         try:
             for own_name, sample in read(folder, names):
                 if reason := _unfit_words(sample, inputs):
                     unused = unused or unused_note(own_name, reason)
                 else:
-                    samples.append(sample)
+                    samples.append((own_name, sample))
         except (WinMLError, ForeignNameError, OSError, KeyError, TypeError, ValueError, DecodeError) as error:
             # The inputs are generated.
             unused, samples = unused or unused_note(name, _damage_words(error)), []
         if samples:
-            others = f" to {len(samples) - 1}" if len(samples) > 1 and read is _test_data else ""
-            return StoredSamples(tuple(samples), f"{name}{others}", unused)
+            names_of_samples, feeds = zip(*samples, strict=True)
+            return StoredSamples(feeds, names_of_samples, unused)
     return StoredSamples(unused=unused)
 
 

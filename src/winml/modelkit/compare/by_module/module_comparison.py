@@ -401,11 +401,12 @@ def are_quantized_alike(reference: OnnxSide, candidate: OnnxSide, unchanged: Col
 
 def _node_signatures(side: OnnxSide) -> _Signatures:
     forms: defaultdict[str, Counter[tuple[object, ...]]] = defaultdict(Counter)
+    opsets = {entry.domain: entry.version for entry in side.structure.opset_import}
     for number, (placed, tag) in enumerate(_tagged_nodes(side)):
         node = placed.proto
         # Large constants are not read, so their equality is unknown.
         unknown = (id(side), number) if any(map(_is_without_values, node.attribute)) else ()
-        forms[tag][node_signature(placed), tuple(node.input), tuple(node.output), unknown] += 1
+        forms[tag][node_signature(placed, opsets), tuple(node.input), tuple(node.output), unknown] += 1
     return forms
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import onnx
 import onnx_ir as ir
 
 from winml.modelkit.arrays import Array, Arrays
@@ -20,7 +21,7 @@ from winml.modelkit.compare.by_module.sides import GROUP_BYTES, WITHOUT_NODES
 from winml.modelkit.errors import InputError
 from winml.modelkit.metadata_keys import MODULE_KEY, TAG_KEY
 from winml.modelkit.onnx.contents import PlacedNode, read_contents
-from winml.modelkit.onnx.contexts import refuse_compiled_modules
+from winml.modelkit.onnx.contexts import random_nodes, refuse_compiled_modules
 from winml.modelkit.onnx.cutting import ModuleParts, Refusal
 from winml.modelkit.onnx.files.graph_reading import graph_of, merge_duplicate_keys
 from winml.modelkit.onnx.files.reading import read_structure
@@ -37,7 +38,6 @@ from winml.modelkit.ort.quantized_states import QuantizedStates
 from winml.modelkit.ort.sessions import CPU, Session
 from winml.modelkit.tags import address
 from winml.modelkit.tags.address import ModuleIdentity
-from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
 from winml.modelkit.tags.selector import ModuleAddress
 from winml.modelkit.tags.tagging import listed_modules
 
@@ -150,12 +150,9 @@ class OnnxSide:
         return [value.name for value in self.structure.graph.input if value.name not in initialized]
 
     @property
-    def drawing_nodes(self) -> list[str]:
-        """Names of random nodes, in any graph."""
-        random_nodes = [
-            placed.proto for placed in read_contents(self.structure).nodes if placed.proto.op_type in RANDOM_OPERATORS
-        ]
-        return [f"{node.name or 'a node without a name'} ({node.op_type})" for node in random_nodes]
+    def drawing_nodes(self) -> list[onnx.NodeProto]:
+        """Random nodes, in any graph."""
+        return random_nodes(self.structure)
 
     def session(self, tapped: Sequence[str] = ()) -> Session:
         """Return the session, opened on first use with these values as additional outputs.
