@@ -249,7 +249,7 @@ def build_plan(
     Batch and sequence are dynamic as far as the model supports it, unless the plan states sizes.
     """
     if listener.on_stage is not None:
-        listener = replace(listener, on_stage=_skips_told_once(listener.on_stage))
+        listener = replace(listener, on_stage=_without_repeated_skips(listener.on_stage))
 
     def build(sized: BuildPlan) -> BuildResult:
         if output is None:
@@ -306,7 +306,7 @@ def _name_slug(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", Path(name).name or name).strip("-.")[:_SLUG_LENGTH] or "model"
 
 
-def _skips_told_once(on_stage: OnStep) -> OnStep:
+def _without_repeated_skips(on_stage: OnStep) -> OnStep:
     """Return a listener that is told of each skipped stage once, although sizes are tried in several attempts."""
     told: set[tuple[int, str]] = set()
 

@@ -341,7 +341,8 @@ def with_reference_outputs(proof: DynamicProof, traced: Sizes, run: Callable[[Dr
     Raises:
         ExportError: the model refuses another sample.
     """
-    draws, far_draws = [], []
+    draws: list[Draw] = []
+    far_draws: list[Draw] = []
     for draw in (*proof.draws, *proof.far_draws):
         is_far = any(draw is far for far in proof.far_draws)
         try:
