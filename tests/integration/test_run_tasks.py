@@ -544,7 +544,8 @@ def test_speech_equals_the_pipeline(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert 0 == done.code, done.err
     assert json.loads(done.out)["verification"]["fixes_numbers"]
     model = Path("noise/model.onnx")
-    twice = answer(model, "--text", text, "--text", text)
+    twice = answer(model, "--text", text, "--text", text, "--reference")
+    assert twice["reference"]["is_same"], twice["reference"]
     assert any("noise" in note for note in twice["notes"])
     assert twice["entries"][0]["values"] != twice["entries"][1]["values"]
     refused = run_here("run", model, "--text", "12345")
@@ -647,6 +648,27 @@ def test_unfitting_inputs_are_refused_with_the_accepted_inputs(folder: Path, mon
     assert "no image and no arrays to save" in refusal_of(*PHOTO, "--save", "answer.png")
     (model.parent / "preprocessor_config.json").unlink()
     assert "image processor" in refusal_of(*PHOTO)
+
+
+def test_inputs_that_are_no_tensors_have_no_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence is named as such, and no command is suggested that would need values of it; ranks are stated."""
+    monkeypatch.chdir(tmp_path)
+    head = '<ir_version: 8, opset_import: ["" : 17]>'
+    listed = "g (seq(float[4]) s) => (float[n] y) { y = ConcatFromSequence <axis = 0> (s) }"
+    onnx.save(onnx.parser.parse_model(f"{head} {listed}"), "listed.onnx")
+    schema = answer("listed.onnx", "--schema")
+    assert ["sequence"] == [tensor["dtype"] for tensor in schema["tensors"]]
+    assert not schema["example"]
+    assert 2 == run_here("run", "listed.onnx", "--input", "s=[1,2]").code
+    optimized = run_here("optimize", "listed.onnx", "-o", "fast.onnx")
+    assert 0 == optimized.code, optimized.err
+    assert "winml perf" not in optimized.out + optimized.err
+    assert "winml inspect fast.onnx" in optimized.out + optimized.err
+    onnx.save(onnx.parser.parse_model(f"{head} g (float[b, 2] x) => (float[b, 2] y) {{ y = Neg (x) }}"), "neg.onnx")
+    refused = run_here("run", "neg.onnx", "--input", "x=[1,2]")
+    assert 2 == refused.code
+    assert "2 dimensions" in refused.err
+    assert "max_length" not in refused.err
 
 
 def test_text_tensors_are_read_from_json_files_and_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,10 @@ from winml.modelkit.onnx.bundle import described_model
 from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.devices import choose_provider
-from winml.modelkit.ort.graph_inputs import array_words, graph_inputs, restore_dtype
+from winml.modelkit.ort.graph_inputs import array_words, graph_inputs, refuse_other_than_arrays, restore_dtype
 from winml.modelkit.ort.graph_sessions import are_numbers_fixed, draws_numbers, fixed_random_numbers, open_session
 from winml.modelkit.samples.processors import open_config, open_processor
+from winml.modelkit.words import count_noun
 
 if TYPE_CHECKING:
     from winml.modelkit.ort.sessions import Session
@@ -93,10 +94,11 @@ class GraphModel:
             StageError: ONNX Runtime cannot load the file.
         """
         self.path = os.fspath(path)
-        self._opened = functools.partial(choose_provider(ep, device, ep_options or {}).open, threads=threads)
+        chosen = choose_provider(ep, device, ep_options or {})
         if are_numbers_fixed() and draws_numbers(Path(path)):
-            self._opened = functools.partial(open_session, as_written=False)  # only it fixes the numbers
-        self._session = self._opened(Path(path))
+            self._session = open_session(Path(path), as_written=False)
+        else:
+            self._session = chosen.open(self.path, threads=threads)
         self.inputs: tuple[InputTensorSpec, ...] = graph_inputs(self._session)
         self._described = described_model(Path(path))
         self.task: str | None = self._described.get("task")
@@ -262,24 +264,28 @@ class GraphModel:
         if sizes is not None and array.ndim == 2 and array.shape[1] == sizes.input_length:
             fill = filler if spec.name in _MASKS else 0
             array = np.pad(array, ((0, 0), (0, sizes.graph_length - sizes.input_length)), constant_values=fill)
-        fits = len(array.shape) == len(spec.shape) and all(
-            not isinstance(size, int) or size == have for size, have in zip(spec.shape, array.shape, strict=True)
-        )
-        if not fits:
+        refuse_other_than_arrays([spec])
+        if not spec.takes_sizes(array.shape):
             raise UsageError(
                 f"input {spec.name!r} is {array_words(arrays[spec.name])}, but the model was built for {spec.words}",
-                hint=f"Pad or resize it to this size ({self._suggest_fitting(spec, array)}), or build the model for a "
-                "different size or with this dimension dynamic.",
+                hint=self._suggest_fitting(spec, array),
             )
         return _cast_to_graph(array, spec)
 
     def _suggest_fitting(self, spec: InputTensorSpec, array: Array) -> str:
-        """Return functions that bring an input to the size of the model."""
+        """Return advice on bringing an input to the size of the model."""
+        if array.ndim != len(spec.shape):
+            return f"Pass an array of {count_noun(len(spec.shape), 'dimension')}."
+        others = "or build the model for a different size or with this dimension dynamic."
+        if spec.name not in {*_MASKS, *_MASKS.values(), *_FILLERS}:
+            return f"Pad or resize it to this size, {others}"
         ways = "tokenizers: padding='max_length', max_length=…"
         graph_length = spec.shape[1] if len(spec.shape) == 2 == array.ndim else None
         is_short = isinstance(graph_length, int) and array.shape[1] < graph_length
         is_tokens = spec.name in _MASKS and _MASKS[spec.name] in {entry.name for entry in self.inputs}
-        return f"for short rows, load the model with pad_token_id=…; {ways}" if is_short and is_tokens else ways
+        if is_short and is_tokens:
+            ways = f"for short rows, load the model with pad_token_id=…; {ways}"
+        return f"Pad or resize it to this size ({ways}), {others}"
 
 
 _UNUSED_TENSORS = frozenset({"attention_mask", "token_type_ids", "position_ids"})

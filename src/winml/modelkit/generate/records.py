@@ -94,6 +94,10 @@ class SchemaInput(Record):
     meaning: str
 
 
+NO_TENSORS = frozenset({"sequence", "map", "sparse_tensor", "opaque"})
+"""Types of graph inputs for which ``winml run`` passes no value."""
+
+
 class SchemaTensor(Record):
     """An input or output of a graph."""
 
@@ -113,7 +117,7 @@ class RunSchema(Record, schema_version=1):
     tensors: tuple[SchemaTensor, ...]
     outputs: tuple[SchemaTensor, ...]
     example: str
-    """A command that runs it."""
+    """A command that runs it; empty if it takes other inputs than tensors."""
     dimensions: tuple[DynamicDimension, ...] = ()
     """Dynamic dimensions with bounds in the graphs."""
 

@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -453,9 +454,12 @@ def _read_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
     for part, path in files.items():
         graph = read_structure(path).graph
         for value in required_inputs(graph) if which == "inputs" else graph.output:
-            data_type = value.type.tensor_type.elem_type
-            dtype = dtype_name(data_type) if data_type else ""
-            tensors.append(SchemaTensor(part, value.name, dtype, declared_shape(value.type) or ()))
+            # An optional tensor is passed as a tensor.
+            declared = value.type.optional_type.elem_type if value.type.HasField("optional_type") else value.type
+            data_type = declared.tensor_type.elem_type
+            kind = (declared.WhichOneof("value") or "").removesuffix("_type")
+            dtype = dtype_name(data_type) if data_type else "" if kind == "tensor" else kind
+            tensors.append(SchemaTensor(part, value.name, dtype, declared_shape(declared) or ()))
     return tensors
 
 
@@ -484,7 +488,7 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
     Raises:
         WinMLError: a checkpoint cannot be resolved.
     """
-    from winml.modelkit.generate.records import RunSchema, SchemaInput, SchemaTensor
+    from winml.modelkit.generate.records import NO_TENSORS, RunSchema, SchemaInput, SchemaTensor
 
     subject, bounds = plan.subject, _graph_bounds(request.files)
     name, tensors, outputs = (
@@ -516,7 +520,8 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
     )
     by_name = " ".join(f"{opt.input} {name}=@{name}.npy" for name in dict.fromkeys(tensor.name for tensor in tensors))
     example = example_command(request.name, task or "", definition, request.files)
-    example = example or f"winml run {_command_words(request)} {by_name}"
+    if not example and all(tensor.dtype not in NO_TENSORS for tensor in tensors):
+        example = f"winml run {_command_words(request)} {by_name}"
     return RunSchema(request.name, task, inputs, tuple(tensors), tuple(outputs), example, bounds)
 
 
@@ -698,6 +703,8 @@ def _compare_with_pytorch(
 ) -> InferenceResult:
     """Load the model into PyTorch, run it on each call, and return the result with the comparison.
 
+    A graph that draws random numbers is compared on the CPU, with fixed numbers on both sides.
+
     Args:
         result: The result of the ONNX model.
         answers: Text of a call, and answer of the ONNX model.
@@ -706,18 +713,33 @@ def _compare_with_pytorch(
         request: The request of the user.
         model: The opened ONNX model.
     """
+    from winml.modelkit.compare.verification.fixed_numbers import FixedNumbers
     from winml.modelkit.generate.answering import compared_answers, tensor_answer
     from winml.modelkit.models.model import load_model
+    from winml.modelkit.ort.graph_sessions import draws_numbers, fixed_random_numbers
 
     checkpoint = _reference_request(request)
     if subject.task is not None:
         checkpoint = replace(checkpoint, task=LOADED_TASKS.get(subject.task, subject.task))
     loaded: Any = load_model(replace(checkpoint, cache=False)).model
     run = None if subject.task is None else _make_runner(loaded, model, subject.task, request)
-    theirs = [
-        (text, tensor_answer(loaded, values, answer.arrays) if run is None else run(values))
-        for (text, answer), (_, values) in zip(answers, calls, strict=True)
-    ]
+    draws = len(request.files) == 1 and draws_numbers(next(iter(request.files.values())))
+    if draws:
+        with fixed_random_numbers():
+            fixed = _open_model(request, subject)
+        fixed_run = None if subject.task is None else _make_runner(fixed, fixed, subject.task, request)
+        answers = [
+            (text, tensor_answer(fixed, values, top=request.top) if fixed_run is None else fixed_run(values))
+            for text, values in calls
+        ]
+        result = replace(
+            result, notes=(*result.notes, "PyTorch is compared with random numbers fixed in both models, on the CPU")
+        )
+    with FixedNumbers() if draws else nullcontext():
+        theirs = [
+            (text, tensor_answer(loaded, values, answer.arrays) if run is None else run(values))
+            for (text, answer), (_, values) in zip(answers, calls, strict=True)
+        ]
     compared = [
         compared_answers(ours, target, checkpoint.model) for (_, ours), (_, target) in zip(answers, theirs, strict=True)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from winml.modelkit.generate.records import (
+    NO_TENSORS,
     AnswerEntry,
     GeneratedText,
     InferenceResult,
@@ -142,7 +143,9 @@ def schema_document(schema: RunSchema) -> doc.Document:
         blocks.append(_tensor_table("output", schema.outputs))
     if schema.dimensions:
         blocks.append(doc.Fields([("sizes", ", ".join(f"{dim.name} {dim.words}" for dim in schema.dimensions))]))
-    return doc.Document(blocks, doc.Fields([("example", schema.example)]), title="Inputs")
+    return doc.Document(
+        blocks, doc.Fields([("example", schema.example or "none: only tensors can be passed")]), title="Inputs"
+    )
 
 
 def _tensor_table(name: str, tensors: tuple[SchemaTensor, ...]) -> doc.Table:
@@ -152,7 +155,7 @@ def _tensor_table(name: str, tensors: tuple[SchemaTensor, ...]) -> doc.Table:
     rows: list[list[doc.Cell]] = [
         [
             tensor.name,
-            shape_words(tensor.dtype, tensor.shape),
+            tensor.dtype if tensor.dtype in NO_TENSORS else shape_words(tensor.dtype, tensor.shape),
             *([tensor.part] if has_parts else []),
         ]
         for tensor in tensors

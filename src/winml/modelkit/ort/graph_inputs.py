@@ -304,7 +304,7 @@ def draw_feeds(
         UsageError: an input takes values that cannot be drawn, such as a sequence, or more values than any memory
             holds.
     """
-    _refuse_other_than_arrays(inputs)
+    refuse_other_than_arrays(inputs)
     for spec in inputs:
         if spec.dtype not in DRAWN_DTYPES:
             raise UsageError(
@@ -314,7 +314,7 @@ def draw_feeds(
     return make_feeds(inputs, seed, sizes=insert_sums(inputs, sizes), with_padding=with_padding)
 
 
-def _refuse_other_than_arrays(inputs: Sequence[InputTensorSpec]) -> None:
+def refuse_other_than_arrays(inputs: Sequence[InputTensorSpec]) -> None:
     """Refuse inputs whose values are no arrays.
 
     Raises:
@@ -340,7 +340,7 @@ def load_feeds(path: Path, inputs: Sequence[InputTensorSpec], option: str = "inp
         UsageError: the file does not exist, or a name, dtype or shape does not match the graph's input.
         InputError: the file is damaged, or holds Python objects.
     """
-    _refuse_other_than_arrays(inputs)
+    refuse_other_than_arrays(inputs)
     source = f"{spell(option)} {path}"
     arrays = _read_arrays(path, source)
     names = [spec.name for spec in inputs]
@@ -438,9 +438,7 @@ def batch_of(inputs: Sequence[InputTensorSpec], feeds: Arrays, outputs: Mapping[
 
 _HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 """Specified by numpy; a version 3 is for names of fields that are not Latin, which no tensor has."""
-_SAVE_ARRAYS = (
-    "Pass a file written by numpy.savez with numbers or text (dtype U; of objects: array.astype(str))."
-)
+_SAVE_ARRAYS = "Pass a file written by numpy.savez with numbers or text (dtype U; of objects: array.astype(str))."
 _SAVE_ARRAY = "Pass a file written by numpy.save with numbers or text (dtype U; of objects: array.astype(str))."
 
 

@@ -53,7 +53,7 @@ def timing_command(source: Path, result: Path, ep: str | None = None) -> str:
     """Return the command that measures a model in alternation with its source.
 
     A compiled file, a model of several parts and a model of bfloat16 are measured or described alone; a model for a
-    provider that is not installed is described.
+    provider that is not installed, or with other inputs than tensors, is described.
 
     Args:
         source: The source.
@@ -63,6 +63,8 @@ def timing_command(source: Path, result: Path, ep: str | None = None) -> str:
     from winml.modelkit.ort.execution_providers import provider_options_of
 
     files = model_files(result)
+    if not _takes_tensors(*files):  # no values can be generated
+        return measuring_command("inspect", [result], [])
     if ep is not None:
         words = [spell_flag("ep"), ep]
         if not _is_installed(ep):
@@ -177,6 +179,14 @@ def _has_bfloat16(*paths: Path) -> bool:
     graphs = (read_structure(path).graph for path in paths)
     values = (value for graph in graphs for value in (*graph.input, *graph.output))
     return any(value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16 for value in values)
+
+
+def _takes_tensors(*paths: Path) -> bool:
+    """Return True if all inputs of files are tensors, which may be optional."""
+    from winml.modelkit.onnx.files.reading import read_structure, required_inputs
+
+    types = (value.type for path in paths for value in required_inputs(read_structure(path).graph))
+    return all(kind.HasField("tensor_type") or kind.optional_type.elem_type.HasField("tensor_type") for kind in types)
 
 
 def _find_build(model: Path, submodel: Sequence[str]) -> tuple[Path, Sequence[str]]:
