@@ -75,6 +75,9 @@ def test_error_of_several_modules_leads_to_their_ranking() -> None:
     run_printed("winml quantize -m even.onnx -o even_int8.onnx --no-verify -q")
     ranked = printed_next(run_here("compare", "even.onnx", "even_int8.onnx", "--by-module"))
     assert ["winml", "quantize", "even.onnx", "--sensitivity"] == shlex.split(ranked)[:4]
+    # A quantized reference cannot be quantized again.
+    run_printed("winml quantize -m even.onnx -o even_tensor.onnx --per-tensor --no-verify -q")
+    assert "\nnext " not in run_here("compare", "even_int8.onnx", "even_tensor.onnx", "--by-module").out
     run_printed(ranked)
 
 

@@ -19,7 +19,7 @@ from graphs import run_onnx
 from hostile_modules import Leaf
 from oracle import observe
 from tag_checks import COUNTED, check_order, load_nodes
-from winml.modelkit import ExportResult, WinMLExportConfig, export_pytorch
+from winml.modelkit import ExportError, ExportResult, VerificationError, WinMLExportConfig, export_pytorch
 from winml.modelkit.onnx.specs import InputTensorSpec
 
 ORDERED = COUNTED | {"Tanh", "Relu", "Sigmoid"}
@@ -316,6 +316,36 @@ def test_export_scripted_split_is_a_torchscript_graph(number: int, tmp_path: Pat
     result = export(distinct(Helped(number)), tmp_path, torch.randn(2, 8))
     assert "torchscript" == result.only_part.exporter
     assert {"Split"} == {node.op_type for node in load_nodes(result) if "Split" in node.op_type}
+
+
+class BranchesByValue(nn.Module):
+    """Has a branch that a trace fixes."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Branch by the sum."""
+        if bool(values.sum() > 0):
+            return values * 2
+        return -values
+
+
+def test_export_scripted_branch_names_no_file_of_this_package(tmp_path: Path) -> None:
+    """The forward of a scripted module has no source line."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(BranchesByValue())
+    with pytest.raises(VerificationError, match="scripted module reads") as refusal:
+        export(scripted, tmp_path, torch.randn(2, 8))
+    assert ".py" not in f"{refusal.value.message} {refusal.value.hint}"
+
+
+def test_export_operator_of_a_parametrization_names_the_call_that_removes_it(tmp_path: Path) -> None:
+    """The operator computes a weight, whose value can be stored; the module has no forward to change."""
+    model = nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(8, 8))).eval()
+    with pytest.raises(ExportError) as refusal:
+        export(model, tmp_path, torch.randn(2, 8))
+    assert 'remove_parametrizations(model.get_submodule("0"), "weight")' in refusal.value.hint
+    torch.nn.utils.parametrize.remove_parametrizations(model.get_submodule("0"), "weight")
+    export(model, tmp_path, torch.randn(2, 8))
 
 
 class NamesakeParameter(nn.Module):

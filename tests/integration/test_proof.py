@@ -41,11 +41,13 @@ from winml.modelkit.compare.proof.excerpts import choose_excerpt, take_excerpt
 from winml.modelkit.compare.proof.execution import ExecutedModule, RunTimes
 from winml.modelkit.compare.proof.records import ProofOutput, ProofRequest, read_proof
 from winml.modelkit.compare.quality_minimum import QualityMinimum
+from winml.modelkit.compare.records import ProofReplay
 from winml.modelkit.errors import InputError, UsageError, VerificationError
 from winml.modelkit.export.exporting import HTPExporter
 from winml.modelkit.metadata_keys import MODULE_KEY
 from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.execution_providers import find_execution_provider
+from winml.modelkit.words import size_words
 
 LAYERS = 6
 WIDTH = 16
@@ -245,6 +247,31 @@ def test_inputs_of_the_user_are_stored_only_if_named(tmp_path: Path) -> None:
     assert record["user_data"]
     assert "mine.npz" == record["parts"][0]["samples"]["data"]
     assert np.array_equal(array, load_file(tmp_path / "proof/proof.safetensors")["model/inputs/0/x"])
+
+
+def test_difference_in_other_samples_is_not_blamed_on_a_module(tmp_path: Path) -> None:
+    """Values of modules are recorded of the first sample, which does not read the wrong row of the table."""
+    torch.manual_seed(0)
+    (tmp_path / "mine").mkdir()
+    for number, ids in enumerate(([[0, 1]], [[2, 3]])):
+        np.savez(tmp_path / "mine" / f"{number}.npz", input=np.array(ids))
+    net, ids = nn.Sequential(nn.Embedding(4, 8), nn.Linear(8, 8)).eval(), torch.tensor([[0, 1]])
+    export_model(net, tmp_path / "net.onnx", ids, proof=True, proof_inputs=tmp_path / "mine")
+    model = onnx.load(tmp_path / "net.onnx")
+    (table,) = (tensor for tensor in model.graph.initializer if list(tensor.dims) == [4, 8])
+    for row, is_shown in ((3, False), (1, True)):
+        rows = onnx.numpy_helper.to_array(table).copy()
+        rows[row] += 1
+        (index,) = (place for place, tensor in enumerate(model.graph.initializer) if tensor.name == table.name)
+        planted = copy.deepcopy(model)
+        planted.graph.initializer[index].CopyFrom(onnx.numpy_helper.from_array(rows, table.name))
+        onnx.save(planted, tmp_path / "net.onnx")
+        result = verify_model(tmp_path / "net.onnx")
+        assert not result.is_within
+        assert isinstance(result, ProofReplay)
+        assert result.is_loss_hidden is not is_shown
+        assert (result.first_divergence is not None) is is_shown
+        assert is_shown is any("begins in 0" in note for note in result.notes)
 
 
 def test_proof_inputs_without_a_proof_are_refused(tmp_path: Path) -> None:
@@ -576,6 +603,8 @@ def test_build_lists_its_proof_and_records_the_deployed_file(tmp_path: Path) -> 
     assert proof is not None
     assert {file.name for file in proof.files} <= {file.name for file in result.manifest.deploy}
     assert sum(file.size_bytes for file in proof.files if file.name.endswith("safetensors")) <= proof.limit_bytes
+    (deployed,) = (line for line in result.text().splitlines() if line.startswith("deploy"))
+    assert f"{len(proof.files)} proof files ({size_words(sum(file.size_bytes for file in proof.files))})" in deployed
     record = json.loads((tmp_path / "built/proof/proof.json").read_text(encoding="utf-8"))
     assert result.manifest.model[0].sha256 == record["parts"][0]["sha256"]
     replay = verify_model(tmp_path / "built")

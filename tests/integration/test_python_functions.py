@@ -46,6 +46,22 @@ def test_export_takes_checkpoints_and_modules(exported: Path, tmp_path: Path) ->
         winml.export_model(torch.nn.Linear(3, 4), tmp_path / "other.onnx", torch.ones(1, 3), task="fill-mask")
 
 
+@pytest.mark.parametrize("of_module", [True, False], ids=["module", "checkpoint"])
+@pytest.mark.parametrize(
+    ("keyword", "right"),
+    [("dynamo", "exporter='dynamo'"), ("no_dynamo", "exporter='torchscript'"), ("opset", "'opset_version'")],
+)
+def test_export_names_the_keyword_of_an_unknown_one(
+    checkpoint: Path, tmp_path: Path, keyword: str, right: str, *, of_module: bool
+) -> None:
+    """An unknown keyword is refused as unknown, of a module as well."""
+    model = torch.nn.Linear(3, 4) if of_module else checkpoint
+    with pytest.raises(winml.ConfigError, match=f"unknown key '{keyword}'; did you mean {right}"):
+        winml.export_model(model, tmp_path / "net.onnx", torch.ones(1, 3) if of_module else None, **{keyword: 1})
+    with pytest.raises(winml.ConfigError, match=r"known keys: .*exporter, .*opset_version, .*task"):
+        winml.export_model(model, tmp_path / "net.onnx", cfg=1)
+
+
 def test_build_takes_the_options_of_the_command(checkpoint: Path, exported: Path, tmp_path: Path) -> None:
     """A checkpoint and a file are built by one function; options override the config."""
     built = winml.build_model(

@@ -26,7 +26,7 @@ from e2e.in_process import run_here
 from encoder_decoder import save_encoder_decoder
 from evaluation_checkpoints import WORDS, pipeline_of, save_task_checkpoint, sentences, text_tokenizer
 from installed_versions import PICTURES_WITHOUT_TORCHVISION
-from winml.modelkit import WinMLAutoModel
+from winml.modelkit import WinMLAutoModel, run_model
 from winml.modelkit.export.config import WinMLExportConfig
 from winml.modelkit.export.exporting import HTPExporter
 from winml.modelkit.generate.task_inputs import LOADED_TASKS, run_task
@@ -491,6 +491,9 @@ def test_mask_of_a_point_equals_the_processor_and_pytorch(folder: Path, monkeypa
     refused = run_here("run", model, "--image", "wide.png", "--input", "points=[[1,2,3]]")
     assert 2 == refused.code
     assert "[[120, 80]]" in refused.err
+    refused = run_here("run", model, "--image", "wide.png", "--input", "points=[]")
+    assert 2 == refused.code
+    assert "empty" in refused.err
     # Without points: those of a grid, by the pipeline of transformers on both sides.
     found = answer(model, "--image", "wide.png", "--reference")
     assert found["reference"]["is_same"], found["reference"]
@@ -544,6 +547,13 @@ def test_speech_equals_the_pipeline(folder: Path, monkeypatch: pytest.MonkeyPatc
     twice = answer(model, "--text", text, "--text", text)
     assert any("noise" in note for note in twice["notes"])
     assert twice["entries"][0]["values"] != twice["entries"][1]["values"]
+    refused = run_here("run", model, "--text", "12345")
+    assert 2 == refused.code
+    assert "no tokens" in refused.err
+    # Padding is judged with fixed numbers.
+    done = run_here("export", "-m", "noisy", "-o", "padded/model.onnx")
+    assert 0 == done.code, done.err
+    assert 1 == len(answer("padded/model.onnx", "--text", text)["entries"])
     refused = run_here("run", model, "--text", text, "--save", "speech.png")
     assert 2 == refused.code
     assert "speech.wav" in refused.err
@@ -637,6 +647,32 @@ def test_unfitting_inputs_are_refused_with_the_accepted_inputs(folder: Path, mon
     assert "no image and no arrays to save" in refusal_of(*PHOTO, "--save", "answer.png")
     (model.parent / "preprocessor_config.json").unlink()
     assert "image processor" in refusal_of(*PHOTO)
+
+
+def test_text_tensors_are_read_from_json_files_and_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strings of JSON, of NumPy files and of Python reach the graph; numbers and pickled objects are refused."""
+    monkeypatch.chdir(tmp_path)
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]>
+        named (string[n] t) => (int64[n] y)
+        { y = ai.onnx.ml.LabelEncoder <keys_strings = ["a", "b"], values_int64s = [3, 7]> (t) }
+    """)
+    onnx.save(model, "named.onnx")
+    texts = np.array(["b", "a"])
+    np.save("unicode.npy", texts)
+    np.save("bytes.npy", texts.astype("S"))
+    np.save("objects.npy", texts.astype(object))
+    np.save("numbers.npy", np.array([1, 2]))
+    for value in ('["b","a"]', "@unicode.npy", "@bytes.npy"):
+        found = answer("named.onnx", "--input", f"t={value}")
+        assert {"t": "string[2]"} == found["inputs"], value
+        assert [7, 3] == found["entries"][0]["values"], value
+    for array in (texts, texts.astype("S"), texts.astype(object), ["b", "a"]):
+        assert (7, 3) == run_model("named.onnx", {"t": array}).entries[0].values
+    for value, code in (("[1,2]", 2), ('["a",["b"]]', 2), ("b", 2), ("@numbers.npy", 2), ("@objects.npy", 1)):
+        refused = run_here("run", "named.onnx", "--input", f"t={value}")
+        assert code == refused.code, refused.err
+        assert "string" in refused.err or "dtype U" in refused.err, refused.err
 
 
 def test_numbers_of_json_have_the_dtype_of_their_input(tmp_path: Path) -> None:

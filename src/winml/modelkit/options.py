@@ -166,11 +166,16 @@ def suggest(text: str, names: Iterable[str], *, otherwise: str = "", also: str =
     return " ".join(filter(None, (f"Did you mean {guess!r}?" if guess else otherwise, also)))
 
 
+_EXPORTERS = {"dynamo": "dynamo", "no_dynamo": "torchscript"}
+"""Switch of the command line, as a keyword → value of ``exporter``."""
+
+
 def unknown_key_message(key: str, keys: Iterable[str], label: str) -> str:
     """Format the message for an unknown key, with the nearest of ``keys``."""
     names = sorted(keys)
     guess = nearest(key, names)
-    ending = f"did you mean {guess!r}?" if guess else f"known keys: {', '.join(names)}"
+    words = f"exporter={_EXPORTERS[key]!r}" if key in _EXPORTERS and "exporter" in names else guess and repr(guess)
+    ending = f"did you mean {words}?" if words else f"known keys: {', '.join(names)}"
     return f"{label}: unknown key {key!r}; {ending}"
 
 

@@ -6,11 +6,13 @@ import json
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 
-from winml.modelkit.builds.found_models import onnx_file, onnx_file_in
+from winml.modelkit.builds.found_models import onnx_file, onnx_file_in, part_files
 from winml.modelkit.builds.manifest_records import BuildManifest, FileRecord, PartRecord
 from winml.modelkit.errors import InputError, ModelPathError
+from winml.modelkit.metadata_keys import PART_KEY
 
 
 def folder(path: Path, *names: str) -> Path:
@@ -55,6 +57,22 @@ def test_folder_of_several_parts_lists_its_parts(tmp_path: Path) -> None:
         (built / "build_manifest.json").write_text(json.dumps(manifest.as_record()))
         with pytest.raises(ModelPathError, match=words):
             onnx_file(str(built))
+
+
+def test_folder_of_parts_and_another_model_is_refused_with_their_names(tmp_path: Path) -> None:
+    """Neither the parts nor the other model are the model of the folder."""
+    for name in ("encoder", "decoder", "vit"):
+        model = onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["" : 17]> m (float[1] x) => (float[1] y) { y = Identity (x) }'
+        )
+        if name != "vit":
+            part = {"name": name, "of": ["encoder", "decoder"], "feeds": []}
+            onnx.helper.set_model_props(model, {PART_KEY: json.dumps(part)})
+        onnx.save(model, tmp_path / f"{name}.onnx")
+    with pytest.raises(ModelPathError, match=r"decoder\.onnx, encoder\.onnx.* vit\.onnx"):
+        part_files(str(tmp_path))
+    (tmp_path / "vit.onnx").unlink()
+    assert ["encoder", "decoder"] == [*part_files(str(tmp_path))]
 
 
 def test_checkpoint_that_holds_an_export_stays_a_checkpoint(tmp_path: Path) -> None:

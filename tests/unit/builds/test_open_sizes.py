@@ -16,6 +16,7 @@ from winml.modelkit.builds.open_sizes import is_free_to_open, make_most_open
 from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.errors import ModelPathError, UsageError, VerificationError, WinMLError
 from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.progress import StepEvent
 
 _NET = """
 import torch
@@ -92,6 +93,22 @@ def test_target_and_config_decide_on_dynamic_sizes(place: Path, config: dict[str
     """A provider that requires fixed sizes gets them, and sizes in the config are used as stated."""
     (place / "nets.py").write_text(_LINEAR, encoding="utf-8")
     assert is_free == is_free_to_open(plan_build(to_build_config(config), ModelRequest(f"{place / 'nets.py'}:net")))
+
+
+def test_stages_that_are_skipped_in_several_attempts_are_told_once(place: Path) -> None:
+    """The first attempt has a dynamic sequence, which the model does not have."""
+    (place / "nets.py").write_text(_LINEAR, encoding="utf-8")
+    told: list[str] = []
+
+    def on_stage(event: StepEvent) -> None:
+        if event.finished is not None:
+            told.append(event.name)
+
+    with pytest.raises(UsageError, match="nothing to quantize"):
+        build_model(
+            f"{place / 'nets.py'}:net", place / "built", max_size="100MB", listener=BuildListener(on_stage=on_stage)
+        )
+    assert ["export", "optimize"] == told
 
 
 def test_size_that_the_model_fixes_is_fixed_with_a_note(place: Path) -> None:

@@ -22,7 +22,7 @@ from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.profile.latency import LatencyOptions
 from winml.modelkit.profile.perf import PerfOptions, measure_model
 from winml.modelkit.report.terminal import print_document
-from winml.modelkit.tags.tagging import clear_tag
+from winml.modelkit.tags.tagging import NodeTag, clear_tag, write_tag
 
 
 def _compared(folder: Path, reference: str, candidate: str, declared: str) -> ModelComparison:
@@ -211,3 +211,38 @@ def test_output_that_never_changes_is_not_checked(tmp_path: Path) -> None:
     """Equal zeros prove nothing: a note says what to do."""
     result = _compared(tmp_path, "n = Neg (x) a = Abs (n) b = Neg (a) y = Relu (b)", "y = Sub (x, x)", "float[4, 8] y")
     assert any(note.startswith("Not checked: ") and "--input-data" in note for note in result.notes)
+
+
+def test_module_that_is_wrong_in_some_samples_only_is_named(tmp_path: Path) -> None:
+    """Values of modules are those of a sample with different outputs, which need not be the first."""
+    equal = 0
+    for limit in (9.0, 1.0, 1.5, 2.0, 2.5):
+        bounds = f"<float low = {{-9.0}}, float high = {{{limit}}}>"
+        graph = f"m (float[2, 4] x) => (float[2, 4] y) {bounds} {{ a = Clip (x, low, high) y = Neg (a) }}"
+        ir.save(parse(graph), tmp_path / f"{limit}.onnx")
+        result = compare_by_name(tmp_path / "9.0.onnx", tmp_path / f"{limit}.onnx", by_module=True)
+        if result.worst.fidelity.relative_error:
+            assert result.first_divergence is not None
+            assert "clip" == result.first_divergence.identity.module
+            equal += result.worst.fidelity.by_sample_db[0] == 200
+    assert equal  # of one limit at least, the first sample has no larger number
+
+
+@pytest.mark.parametrize("changed", [(1,), (1, 3)])
+def test_wrong_modules_of_two_quantized_files_are_named(tmp_path: Path, changed: tuple[int, ...]) -> None:
+    """If most quantized modules are equal, the others have no error of rounding that a wrong one must exceed."""
+    for name, wrong in (("right", ()), ("wrong", changed)):
+        scales = [f"float s{number} = {{{0.022 if number in wrong else 0.02}}}" for number in range(5)]
+        steps = [
+            f"q{number} = QuantizeLinear (x{number}, s) d{number} = DequantizeLinear (q{number}, s{number})"
+            f" x{number + 1} = Softplus (d{number})"
+            for number in range(5)
+        ]
+        header = f"m (float[4, 8] x0) => (float[4, 8] x5) <float s = {{0.02}}, {', '.join(scales)}>"
+        model = parse(f"{header} {{ {' '.join(steps)} }}")
+        for number, node in enumerate(model.graph):
+            write_tag(node, NodeTag(f"/M/Act.{number // 3}", f"act.{number // 3}", "direct"))
+        ir.save(model, tmp_path / f"{name}.onnx")
+    result = compare_by_name(tmp_path / "right.onnx", tmp_path / "wrong.onnx", by_module=True)
+    assert result.first_divergence is not None
+    assert "act.1" == result.first_divergence.identity.module

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from winml.modelkit.compare.by_module.module_comparison import ModuleErrors, first_divergence, own_error
-from winml.modelkit.compare.fidelity import OutputFidelity, QualitySamples
-from winml.modelkit.compare.records import ComparedModule, ComparedOutput, ProofReplay
+from winml.modelkit.compare.fidelity import FidelityInfo, OutputFidelity, QualitySamples, SampleSpread
+from winml.modelkit.compare.records import ComparedModule, ComparedOutput, ModelComparison, ProofReplay
 from winml.modelkit.tags.address import ModuleIdentity
 
 EXACT = ModuleErrors(0.0, 0.0)
@@ -97,3 +98,20 @@ def test_origin_of_a_growth_is_no_module_that_amplifies_and_not_the_root() -> No
     only_root = replay.find_origin({**dict.fromkeys(before, 1.0), ("/Net", 1): 1e-7})
     assert only_root is not None
     assert "" == only_root.identity.module
+
+
+def test_worst_output_has_the_lowest_end_of_an_interval_in_every_command() -> None:
+    """A comparison, its record, and the verification of a file name the same output: also states of an encoder."""
+    outputs = [
+        OutputFidelity(name, total, 1.0, 1e-2, 1e-2, spread=SampleSpread(total, low, low, total))
+        for name, total, low in (("last_hidden_state", 29.5, 29.0), ("present.1.encoder.key", 29.8, 28.8))
+    ]
+    samples = QualitySamples("random", 4, 0)
+    encoder = ModelComparison("", "", samples, tuple(map(ComparedOutput, outputs)), None)
+    logits = OutputFidelity("logits", 30.9, 1.0, 1e-2, 1e-2)
+    decoder = replace(encoder, outputs=(ComparedOutput(logits), ComparedOutput(replace(outputs[1], sqnr_db=1.0))))
+    whole = ModelComparison.of_parts("", "", {"encoder": encoder, "decoder": decoder})
+    assert (whole.worst.part, whole.worst.fidelity.name) == ("encoder", "present.1.encoder.key")
+    assert encoder.quality["worst_output"] == encoder.worst.fidelity.name == "present.1.encoder.key"
+    assert FidelityInfo(tuple(outputs), 6.0, True, 4, samples=samples).worst is outputs[1]
+    assert decoder.worst.fidelity is logits

@@ -123,6 +123,23 @@ def test_error_of_a_single_number_is_measured_against_all_samples() -> None:
     assert not measure_fidelity(pairs, answers, 30.0, QualitySamples("processor", 4, 0)).is_verified
 
 
+@pytest.mark.parametrize("count", [2, 4, 16, 19])
+def test_one_wrong_sample_of_few_is_the_lower_end(count: int) -> None:
+    """The lower end is an observed one: between two samples, it would be above the SQNR of all samples together."""
+    draws = [{"y": SIGNAL}] * count
+    wrong = {"y": SIGNAL * np.float32(1 + 10 ** (-25 / 20))}
+    info = measure_fidelity(draws, [wrong, *draws[1:]], 30.0, QualitySamples("processor", count, 0))
+    assert info.worst.lower_db == pytest.approx(25, abs=1e-3)
+    assert not info.is_verified
+
+
+def test_lower_end_is_at_most_the_ratio_of_all_samples() -> None:
+    """One wrong sample of 100 is outside the interval, but the limit does not apply to more than the whole ratio."""
+    draws = [{"y": SIGNAL}] * 100
+    info = measure_fidelity(draws, [{"y": 2 * SIGNAL}, *draws[1:]], 30.0, QualitySamples("processor", 100, 0))
+    assert info.worst.lower_db == info.worst.sqnr_db == pytest.approx(20, abs=1e-3)
+
+
 def test_worst_output_is_the_output_judged_by_limits() -> None:
     """The worst output has the lowest lower end of its interval, not the lowest ratio over all samples."""
     steady = [np.full(4, 1.0, np.float32)] * 4
@@ -204,7 +221,7 @@ def test_sum_over_draws_equals_one_long_draw() -> None:
     at_once = FidelitySum("y")
     at_once.add(expected, actual)
     found, whole = total.of_value(), at_once.of_value()
-    assert whole == replace(found, spread=whole.spread)
+    assert whole == replace(found, spread=whole.spread, by_sample_db=whole.by_sample_db)
     assert found.spread is not None
     # 5 / 0.25 and 50 / 0.0625 in decibels.
     assert (13.01, 29.03) == (round(found.spread.min, 2), round(2 * found.spread.median - found.spread.min, 2))

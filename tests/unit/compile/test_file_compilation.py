@@ -262,6 +262,22 @@ def test_example_command_passes_text_if_a_tokenizer_exists(has_tokenizer: bool, 
     assert (has_tokenizer, not has_tokenizer) == ("--text" in example, "--input input_ids=@" in example)
 
 
+def test_example_of_question_answering_needs_a_fast_tokenizer(tmp_path: Path) -> None:
+    """The answer is a place in the text, which other tokenizers do not return."""
+    path = tmp_path / "model.onnx"
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> m (int64[1, n] input_ids) => (int64[1, n] y) {
+            y = Identity (input_ids) }"""
+    )
+    onnx.helper.set_model_props(model, {MODEL_KEY: json.dumps({"task": "question-answering"})})
+    onnx.save(model, path)
+    examples = []
+    for name in ("tokenizer_config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+        examples.append(json.loads(run_here("run", path, "--schema", "--format", "json").out)["example"])
+    assert [False, True] == ["question=" in example for example in examples]
+
+
 def test_example_command_does_not_generate_with_a_fixed_number_of_tokens(tmp_path: Path) -> None:
     """A text grows by one token a run."""
     (tmp_path / "tokenizer.json").write_text("{}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnxruntime as ort
@@ -32,8 +33,8 @@ Check = Callable[..., ProviderFit]
 def check(tmp_path: Path) -> Check:
     """Return a function that builds and checks two tagged nodes, ``Relu`` and another operator."""
 
-    def build(ep: str, operator: str = "Erf", dtype: int = TensorProto.FLOAT, **options: str) -> ProviderFit:
-        size: str | int = "batch" if options.pop("sizes", "") == "open" else 2
+    def build(ep: str, operator: str = "Erf", dtype: int = TensorProto.FLOAT, **options: Any) -> ProviderFit:
+        size: str | int = options.pop("size", 2)
         nodes = [
             helper.make_node("Relu", ["x"], ["h"], name="/block/Relu"),
             helper.make_node(operator, ["h"], ["y"], name="/block/act/Op", domain=options.pop("domain", "")),
@@ -74,14 +75,14 @@ def test_documented_operator_is_supported_and_an_unlisted_operator_is_named_with
 
 
 def test_open_size_is_a_finding_for_a_provider_with_fixed_sizes(check: Check) -> None:
-    """Every node with a dynamic size is a finding; the remedy is a command with the name of the size."""
-    fit = check("nnapi", "Sigmoid", sizes="open")
-    assert [("open size", "batch", {"block": 1, "block.act": 1})] == [
+    """Every node with a dynamic size is a finding; the remedy is a command with a usual size."""
+    fit = check("nnapi", "Sigmoid", size="sequence_length")
+    assert [("open size", "sequence_length", {"block": 1, "block.act": 1})] == [
         (finding.kind, finding.what, finding.modules) for finding in fit.findings
     ]
     assert 0 == fit.taken
-    assert "--shape-config batch=1" in fit.findings[0].remedy
-    assert check("tensorrt", "Sigmoid", sizes="open").runs_all
+    assert "--shape-config sequence_length=128" in fit.findings[0].remedy
+    assert check("tensorrt", "Sigmoid", size="sequence_length").runs_all
 
 
 def test_element_type_that_the_document_does_not_list_is_a_finding(check: Check) -> None:

@@ -204,7 +204,7 @@ def test_target_is_reached_by_the_reported_rules(chain: Path, tmp_path: Path) ->
     """A file quantized by the rules has the measured ratio, and no module can be removed from the list."""
     plain = quantization_sensitivity(chain)
     assert plain.whole.worst is not None
-    target = plain.whole.worst.sqnr_db + 3
+    target = plain.whole.worst.lower_db + 3
     result = quantization_sensitivity(chain, target=f"sqnr_db={target}", iterations=4)
     listed = result.exclude_list
     assert listed is not None

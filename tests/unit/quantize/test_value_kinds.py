@@ -7,7 +7,7 @@ import pytest
 
 from graphs import parse
 from weighted_graphs import weight
-from winml.modelkit.quantize.value_kinds import classify_nodes
+from winml.modelkit.quantize.value_kinds import classify_nodes, find_score_projections
 
 _MATRICES = ", ".join(weight(f"w_{name}", 8, 8) for name in "qkvoud")
 _LAYER = f"""m (float[1, 4, 8] x, float[1, 1, 4] mask) => (float[1, 4, 8] y) <{_MATRICES},
@@ -43,6 +43,22 @@ def test_values_of_an_encoder_layer_have_the_kind_of_their_place() -> None:
     assert {**rest, **dict.fromkeys(("o", "ob", "r", "d", "y"), "residual")} == {
         name: kind for name, kind in kinds.items() if kind not in ("attention", "projection")
     }
+
+
+@pytest.mark.parametrize(
+    ("scaled", "expected"),
+    [
+        ("sd = Div (s, root) sm = Add (sd, mask)", {}),
+        ("sm = Add (s, mask)", {"s": ["qp", "k"]}),
+        ("sd = Add (s, b4) sm = Where (few, sd, mask)", {"s": ["qp", "k"]}),
+    ],
+)
+def test_projections_of_unscaled_scores_are_found(scaled: str, expected: dict[str, list[str]]) -> None:
+    """Biases and masks are added to scores; those that are divided, as in most models, are left out."""
+    body = _LAYER.replace("sd = Div (s, root) sm = Add (sd, mask)", scaled)
+    body = body.replace("mask)", "mask, bool[1, 4, 4] few, float[1, 4, 4] b4)", 1)
+    found = find_score_projections(parse(body, opset=20))
+    assert expected == {name: [node.outputs[0].name for node in nodes] for name, nodes in found.items()}
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_search_ends_at_the_time_limit_and_resumes(tmp_path: Path) -> None:
     state.keep_facts(PLAIN, FACTS)
     state.keep_facts(PART.part_of, FACTS)
     state.keep_values(SharedValues({}, [], QualitySamples("random", 1, 0), 1, is_as_drawn=True, run_ms=1.0, block=1))
-    judge = QualityLimits(TuneOptions(min_sqnr_db=42), tmp_path, "chain.onnx", Contestants(tmp_path), None)
+    judge = QualityLimits(TuneOptions(min_sqnr_db=40), tmp_path, "chain.onnx", Contestants(tmp_path), None)
 
     def measured() -> dict[str, object]:
         forms: dict[str, object] = json.loads((tmp_path / "dynamic-int8-part.measured.json").read_text())["measured"]

@@ -213,7 +213,14 @@ class _Build(StageWalk):
         return result if section is None else self._write_evaluation(result, section)
 
     def walk_stage(self, stage: Stage) -> None:
-        """Also refuse graphs that readers of the layout do not support, and compare the text of quantized parts."""
+        """Also refuse graphs that readers of the layout do not support, and compare the text of quantized parts.
+
+        Raises:
+            UsageError: all of several parts are within the limit of the quantization.
+            WinMLError: the stage failed.
+        """
+        if stage.name == "quantize" and len(self.parts) > 1 and not skip_reason(stage, self.plan):
+            self._refuse_met_limit()
         super().walk_stage(stage)
         if stage.makes_graph:
             self.layout.refuse(self.parts)
@@ -224,6 +231,17 @@ class _Build(StageWalk):
             for part in self.parts:
                 comparison = self._compare_on_provider(part)
                 part.records[-1] = part.records[-1].model_copy(update={"on_provider": comparison})
+
+    def _refuse_met_limit(self) -> None:
+        """Refuse a limit of the quantization that the files of all parts are within: one part alone may stay float.
+
+        Raises:
+            UsageError: names the sizes or bits of the parts.
+        """
+        section = self.plan.config.quant
+        budget = None if section is None else quantize_options(section).bit_budget
+        if budget is not None:
+            budget.refuse_files_within_limit([part.current for part in self.parts if part.current is not None])
 
     def _compare_on_provider(self, part: BuiltPart) -> ProviderComparison:
         """Compare the result of a part on its provider; a reused part has the comparison of the earlier build."""

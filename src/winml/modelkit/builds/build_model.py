@@ -32,7 +32,7 @@ from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.onnx.files.named_paths import cache_root, pause_recording
 from winml.modelkit.options import read_json
 from winml.modelkit.ort.execution_providers import find_execution_provider
-from winml.modelkit.progress import OnStep
+from winml.modelkit.progress import OnStep, StepEvent
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.version import __version__, library_versions
 
@@ -248,6 +248,8 @@ def build_plan(
 
     Batch and sequence are dynamic as far as the model supports it, unless the plan states sizes.
     """
+    if listener.on_stage is not None:
+        listener = replace(listener, on_stage=_skips_told_once(listener.on_stage))
 
     def build(sized: BuildPlan) -> BuildResult:
         if output is None:
@@ -302,3 +304,17 @@ def _section_keys(config: WinMLBuildConfig) -> dict[str, str]:
 def _name_slug(name: str) -> str:
     """Return the name of a model as a part of a folder name."""
     return re.sub(r"[^\w.-]+", "-", Path(name).name or name).strip("-.")[:_SLUG_LENGTH] or "model"
+
+
+def _skips_told_once(on_stage: OnStep) -> OnStep:
+    """Return a listener that is told of each skipped stage once, although sizes are tried in several attempts."""
+    told: set[tuple[int, str]] = set()
+
+    def tell(event: StepEvent) -> None:
+        summary = "" if event.finished is None else event.finished.summary
+        if summary.startswith("skipped") and (event.number, summary) in told:
+            return
+        told.add((event.number, summary))
+        on_stage(event)
+
+    return tell

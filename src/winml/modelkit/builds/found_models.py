@@ -337,6 +337,7 @@ def part_files(name: str, *, beside_weights: bool = True) -> Mapping[str, Path]:
 
     Raises:
         InputError: a file in the folder is damaged.
+        ModelPathError: the folder holds other models beside the parts.
     """
     folder = _named_folder(name)
     if folder is None:
@@ -352,7 +353,15 @@ def part_files(name: str, *, beside_weights: bool = True) -> Mapping[str, Path]:
 
     descriptions = {path: read_part_description(_check_path(folder, path)) for path in files}
     part_paths = [path for path, part in descriptions.items() if part is not None and part.is_one_of_several]
-    return ModelBundle.read(part_paths).paths if len(part_paths) > 1 else {}
+    if len(part_paths) < 2:
+        return {}
+    if others := [path.name for path in files if path not in part_paths]:
+        names = ", ".join(path.name for path in part_paths)
+        raise ModelPathError(
+            f"{folder}: holds the parts of a model ({names}) and other models: {', '.join(others)}",
+            hint="Pass one of the files, or move the parts into a folder of their own.",
+        )
+    return ModelBundle.read(part_paths).paths
 
 
 def _read_manifest(folder: Path) -> BuildManifest | None:

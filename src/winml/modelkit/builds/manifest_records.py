@@ -394,15 +394,15 @@ def _file_words(file: FileRecord, folder: Path = Path()) -> str:
 
 
 def _deploy_words(manifest: BuildManifest) -> str:
-    """List the files to deploy with their sizes and total: models by name, several companion files as a count."""
+    """List the files to deploy with their sizes and total: models by name, several other files as a count."""
     models = {file.name for part in manifest.parts for file in part.model}
     proof = () if manifest.proof is None else manifest.proof.files
-    other_files = [file for file in manifest.deploy if file.name not in models and file not in proof]
     texts = [_file_words(file) for file in manifest.deploy if file.name in models]
-    if other_files:
-        size = size_words(sum(file.size_bytes for file in other_files))
-        several = f"{len(other_files)} config and tokenizer files ({size})"
-        texts.append(several if len(other_files) > 1 else _file_words(other_files[0]))
+    companions = [file for file in manifest.deploy if file.name not in models and file not in proof]
+    proof_files = [file for file in manifest.deploy if file in proof]
+    for kind, files in {"config and tokenizer": companions, "proof": proof_files}.items():
+        size = size_words(sum(file.size_bytes for file in files))
+        texts += [f"{len(files)} {kind} files ({size})"] if len(files) > 1 else map(_file_words, files)
     total = size_words(sum(file.size_bytes for file in manifest.deploy))
     return ", ".join(texts) + (f"; {total} in total" if len(texts) > 1 else "")
 

@@ -278,7 +278,12 @@ def _change_notes(result: ProofReplay) -> Iterator[str]:
         f"{output} from {sqnr_words(before)} to {result.quality_words(output)}"
         for output, (before, _) in result.losses.items()
     )
-    if words and (origin := result.origin_of_loss) is not None:
+    if words and result.is_loss_hidden:
+        words += (
+            ". The difference does not show in the first sample, the one whose modules are recorded: winml diff names "
+            "the modules with other weights than an unchanged copy"
+        )
+    elif words and (origin := result.origin_of_loss) is not None:
         words += f". The error begins in {origin.identity.words} ({origin.identity.tag})"
     if result.is_changed_file:
         change = f"{Path(result.candidate).name} differs from the file that the proof was made of"

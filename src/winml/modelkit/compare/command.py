@@ -87,7 +87,8 @@ def _next_command(request: CompareRequest, result: ModelComparison) -> str:
 
     requested, quantized = read_request(candidate)
     is_on_unknown_data = requested is not None and (requested.split is not None or bool(requested.columns))
-    if requested is None or not quantized or (is_on_unknown_data and request.dataset is None):
+    is_of_float = not read_request(reference)[1]  # a quantized file is not quantized again
+    if requested is None or not quantized or not is_of_float or (is_on_unknown_data and request.dataset is None):
         return ""
     cause = _find_cause(result)
     if cause not in quantized if cause is not None else fidelity.prediction_agreement == 1:

@@ -11,7 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from winml.modelkit.compare.by_module.module_comparison import TOLERANCE, compare_modules, unchanged_modules
+from winml.modelkit.compare.by_module.module_comparison import (
+    TOLERANCE,
+    are_quantized_alike,
+    compare_modules,
+    unchanged_modules,
+)
 from winml.modelkit.compare.by_module.onnx_side import OnnxSide
 from winml.modelkit.compare.by_module.sides import Side, SidePair
 from winml.modelkit.compare.by_module.value_matching import MatchedBoundary, match_files, match_with_torch
@@ -139,9 +144,10 @@ def compare_models(
         with refusals_explained(values[0]) if options.data_set is None else nullcontext():
             result = _compare_whole(pair, samples, notes, options)
         if options.by_module:
-            # All values of all modules are recorded: by default, one sample shows where they diverge.
+            # All values of all modules are recorded: by default, of one sample, in which the outputs differ.
             if options.draws is None and samples.source in ("processor", "random"):
-                pair = replace(pair, draws=pair.draws[:1])
+                number = result.worst.fidelity.differing_sample
+                pair = replace(pair, draws=pair.draws[number : number + 1])
             if matched is None:
                 matched = match_with_torch(pair)
                 if not any(isinstance(side, OnnxSide) for side in (left, right)):
@@ -415,10 +421,11 @@ def _compare_by_module(
         options: Options of the comparison.
     """
     left, right = pair.reference, pair.candidate
-    unchanged = None
+    unchanged, are_alike = None, False
     if isinstance(left, OnnxSide) and isinstance(right, OnnxSide):
         unchanged = unchanged_modules(left, right)
-    compared = compare_modules(pair, matched, whole.worst.fidelity, unchanged=unchanged)
+        are_alike = whole.provider is None and are_quantized_alike(left, right, unchanged)
+    compared = compare_modules(pair, matched, whole.worst.fidelity, unchanged=unchanged, are_rounded_alike=are_alike)
     file = next((side for side in (right, left) if isinstance(side, OnnxSide)), None)
     trees = {side.shown: side.tree.source for side in (left, right) if isinstance(side, OnnxSide) and side.tree}
     untagged = [

@@ -85,14 +85,22 @@ class SampleSpread(Record, digits=2):
     median: float
     min: float
     p05: float
-    """Lower end of the interval: 5 % of the samples are lower. Limits apply to this value."""
+    """Lower end of the interval: at most 5 % of the samples are lower. Limits apply to this value."""
     p95: float
 
     @classmethod
-    def of(cls, ratios: Sequence[float]) -> SampleSpread:
-        """Compute the distribution from the SQNR of at least one sample."""
-        low, median, high = (float(value) for value in np.percentile(ratios, (LOWER, 50, UPPER)))
-        return cls(median, min(ratios), low, high)
+    def of(cls, ratios: Sequence[float], total_db: float = MOST_DB) -> SampleSpread:
+        """Compute the distribution from the SQNR of at least one sample.
+
+        The ends are values of samples, since one between two samples may hide the only wrong sample of few.
+
+        Args:
+            ratios: SQNR of each sample, in dB.
+            total_db: SQNR over all samples together, which the lower end does not exceed.
+        """
+        low = float(np.percentile(ratios, LOWER, method="lower"))
+        high = float(np.percentile(ratios, UPPER, method="higher"))
+        return cls(float(np.median(ratios)), min(ratios), min(low, total_db), high)
 
 
 class OutputFidelity(Record):
@@ -115,6 +123,8 @@ class OutputFidelity(Record):
     """True if the reference has a value other than zero, and changes between several samples."""
     spread: SampleSpread | None = field(default=None, metadata=entry(skip=True))
     """Distribution of the SQNR over the samples; ``None`` if not comparable."""
+    by_sample_db: tuple[float, ...] = field(default=(), metadata=entry(skip=True))
+    """SQNR of each sample, up to the first that cannot be compared; ``()`` for texts."""
     top1_agreement: float | None = field(default=None, metadata=entry(skip=True))
     """For scores: share of positions with the same index of the largest value along the last axis."""
 
@@ -122,6 +132,12 @@ class OutputFidelity(Record):
     def lower_db(self) -> float:
         """Lower end of the interval of the SQNR over the samples, in dB, to which limits apply."""
         return self.sqnr_db if self.spread is None else self.spread.p05
+
+    @property
+    def differing_sample(self) -> int:
+        """Position of the first sample if it has an error beyond rounding; else of the one with the largest error."""
+        ratios = self.by_sample_db
+        return ratios.index(min(ratios)) if ratios and ratios[0] >= ROUNDING_DB else 0
 
     @property
     def prediction_agreement(self) -> float | None:
@@ -285,6 +301,11 @@ def judged_outputs(outputs: Sequence[OutputFidelity]) -> Sequence[OutputFidelity
     return [output for output in outputs if output.problem or not output.is_state]
 
 
+def quality_order(output: OutputFidelity) -> tuple[bool, float]:
+    """Sort key of outputs: those that cannot be compared, then the lowest end of an interval over samples first."""
+    return not output.problem, output.lower_db
+
+
 def quality_record(samples: QualitySamples, outputs: Sequence[OutputFidelity]) -> dict[str, object]:
     """Build the quality record of one file relative to another; see ``docs/reference/formats.md``.
 
@@ -292,11 +313,10 @@ def quality_record(samples: QualitySamples, outputs: Sequence[OutputFidelity]) -
         samples: Samples of both.
         outputs: All outputs; at least one.
     """
-    worst = min(judged_outputs(outputs), key=lambda output: (not output.problem, output.lower_db))
     return {
         "samples": samples.as_record(),
         "outputs": {output.name: _quality_of(output) for output in outputs},
-        "worst_output": worst.name,
+        "worst_output": min(judged_outputs(outputs), key=quality_order).name,
     }
 
 
@@ -443,7 +463,8 @@ class FidelitySum:
     def of_value(self) -> OutputFidelity:
         """Similarity of the value over all samples."""
         if self._problem:
-            return _incomparable_output(self._name, self._problem)
+            by_sample = (*self._ratios, -MOST_DB)
+            return replace(_incomparable_output(self._name, self._problem), by_sample_db=by_sample)
         signal, noise, power = self._signal, self._noise, self._other
         ratios = self._ratios
         if self._are_single and len(ratios) > 1:
@@ -459,7 +480,8 @@ class FidelitySum:
             self._largest,
             equal_share=cosine if self._are_symbols else None,
             has_signal=self._has_value and (self._samples == 1 or len(self._digests) > 1),
-            spread=SampleSpread.of(ratios) if ratios else None,
+            spread=SampleSpread.of(ratios, _to_decibels(relative)) if ratios else None,
+            by_sample_db=tuple(ratios),
             top1_agreement=float(np.mean(self._agreeing)) if has_top1 and self._agreeing else None,
         )
 

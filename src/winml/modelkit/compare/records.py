@@ -17,6 +17,7 @@ from winml.modelkit.compare.fidelity import (
     QualitySamples,
     is_loss,
     judged_outputs,
+    quality_order,
     quality_record,
 )
 from winml.modelkit.compare.words import fidelity_words
@@ -144,9 +145,11 @@ class ModelComparison(Result, document="compare.table:comparison_document", rows
     @property
     def worst(self) -> ComparedOutput:
         """The judged output with the lowest quality."""
-        judged = {id(output) for output in judged_outputs([output.fidelity for output in self.outputs])}
-        outputs = (output for output in self.outputs if id(output.fidelity) in judged)
-        return min(outputs, key=lambda output: (not output.fidelity.problem, output.fidelity.sqnr_db))
+        if self.parts:  # the scores of a decoder do not replace the states that its encoder returns
+            found = (replace(part.worst, part=name) for name, part in self.parts.items())
+            return min(found, key=lambda output: quality_order(output.fidelity))
+        worst = min(judged_outputs([output.fidelity for output in self.outputs]), key=quality_order)
+        return next(output for output in self.outputs if output.fidelity is worst)
 
     @property
     def first_divergence(self) -> ComparedModule | None:
@@ -310,6 +313,18 @@ class ProofReplay(ModelComparison, document="compare.table:comparison_document")
         recorded = {} if self.recorded is None else {module.key: module.own_error for module in self.recorded.modules}
         return self.find_origin(recorded)
 
+    @property
+    def is_loss_hidden(self) -> bool:
+        """True if no error of a module has grown: only the modules of the first sample are recorded."""
+        recorded = {} if self.recorded is None else {item.key: item.relative_error for item in self.recorded.modules}
+        growths = [
+            bool(fidelity.problem) or fidelity.relative_error > earlier + max(ROUNDING, _NOISE_SHARE * earlier)
+            for module in self.modules or ()
+            if (fidelity := module.fidelity) is not None
+            and (earlier := recorded.get((module.identity.tag, module.identity.call))) is not None
+        ]
+        return bool(growths) and not any(growths)
+
     def find_origin(self, before: Mapping[tuple[str, int], float | None]) -> ComparedModule | None:
         """Return the module in which an error has grown; if none has, the first that diverges, or ``None``.
 
@@ -436,6 +451,8 @@ class ProofReplay(ModelComparison, document="compare.table:comparison_document")
         }
 
 
+_NOISE_SHARE = 0.01
+"""Growth of a module's error that is no loss, as a share. Chosen: rounding of another processor is less."""
 _LOSS_OF_CHANGE_DB = 1.0
 """Loss of a changed file that is noted. Chosen: an eighth more error, while equal weights in another order of nodes
 have the same."""

@@ -470,7 +470,7 @@ def make_tagged_graph(
             if name not in capture.bounds and rows < maxima.get(name, math.inf)
         }
         extended, of_tables = limited_by_tables(proof, draw.sizes, limits, run_at, _count_parameters(prepared))
-        dimensions, bound_notes, bounded_sums = _bound_dimensions(part.dimensions, capture.bounds, of_tables)
+        dimensions, bound_notes, bounded_sums = _bound_dimensions(part.dimensions, capture.bounds, of_tables, limits)
         bounds = {name: bound for name, bound in capture.bounds.items() if name in draw.sizes} | of_tables
         # Without a comparison of values, further draws are of no use.
         proof = bounded_proof(proof if parameters is None else extended, draw.sizes, bounds, run_at, parameters)
@@ -636,6 +636,7 @@ def _bound_dimensions(
     dimensions: Sequence[DynamicDimension],
     bounds: Mapping[str, tuple[int, int]],
     of_tables: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    rows: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[tuple[DynamicDimension, ...], list[str], list[Assumption]]:
     """Return the bounded dimensions, a note on each narrowed dimension, and assumptions on bounds of their sums.
 
@@ -643,6 +644,7 @@ def _bound_dimensions(
         dimensions: The dynamic dimensions.
         bounds: Dimension → smallest and largest size that torch.export found.
         of_tables: Dimension → bounds set by the rows of tables.
+        rows: Dimension → rows of the table of the graph that limits it.
 
     Raises:
         ExportError: only the traced size of a dimension remains.
@@ -664,7 +666,9 @@ def _bound_dimensions(
             sizes = f"to sizes from {smallest}" if narrowed.max is None else f"to sizes from {smallest} to {largest}"
             reason = "torch.export found that the forward takes a different branch beyond"
             if narrowed.name in of_tables:
-                reason = f"a table of the model, such as one of positions, has {largest} rows"
+                reason = "the model rejects larger ones"
+                if largest == rows.get(narrowed.name):
+                    reason = f"a table of the model, such as one of positions, has {largest} rows"
             notes.append(f"{narrowed.name} is limited {sizes}: {reason}.")
     names = {dimension.name for dimension in dimensions}
     sums = [

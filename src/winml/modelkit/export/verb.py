@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from winml.modelkit.errors import UsageError, opt
+from winml.modelkit.errors import ConfigError, UsageError, opt
 from winml.modelkit.export.declared_options import ExportFields, ProofFields
 from winml.modelkit.fields import EXPORT, OUTPUT, declare
 from winml.modelkit.file_names import ADAPTER_SUFFIX, proof_paths, sidecar_path
@@ -271,7 +271,13 @@ def export_model(
     """
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.export.exporting import HTPExporter
+    from winml.modelkit.options import unknown_key_message
 
+    of_checkpoints = keyword_options("export_model", "", {}, sizes=None).keys() - {"model", "input_data"}
+    known = of_checkpoints | WinMLExportConfig.model_fields.keys()
+    for name in options:
+        if name not in known:
+            raise ConfigError(unknown_key_message(name, known, "export_model"))
     base = {} if config is None else config.stated_options()
     stated = {name: options.pop(name) for name in [*options] if name in WinMLExportConfig.model_fields}
     merged = WinMLExportConfig(**{**base, **stated})

@@ -426,10 +426,17 @@ class TaskRunner:
         """Return the audio of a spoken text.
 
         Raises:
+            UsageError: the text has no tokens.
             InputError: the config beside the model is missing or states no sampling rate, or the model returns no
                 waveform.
         """
-        samples = named_output(self._run_model(self._tokenize(inputs["text"])), "waveform").reshape(-1)
+        row = self._tokenize(inputs["text"])
+        if not row["input_ids"].size:
+            raise UsageError(
+                f"text {inputs['text']!r} has no tokens: the vocabulary of the model lacks its characters",
+                hint="Pass words in the language and script of the model; write numbers as words.",
+            )
+        samples = named_output(self._run_model(row), "waveform").reshape(-1)
         if (rate_hz := getattr(self._config, "sampling_rate", None)) is None:
             raise InputError(f"{self._folder}: config.json states no sampling_rate", hint="Add the rate, in hertz.")
         if any(getattr(self._config, name, None) for name in ("noise_scale", "noise_scale_duration")):
@@ -540,7 +547,7 @@ class TaskRunner:
         Without points, the objects at a grid of points.
 
         Raises:
-            UsageError: the points are not as expected, or the graph does not take one point of one object.
+            UsageError: the points are not as expected or empty, or the graph does not take one point of one object.
         """
         import torch
 
@@ -763,12 +770,15 @@ def _read_points(text: str) -> Array:
     """Return points of an image, of shape [points, 2].
 
     Raises:
-        UsageError: the text is no JSON of pairs of numbers.
+        UsageError: the text is no JSON of pairs of numbers, or holds none.
     """
     try:
-        return np.asarray([(float(x), float(y)) for x, y in load_json(text)]).reshape(-1, 2)
+        points = np.asarray([(float(x), float(y)) for x, y in load_json(text)]).reshape(-1, 2)
     except (JsonError, TypeError, ValueError) as error:
         raise UsageError(f"points: expected pairs of numbers: {error}", hint="Example: [[120, 80]]") from error
+    if not len(points):
+        raise UsageError("points: the list is empty", hint="Example: [[120, 80]]")
+    return points
 
 
 def distinct_masks(masks: Sequence[Mapping[str, Any]], scores: Any, boxes: Any, largest_overlap: float) -> Any:

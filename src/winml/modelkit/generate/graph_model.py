@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -21,8 +21,12 @@ from winml.modelkit.onnx.bundle import described_model
 from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.devices import choose_provider
-from winml.modelkit.ort.graph_inputs import array_words, graph_inputs
+from winml.modelkit.ort.graph_inputs import array_words, graph_inputs, restore_dtype
+from winml.modelkit.ort.graph_sessions import are_numbers_fixed, draws_numbers, fixed_random_numbers, open_session
 from winml.modelkit.samples.processors import open_config, open_processor
+
+if TYPE_CHECKING:
+    from winml.modelkit.ort.sessions import Session
 
 _LEAST_FILLER_SQNR_DB = 6.0
 """Chosen: the least SQNR that ``winml quantize`` accepts of 8-bit activations; another filler may change as much."""
@@ -73,6 +77,8 @@ class GraphModel:
     ) -> None:
         """Load an ONNX file.
 
+        In a block of :func:`fixed_random_numbers`, a graph that draws random numbers is opened on the CPU.
+
         Args:
             path: The file.
             ep: Execution provider to run it on, such as ``openvino``; None: the provider for the device.
@@ -88,7 +94,9 @@ class GraphModel:
         """
         self.path = os.fspath(path)
         self._opened = functools.partial(choose_provider(ep, device, ep_options or {}).open, threads=threads)
-        self._session = self._opened(self.path)
+        if are_numbers_fixed() and draws_numbers(Path(path)):
+            self._opened = functools.partial(open_session, as_written=False)  # only it fixes the numbers
+        self._session = self._opened(Path(path))
         self.inputs: tuple[InputTensorSpec, ...] = graph_inputs(self._session)
         self._described = described_model(Path(path))
         self.task: str | None = self._described.get("task")
@@ -176,8 +184,13 @@ class GraphModel:
 
     def _run_padded(self, arrays: Arrays, padding: Mapping[str, _Padding], filler: int) -> dict[str, Array]:
         """Run the model with padded inputs, and remove the padding from the outputs."""
+        return self._run_session(self._session, arrays, padding, filler)
+
+    def _run_session(
+        self, session: Session, arrays: Arrays, padding: Mapping[str, _Padding], filler: int
+    ) -> dict[str, Array]:
         feeds = {spec.name: self._fit_input(spec, arrays, padding, filler) for spec in self.inputs}
-        return {name: _remove_padding(name, value, padding) for name, value in self._session.run(feeds).items()}
+        return {name: _remove_padding(name, value, padding) for name, value in session.run(feeds).items()}
 
     def _refuse_leak(self, arrays: Arrays, padding: Mapping[str, _Padding], outputs: Arrays) -> None:
         """Run the model with another padding token and compare the outputs, once for each padding length.
@@ -195,7 +208,14 @@ class GraphModel:
         key = tuple(padding.items())
         if not key or key in self._checked:
             return
-        refilled_answers = self._run_padded(arrays, padding, _choose_other_filler(arrays, padding, self.pad_token_id))
+        session = self._session
+        if draws_numbers(Path(self.path)):
+            # Only the CPU session fixes the numbers, without which every run differs.
+            with fixed_random_numbers():
+                session = open_session(Path(self.path), as_written=False)
+            outputs = self._run_session(session, arrays, padding, self.pad_token_id or 0)
+        filler = _choose_other_filler(arrays, padding, self.pad_token_id)
+        refilled_answers = self._run_session(session, arrays, padding, filler)
         # If a model searches the padding token itself, to find the last token, its output for the row may depend on it.
         by_token_only = _compares_tokens(Path(self.path), padding)
         evaluated = [name for name, value in outputs.items() if _has_no_padding(name, value, padding, by_token_only)]
@@ -277,6 +297,11 @@ def _cast_to_graph(array: Array, spec: InputTensorSpec) -> Array:
     Raises:
         UsageError: integers are passed for floats, or floats for integers.
     """
+    array = restore_dtype(spec.dtype, array)
+    if (array.dtype.kind == "U") != (spec.dtype == "string"):
+        raise UsageError(f"input {spec.name!r} is {array_words(array)}, but the model takes {spec.words}")
+    if spec.dtype == "string":
+        return array
     graph_dtype = numpy_dtype(spec.dtype)
     if array.dtype == graph_dtype:
         return array

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from winml.modelkit.file_names import (
     ENCODER,
     MODEL_SUFFIX,
     ONLY_PART,
+    TOKENIZER_NAME,
     VISION,
     answering_part,
     files_folder,
@@ -399,6 +401,8 @@ def example_command(
         inputs = {tensor.name: tensor.shape for tensor in _read_tensors(files, "inputs")}
         if missing_processors([*inputs], files_folder(path)):
             return None
+        if task == "question-answering" and not (files_folder(path) / TOKENIZER_NAME).is_file():
+            return None  # places in the text need a fast tokenizer
         *_, token_count = inputs.get(TOKEN_IDS) or (None,)
         if task == "text-generation" and not prompt_parts(files) and isinstance(token_count, int) and token_count > 1:
             return None  # it reads so many tokens in each run
@@ -557,11 +561,14 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
     else:
         subject = plan.subject
     notes += _damaged_bounds_notes(request.files)
+    open_model = _choose_opener(request, subject)  # imports libraries, which is not part of the time
     started = time.perf_counter()
-    model = _open_model(request, subject)
+    model = open_model()
     session_ms = (time.perf_counter() - started) * 1000
     started = time.perf_counter()
     if subject.task is None:
+        from winml.modelkit.ort.graph_inputs import array_words
+
         dtypes = {item.name: item.dtype for item in getattr(model, "inputs", ())}
         tensors = {
             name: _to_array(name, request.arrays[name], dtypes.get(name))
@@ -570,9 +577,7 @@ def run_inference(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[In
             for name, value in subject.tensors.items()
         }
         answers: list[tuple[str | None, Answer]] = [(None, tensor_answer(model, tensors, top=request.top))]
-        passed: Mapping[str, Any] = {
-            name: f"{array.dtype}[{', '.join(map(str, array.shape))}]" for name, array in tensors.items()
-        }
+        passed: Mapping[str, Any] = {name: array_words(array) for name, array in tensors.items()}
         calls: list[tuple[str | None, Mapping[str, Any]]] = [(None, tensors)]
     else:
         definition = subject.definition
@@ -618,8 +623,8 @@ _OF_PIPELINES = frozenset({
 """Tasks whose results transformers computes from tensors of PyTorch."""
 
 
-def _open_model(request: RunRequest, subject: RunSubject) -> Any:
-    """Open the model as a graph that takes arrays, or as a class of its task, which takes tensors of PyTorch.
+def _choose_opener(request: RunRequest, subject: RunSubject) -> Callable[[], Any]:
+    """Return the function that opens the model as a graph of arrays, or as a class of its task for PyTorch tensors.
 
     A decoder without tensors for its cache starts with an empty one, as its class provides it.
     """
@@ -631,10 +636,10 @@ def _open_model(request: RunRequest, subject: RunSubject) -> Any:
     if len(request.files) == 1 and subject.task not in _OF_PIPELINES and is_complete:
         from winml.modelkit.generate.graph_model import GraphModel
 
-        return GraphModel(next(iter(request.files.values())), **request.provider_options)
+        return partial(GraphModel, next(iter(request.files.values())), **request.provider_options)
     from winml.modelkit.generate.auto_model import WinMLAutoModel
 
-    return WinMLAutoModel.open_files(request.files, **request.provider_options)
+    return partial(WinMLAutoModel.open_files, request.files, **request.provider_options)
 
 
 def _split_calls(
@@ -789,28 +794,30 @@ def _read_tensor(name: str, text: str, dtype: str | None) -> Any:
         dtype: Element type of the input, to which JSON numbers are converted; None if unknown.
 
     Raises:
-        UsageError: the file does not exist, has another format, or a number does not fit the type.
+        UsageError: the file does not exist, has another format, or a value does not fit the type.
         InputError: the NumPy file is damaged, or declares more data than it holds.
     """
     import numpy as np
 
     from winml.modelkit.arrays import numpy_dtype
-    from winml.modelkit.ort.graph_inputs import DRAWN_DTYPES, read_array
+    from winml.modelkit.ort.graph_inputs import DRAWN_DTYPES, read_array, restore_dtype
 
-    hint = (
-        f"Pass numbers as JSON, {opt.input} {name}=[[1,2,3]], or a file of numpy.save: {opt.input} {name}=@{name}.npy."
-    )
+    holds_text = dtype == "string"
+    kind, example = ("strings", f'\'{name}=["a","b"]\'') if holds_text else ("numbers", f"{name}=[[1,2,3]]")
+    hint = f"Pass {kind} as JSON, {opt.input} {example}, or a file of numpy.save: {opt.input} {name}=@{name}.npy."
     path = Path(text[1:]) if text.startswith("@") else None
     try:
         if path is not None and path.suffix.lower() == ".npy":
-            return read_array(path, f"{opt.input} {name}: {path}")
+            return restore_dtype(dtype or "", read_array(path, f"{opt.input} {name}: {path}"))
         content = load_json(text) if path is None else read_json_file(path)
     except (OSError, ValueError) as error:
         label = f"{opt.input} {name}" if path is None else f"{opt.input} {name}: {path}"
         raise UsageError(f"{label}: {error}", hint=hint) from error
     numbers = np.asarray(content, object)
-    if not all(isinstance(number, (int, float)) for number in numbers.flat):
-        raise UsageError(f"{opt.input} {name}: holds no numbers in rows of equal length", hint=hint)
+    if not all(isinstance(number, str if holds_text else (int, float)) for number in numbers.flat):
+        raise UsageError(f"{opt.input} {name}: holds no {kind} in rows of equal length", hint=hint)
+    if holds_text:
+        return numbers.astype(str)
     if dtype not in DRAWN_DTYPES:
         array = np.asarray(content)
         return array.astype(np.float32) if array.dtype.kind in "fO" else array
@@ -828,12 +835,14 @@ def _to_array(name: str, value: Any, dtype: str | None) -> Array:
     import numpy as np
 
     from winml.modelkit.arrays import numpy_dtype
-    from winml.modelkit.ort.graph_inputs import DRAWN_DTYPES
+    from winml.modelkit.ort.graph_inputs import DRAWN_DTYPES, restore_dtype
 
     try:
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     except ValueError:  # rows of unequal length
         array = np.asarray(None)
+    if dtype == "string" and (texts := restore_dtype(dtype, array)).dtype.kind == "U":
+        return texts
     if array.dtype.kind not in "biuf":
         raise UsageError(
             f"input {name!r} is a {type(value).__name__} without numbers in rows of equal length",

@@ -32,7 +32,7 @@ from winml.modelkit.onnx.module_tree import read_tree
 from winml.modelkit.onnx.node_facts import GraphFacts, NodeFacts, read_facts
 from winml.modelkit.optimize.capabilities import LEAST_STANDARD_OPSET
 from winml.modelkit.options import load_metadata, load_metadata_record
-from winml.modelkit.ort.default_sizes import size_fixing_command
+from winml.modelkit.ort.default_sizes import fixing_command
 from winml.modelkit.ort.device_trace import NO_REASON, CompiledNode, place_modules, read_compilation_trace
 from winml.modelkit.ort.devices import (
     ChosenProvider,
@@ -479,9 +479,9 @@ class _NodeChecks:
         ep, path = short_name(self.chosen.provider.name), self.path
         match kind:
             case "open size":
-                sizes = {name: 1 for name in self.facts.open_places if name not in self.facts.sums}
-                command = size_fixing_command(str(path), sizes)
-                return f"Fix the sizes (replace 1 by the sizes you need): {command}"
+                names = [name for name in self.facts.open_places if name not in self.facts.sums]
+                command = fixing_command(str(path), names)
+                return f"Fix the sizes (replace them by the sizes you need): {command}"
             case "unknown size":
                 return (
                     f"{_ON_CPU}. Split the graph there (winml extract), or rewrite the model without data-dependent "

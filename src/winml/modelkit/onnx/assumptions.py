@@ -43,10 +43,15 @@ class Assumption(Record):
         return f"{self.kind}{at}{f' ({detail})' if detail else ''}"
 
 
-def assume_branch(source_line: SourceLine) -> Assumption:
-    """Create the assumption of a line that reads a value, fixed in the trace."""
-    file, line = source_line
-    message = f"{file}:{line} reads the value of a tensor: the graph contains the branch taken for the traced inputs."
+def _reader(source_line: SourceLine | None) -> str:
+    return "A scripted module" if source_line is None else f"{source_line[0]}:{source_line[1]}"
+
+
+def assume_branch(source_line: SourceLine | None) -> Assumption:
+    """Create the assumption of a line that reads a value, fixed in the trace; None: in a scripted module."""
+    file, line = source_line or (None, None)
+    reader = _reader(source_line)
+    message = f"{reader} reads the value of a tensor: the graph contains the branch taken for the traced inputs."
     return Assumption("branch", file=file, line=line, message=message)
 
 
@@ -57,15 +62,15 @@ def assume_values(source_line: SourceLine) -> Assumption:
     return Assumption("value", file=file, line=line, message=message)
 
 
-def assume_size(source_line: SourceLine, value: str | None = None, sizes: Iterable[str] = ()) -> Assumption:
+def assume_size(source_line: SourceLine | None, value: str | None = None, sizes: Iterable[str] = ()) -> Assumption:
     """Create the assumption of a line that converts a dynamic size to a number, or branches on it.
 
     Args:
-        source_line: The line.
+        source_line: The line; None: in a scripted module.
         value: The traced value.
         sizes: Names of the dynamic sizes it may depend on.
     """
-    file, line = source_line
+    file, line = source_line or (None, None)
     names = ", ".join(sorted(sizes))
     if value in ("True", "False"):
         message = f"branches on the size{f' {names}' * bool(names)}: the graph contains the branch for the traced one."
@@ -73,7 +78,8 @@ def assume_size(source_line: SourceLine, value: str | None = None, sizes: Iterab
         message = (
             f"converts {f'the size {names}' if names else 'a size'} to a number: the graph contains the traced one."
         )
-    return Assumption("size", input=names, value=value, file=file, line=line, message=f"{file}:{line} {message}")
+    message = f"{_reader(source_line)} {message}"
+    return Assumption("size", input=names, value=value, file=file, line=line, message=message)
 
 
 def constant_output(name: str) -> Assumption:

@@ -88,11 +88,7 @@ def fixing_command(model: str, open_names: Iterable[str]) -> str:
         model: The file, as written by the user.
         open_names: Its dynamic dimensions, except sums of other dimensions.
     """
-    return size_fixing_command(model, {name: default_size(name) or 1 for name in open_names})
-
-
-def size_fixing_command(model: str, sizes: Mapping[str, int]) -> str:
-    """Return the command that fixes the dynamic dimensions of a file at these sizes."""
+    sizes = {name: default_size(name) or 1 for name in open_names}
     are_plain = all(_PLAIN_NAME.fullmatch(name) for name in sizes)
     text = ",".join(f"{name}={size}" for name, size in sizes.items()) if are_plain else json.dumps(sizes)
     return command_line(["winml", "export", "-m", model, "-o", "fixed.onnx", spell_flag("shape_config"), text])

@@ -368,7 +368,7 @@ def _check_array(spec: InputTensorSpec, array: Array, source: str) -> Array:
     Raises:
         UsageError: dtype or shape does not fit.
     """
-    array = _restore_dtype(spec.dtype, array)
+    array = restore_dtype(spec.dtype, array)
     if takes_array(spec, array):
         return array
     hint = (
@@ -382,8 +382,8 @@ def _check_array(spec: InputTensorSpec, array: Array, source: str) -> Array:
     )
 
 
-def _restore_dtype(dtype: str, array: Array) -> Array:
-    """Restore bfloat16 values and strings stored untyped; return other arrays unchanged."""
+def restore_dtype(dtype: str, array: Array) -> Array:
+    """Restore bfloat16 values and strings stored untyped or as objects; return other arrays unchanged."""
     if dtype == "bfloat16" and array.dtype.kind == "V" and array.dtype.itemsize == 2:
         import ml_dtypes
 
@@ -391,6 +391,8 @@ def _restore_dtype(dtype: str, array: Array) -> Array:
         return array.view(ml_dtypes.bfloat16)
     if dtype == "string" and array.dtype.kind == "S":
         return np.char.decode(array, "utf-8")
+    if dtype == "string" and array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat):
+        return array.astype(str)
     return array
 
 
@@ -436,8 +438,10 @@ def batch_of(inputs: Sequence[InputTensorSpec], feeds: Arrays, outputs: Mapping[
 
 _HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 """Specified by numpy; a version 3 is for names of fields that are not Latin, which no tensor has."""
-_SAVE_ARRAYS = "Pass a file written by numpy.savez with arrays of numbers or text (dtype U)."
-_SAVE_ARRAY = "Pass a file written by numpy.save with numbers."
+_SAVE_ARRAYS = (
+    "Pass a file written by numpy.savez with numbers or text (dtype U; of objects: array.astype(str))."
+)
+_SAVE_ARRAY = "Pass a file written by numpy.save with numbers or text (dtype U; of objects: array.astype(str))."
 
 
 def read_array(path: Path, source: str) -> Array:

@@ -145,8 +145,9 @@ class QuantizeFields:
     """Samples to calibrate on. The result is compared with the source on the same samples. With `--dataset` alone:
     samples to compare on."""
     method: CalibrationMethod | None = declare(None, CALIBRATION, default_words="minmax")
-    """How activation ranges are computed. `minmax`: all values. `percentile`: all but the largest 0.001 %. `entropy`
-    and `mse`: clip outliers where this reduces the divergence or the squared error in 8 bits."""
+    """How activation ranges are computed. `minmax`: all values, always with 16-bit activations. `percentile`: all
+    but the largest 0.001 %. `entropy` and `mse`: clip outliers where this reduces the divergence or the squared error
+    in 8 bits."""
     calibration_cache: str | None = declare(None, CALIBRATION, metavar="FILE", min_length=1)
     """File of activation statistics by module, which is created or extended. Later runs with the same model and samples
     read it and skip calibration, whatever their execution provider, method or precision."""

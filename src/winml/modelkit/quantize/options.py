@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pydantic
@@ -72,6 +73,26 @@ class BitBudget:
             f"{self.option} {self.words}: the source has {', '.join(sizes)}, within the limit: nothing to quantize",
             hint=f"Use a lower limit, or {opt.budget} smallest with {opt.min_sqnr}.",
         )
+
+    def refuse_files_within_limit(self, sources: Sequence[Path]) -> None:
+        """Refuse a limit that every source file is within already.
+
+        Raises:
+            UsageError: names the sizes or bits of the files.
+        """
+        from winml.modelkit.onnx.contents import read_contents
+        from winml.modelkit.onnx.files.placing import external_files
+        from winml.modelkit.onnx.files.reading import read_structure
+        from winml.modelkit.onnx.module_costs import weights_cost
+
+        def describe(source: Path) -> str:
+            return self.within_limit_words(
+                lambda: sum(path.stat().st_size for path in (source, *external_files(source))),
+                lambda: weights_cost(read_contents(read_structure(source))).bits,
+            )
+
+        if sources and not self.is_smallest and all(sizes := [describe(source) for source in sources]):
+            self.refuse_met_limit(sizes)
 
     @property
     def words(self) -> str:

@@ -555,6 +555,8 @@ class EngineTask:
     """Quantization mode of the nodes."""
     unweighted: frozenset[str] = frozenset()
     """Names of the nodes without weights in the same modules, which may be quantized too."""
+    wide_weights: frozenset[str] = frozenset()
+    """Names of the products whose weights have 16 bits, although the precision has fewer."""
 
     @property
     def is_per_channel(self) -> bool:

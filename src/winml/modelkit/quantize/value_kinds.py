@@ -6,12 +6,13 @@ values. Names are not read. The bits of each kind: ``KIND_RULES`` in ``precision
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import onnx_ir as ir
 
 from winml.modelkit.onnx.cutting import Cutter
 from winml.modelkit.onnx.weights import constant_tensor
+from winml.modelkit.quantize.placements import BLOCK_OPERATORS
 from winml.modelkit.quantize.precisions import ValueKind
 
 _MOVING = frozenset({
@@ -34,6 +35,43 @@ _FOLLOWING = frozenset({"Relu", "Clip", "MaxPool", "AveragePool", "GlobalAverage
 def classify_nodes(model: ir.Model) -> dict[str, ValueKind]:
     """Name of a node of the main graph → kind of the values it computes; nodes of constants are omitted."""
     return {node.name or "": kind for node, kind in _Classification(model).run().items()}
+
+
+def find_score_projections(model: ir.Model) -> dict[str, tuple[ir.Node, ...]]:
+    """Return name of attention scores → products with a weight that make their operands.
+
+    Before the Softmax, scores have a bias and a mask added. Scores that are multiplied or divided are omitted.
+
+    for: T5, which does not divide scores by the root of the channels
+    """
+    graph = _Classification(model)
+    return {
+        scores.outputs[0].name or "": tuple(
+            maker
+            for operand in scores.inputs
+            for maker in _iterate_makers(operand, _MOVING | {"Add"})
+            if maker.op_type in BLOCK_OPERATORS and graph.has_weight(maker)
+        )
+        for softmax in model.graph
+        if softmax.op_type == "Softmax"
+        for scores in _iterate_makers(softmax.inputs[0], _MOVING | {"Add", "Where"})
+        if scores.op_type == "MatMul" and not graph.has_weight(scores)
+    }
+
+
+def _iterate_makers(value: ir.Value | None, passed: Container[str]) -> Iterator[ir.Node]:
+    """Yield the nodes that a value is computed by, up to the first ones of other operators than those passed."""
+    waiting, visited = [value], set()
+    while waiting:
+        value = waiting.pop()
+        node = None if value is None else value.producer()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if node.op_type in passed:
+            waiting += node.inputs
+        else:
+            yield node
 
 
 class _Classification:
@@ -79,17 +117,17 @@ class _Classification:
             and (value.producer() is None or value.producer() in self._computing)
         ]
 
-    def _has_weight(self, node: ir.Node) -> bool:
+    def has_weight(self, node: ir.Node) -> bool:
         """Return True for a product of a computed value and a constant."""
         return node.op_type in _PRODUCTS and len(self._computed_inputs(node)) == 1
 
     def _biased_product(self, node: ir.Node) -> ir.Node | None:
         """Return the product of a weight: the node, or the product before a constant bias; ``None`` otherwise."""
-        if self._has_weight(node):
+        if self.has_weight(node):
             return node
         computed = self._computed_inputs(node)
         maker = computed[0].producer() if node.op_type == "Add" and len(computed) == 1 else None
-        return maker if maker is not None and self._has_weight(maker) else None
+        return maker if maker is not None and self.has_weight(maker) else None
 
     def _mark_before(self, value: ir.Value, kind: ValueKind, of_products: ValueKind | None = None) -> None:
         """Mark the nodes that a value is computed by, up to marked nodes and products with weights.
@@ -116,7 +154,7 @@ class _Classification:
         """Mark the product, its bias, table lookup and moves that make an operand of a residual sum."""
         while value is not None and (node := value.producer()) is not None:
             is_scaled = node.op_type in ("Add", "Mul") and len(self._computed_inputs(node)) == 1
-            has_weight = self._has_weight(node)
+            has_weight = self.has_weight(node)
             is_carried = has_weight or is_scaled or node.op_type in _MOVING or node.op_type == "Gather"
             if node in self._kinds or node not in self._computing or not is_carried:
                 return

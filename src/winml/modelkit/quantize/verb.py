@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from winml.modelkit.options import Options
     from winml.modelkit.progress import OnStep, Progress
     from winml.modelkit.quantize.file_quantization import Quantization
-    from winml.modelkit.quantize.options import BitBudget, QuantizeOptions
+    from winml.modelkit.quantize.options import QuantizeOptions
     from winml.modelkit.quantize.records import QuantizedFile
     from winml.modelkit.quantize.sensitivity_options import SensitivityOptions
     from winml.modelkit.quantize.sensitivity_records import QuantizationSensitivity
-    from winml.modelkit.transform.graph_file import CheckedSource, GraphFileTask
+    from winml.modelkit.transform.graph_file import GraphFileTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,9 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
                 folder.
         """
         options = self.options
-        _refuse_nothing_to_do(plan, options.bit_budget)
+        sources = [part.task.source for part in plan.parts.values() if part.checked is not None]
+        if (budget := options.bit_budget) is not None and len(sources) == len(plan.parts):
+            budget.refuse_files_within_limit(sources)
         for name in (options.calibration_data, options.dataset):
             if name is not None and (data := Path(name)).exists():
                 plan = replace(plan, reads=(*plan.reads, data))
@@ -172,33 +174,6 @@ def _add_report(plan: FilePlan[QuantizedFile], report: Path, *, overwrite: bool)
     _refuse_other_file(opt.report, report, plan)
     refuse_existing([report], overwrite=overwrite)
     return replace(plan, writes=(*plan.writes, planned_file(report)))
-
-
-def _refuse_nothing_to_do(plan: FilePlan[QuantizedFile], budget: BitBudget | None) -> None:
-    """Refuse a limit that every source keeps.
-
-    Raises:
-        UsageError: names the sizes or bits of the sources.
-    """
-    if budget is None or budget.is_smallest:
-        return
-    sizes = [_describe_within_limit(part.task.source, part.checked, budget) for part in plan.parts.values()]
-    if sizes and all(sizes):
-        budget.refuse_met_limit(sizes)
-
-
-def _describe_within_limit(source: Path, checked: CheckedSource | None, budget: BitBudget) -> str:
-    """Size or bits of a source within a limit; empty if it exceeds the limit or is not read yet."""
-    from winml.modelkit.onnx.contents import read_contents
-    from winml.modelkit.onnx.files.reading import read_structure
-    from winml.modelkit.onnx.module_costs import weights_cost
-
-    if checked is None:
-        return ""
-    return budget.within_limit_words(
-        lambda: sum(path.stat().st_size for path in (source, *checked.data)),
-        lambda: weights_cost(read_contents(read_structure(source))).bits,
-    )
 
 
 def _refuse_other_file(option: str, path: Path, plan: FilePlan[QuantizedFile]) -> None:

@@ -382,3 +382,29 @@ def module_of_error(error: BaseException, model: nn.Module) -> str | None:
         innermost_path = paths.get(id(traceback.tb_frame.f_locals.get("self")), innermost_path)
         traceback = traceback.tb_next
     return innermost_path
+
+
+_PARAMETRIZATIONS = "parametrizations"
+"""Specified by torch: name of the child with the modules that compute parameters of its parent."""
+
+
+def operator_remedy(module: str | None, otherwise: str) -> str:
+    """Return the remedy for an operator without ONNX form: for one that computes a parameter, to store its value.
+
+    Args:
+        module: Path of the module that calls the operator.
+        otherwise: The remedy for any other module.
+
+    >>> operator_remedy("parametrizations.weight.0", "")
+    'Store the weight before the export: torch.nn.utils.parametrize.remove_parametrizations(model, "weight").'
+    """
+    names = (module or "").split(".")
+    if _PARAMETRIZATIONS not in names[:-1]:
+        return otherwise
+    position = names.index(_PARAMETRIZATIONS)
+    owner = ".".join(names[:position])
+    target = f'model.get_submodule("{owner}")' if owner else "model"
+    name = names[position + 1]
+    return (
+        f'Store the {name} before the export: torch.nn.utils.parametrize.remove_parametrizations({target}, "{name}").'
+    )

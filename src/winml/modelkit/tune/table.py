@@ -136,7 +136,8 @@ def _list_fields(result: TuneResult) -> Iterator[doc.Field]:
     if winner.perf_command is not None:
         yield "measure", winner.perf_command
     yield "view", winner.view_command
-    yield "target", result.target
+    if result.target == "size" or any(tuned.latency is not None for tuned in result.candidates):
+        yield "target", result.target
     yield "limit", _quality_limit_words(result)
     yield "inputs", ", ".join(f"{name} {list(shape)}" for name, shape in result.measured_shapes.items()) or "none"
     yield "machine", _machine_words(result)

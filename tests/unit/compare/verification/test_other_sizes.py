@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,13 @@ import torch
 from torch import nn
 
 from winml.modelkit import HTPExporter, WinMLExportConfig
-from winml.modelkit.compare.verification.sizes import Draw, run_at_varied_sizes
+from winml.modelkit.compare.verification.sizes import (
+    Draw,
+    DynamicProof,
+    limited_by_tables,
+    run_at_varied_sizes,
+    with_reference_outputs,
+)
 from winml.modelkit.errors import ExportError, UsageError, VerificationError
 from winml.modelkit.models.state_restoration import unchanged_attributes
 from winml.modelkit.onnx.specs import DynamicDimension
@@ -61,6 +68,41 @@ def test_large_model_is_not_run_far_from_the_traced_size() -> None:
     for parameters, expected in ((10**8, {1, 55, 385}), (10**10, {1, 55})):
         proof = run_at_varied_sizes(traced, [dimension], runner(lambda n: n > 0), parameters)
         assert expected == {draw.sizes["n"] for draw in (*proof.draws, *proof.far_draws)}
+
+
+@pytest.mark.parametrize(("largest", "parameters"), [(64, 0), (40, 0), (64, 10**15)])
+def test_bounds_of_a_table_are_sizes_that_the_model_accepts(largest: int, parameters: int) -> None:
+    """A shorter table that the graph does not show is found; too large a model is not run."""
+
+    def accepts(size: int) -> bool:
+        return 3 <= size <= largest
+
+    traced = {"n": 5}
+    proof = DynamicProof((runner(accepts)({"n": 3}), runner(accepts)({"n": 7})))
+    extended, bounds = limited_by_tables(proof, traced, {"n": 64}, runner(accepts), parameters)
+    assert {"n": (3, largest)} == bounds
+    assert ([] if parameters else [{"n": largest}]) == [draw.sizes for draw in extended.far_draws]
+
+
+def test_samples_far_away_or_of_several_sizes_are_dropped_if_only_values_refuse_them() -> None:
+    """A table of 8 rows is read at the sum of two sizes; without values, every sum was accepted."""
+    table = nn.Embedding(8, 2)
+
+    def run(draw: Draw) -> Draw:
+        try:
+            rows = table(torch.arange(draw.sizes["n"] + draw.sizes["past"]))
+        except IndexError as error:
+            raise ExportError(str(error)) from error
+        return replace(draw, reference={"y": rows.detach().numpy()})
+
+    traced = {"n": 3, "past": 2}
+    near, far = ({"n": 4, "past": 2}, {"n": 4, "past": 5}), ({"n": 5, "past": 2}, {"n": 7, "past": 2})
+    samples = [tuple(Draw({}, {}, sizes) for sizes in several) for several in (near, far)]
+    proof = with_reference_outputs(DynamicProof(*samples), traced, run)
+    assert [(6, 2)] == [draw.reference["y"].shape for draw in proof.draws]
+    assert [(7, 2)] == [draw.reference["y"].shape for draw in proof.far_draws]
+    with pytest.raises(ExportError):
+        with_reference_outputs(DynamicProof((Draw({}, {}, {"n": 3, "past": 6}),)), traced, run)
 
 
 def test_dimension_the_model_cannot_vary_is_refused_with_its_reason() -> None:

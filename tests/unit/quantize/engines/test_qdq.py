@@ -358,6 +358,38 @@ def test_range_of_16_bits_ends_at_the_bounds_of_a_clip() -> None:
     np.testing.assert_allclose(scale.numpy(), 6 / 65535, rtol=1e-6)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("size", "options", "expected"),
+    [
+        (1.0, {}, ["int16", "int16", "int8"]),
+        (0.25, {}, ["int8", "int8", "int8"]),  # scores of a narrow range
+        (1.0, {"block_size": 16}, ["int8", "int8", "int8"]),  # whose rounding is finer
+        (1.0, {"precision": "w8a8"}, ["int8", "int8", "int8"]),
+    ],
+)
+def test_queries_and_keys_of_wide_unscaled_scores_have_16_bit_weights(
+    size: float, options: dict[str, Any], expected: list[str]
+) -> None:
+    """The Softmax amplifies the rounding of scores of 10 and more; values are not affected."""
+    body = """m (float[1, 4, 16] x) => (float[1, 4, 16] y) <
+        float[1,4,16] q, float[1,4,16] k, float[1,4,16] v, float[1,16,4] t, float[1,4,4] s, float[1,4,4] p> {
+        q = MatMul (x, w1) k = MatMul (x, w2) v = MatMul (x, w3) t = Transpose <perm = [0, 2, 1]> (k)
+        s = MatMul (q, t) p = Softmax (s) y = MatMul (p, v) }"""
+    model = tagged_graph(body, ["/M/Q", "/M/K", "/M/V", *["/M"] * 4], dict.fromkeys(("w1", "w2", "w3"), (16, 16)), 21)
+    samples = [{"x": size * np.random.default_rng(0).standard_normal((1, 4, 16)).astype(np.float32)}]
+    result = quantized(model, samples, **{"precision": "w8a16", "ep": "qnn", **options})
+    integers = [
+        value.producer() for node in list(result.model.graph) if node.op_type == "MatMul" for value in node.inputs
+    ]
+    types = [
+        node.inputs[0].dtype.name.lower()  # type: ignore[union-attr]
+        for node in integers
+        if node is not None and node.inputs[0] is not None and node.inputs[0].is_initializer()
+    ]
+    assert expected == types
+    assert ("int16" in expected) == any("16-bit weights" in note and "q, k" in note for note in result.notes)
+
+
 @pytest.mark.parametrize(("operator", "axis"), [("Conv", 0), ("ConvTranspose", 1)])
 def test_convolution_of_4_bits_has_a_scale_for_each_output_channel(operator: str, axis: int) -> None:
     """A provider runs only formats that a graph asked for, so transposed convolutions are asked for, too."""

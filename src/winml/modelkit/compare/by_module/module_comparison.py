@@ -26,6 +26,7 @@ from winml.modelkit.compare.fidelity import FidelitySum, OutputFidelity
 from winml.modelkit.compare.records import ComparedModule
 from winml.modelkit.onnx.contents import VALUE_FIELDS, PlacedNode, node_signature
 from winml.modelkit.onnx.files.initializer_bytes import WeightEquality, locate_initializers
+from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
 from winml.modelkit.progress import count_progress
 from winml.modelkit.tags import address
 
@@ -161,6 +162,7 @@ def compare_modules(
     *,
     unchanged: Collection[str] | None,
     seconds: float = math.inf,
+    are_rounded_alike: bool = False,
 ) -> ModuleComparison:
     """Compare modules.
 
@@ -170,6 +172,7 @@ def compare_modules(
         whole: The model output with the largest error.
         unchanged: Tags of the modules that are equal on both sides; ``None`` if unknown.
         seconds: Time after which no further values are recorded.
+        are_rounded_alike: See :func:`are_quantized_alike`: no module has an error because of quantization.
     """
     taps = [names for call in matched if not call.is_root for names in call.taps]
     measured = _Measured(_measure_values(pair, taps, seconds), whole, matched, unchanged)
@@ -195,7 +198,7 @@ def compare_modules(
                 fused_with=call.fused_with,
             )
         )
-    return ModuleComparison(tuple(modules), tuple(compared), pair.is_rounded)
+    return ModuleComparison(tuple(modules), tuple(compared), pair.is_rounded and not are_rounded_alike)
 
 
 @dataclass(frozen=True)
@@ -377,6 +380,23 @@ def unchanged_modules(reference: OnnxSide, candidate: OnnxSide) -> frozenset[str
         and used[0][tag] == used[1][tag]
         and all(map(is_same_weight, used[0][tag]))
     )
+
+
+def are_quantized_alike(reference: OnnxSide, candidate: OnnxSide, unchanged: Collection[str]) -> bool:
+    """Return True if most modules with quantized nodes are equal in both files, so that the others are not rounded.
+
+    Args:
+        reference: A file.
+        candidate: The other file.
+        unchanged: Tags of the modules that are equal in both.
+    """
+    tags = {
+        tag
+        for side in (reference, candidate)
+        for placed, tag in _tagged_nodes(side)
+        if placed.proto.op_type in QUANTIZED_OPERATORS
+    }
+    return 2 * len(tags.intersection(unchanged)) > len(tags)
 
 
 def _node_signatures(side: OnnxSide) -> _Signatures:

@@ -112,10 +112,10 @@ class _Replay:
         """Return a sample in the types of the file."""
         return cast_feeds(sample, self.file)
 
-    def outputs(self) -> tuple[ComparedOutput, ...]:
-        """Run the file on all samples, and compare its outputs."""
+    def outputs(self, count: int) -> tuple[ComparedOutput, ...]:
+        """Run the file on the first samples, and compare its outputs."""
         part, totals = self.model.part, {name: FidelitySum(name) for name in self.model.output_names}
-        for number in counted(range(part.samples.count), "sample"):
+        for number in counted(range(count), "sample"):
             outputs = self.file.outputs(self.feeds(self.model.sample(number)))
             for name, total in totals.items():
                 key, value = part.key("outputs", name, number), outputs[name]
@@ -196,7 +196,7 @@ def replay_part(
     _refuse_other_interface(recorded, file)
     replay = _Replay(recorded, file)
     try:
-        outputs = replay.outputs()
+        outputs = replay.outputs(part.samples.count)
     except StageError as error:
         error.hint = (provider and missing_option_hint(provider, error.message)) or error.hint
         raise
@@ -259,7 +259,10 @@ def _with_modules(result: ProofReplay, model: _RecordedModel, path: Path, *, is_
             )
         matched = match_files(model, file)
         file.session([name for call in matched for _, name in call.taps])
-        compared = compare_modules(_Replay(model, file), matched, result.worst.fidelity, unchanged=None)
+        replay = _Replay(model, file)
+        # The root is a module as well, and its errors are those of the same sample.
+        first = replace(result, outputs=replay.outputs(1)).worst.fidelity
+        compared = compare_modules(replay, matched, first, unchanged=None)
     except (UsageError, StageError) as error:
         if is_requested:
             raise

@@ -479,7 +479,8 @@ def _frozen_error(varied: Varied, written: WrittenGraph, difference: str) -> Ver
 
 def places_words(choices: Sequence[str]) -> str:
     """Describe the lines that read values, for a message."""
-    return f"{' and '.join(choices)} {'reads' if len(choices) == 1 else 'read'} the value of a tensor"
+    places = " and ".join(place or "a scripted module" for place in choices)
+    return f"{places} {'reads' if len(choices) == 1 else 'read'} the value of a tensor"
 
 
 def value_words(values: torch.Tensor) -> str:

@@ -275,7 +275,9 @@ def bounded_proof(
             # chance.
             below = dict.fromkeys((traced[name] // 2, traced[name] - 1))
             between = [size for size in below if max(low, 2) <= size < traced[name]]
-            at_bound = [high] if traced[name] < high <= _most_affordable(traced, name, parameters) else []
+            is_known = any(draw.sizes == {**traced, name: high} for draw in far_draws)
+            is_new = not is_known and traced[name] < high <= _most_affordable(traced, name, parameters)
+            at_bound = [high] if is_new else []
             draws += _run_accepted(run, [{**traced, name: size} for size in between])
             far_draws += _run_accepted(run, [{**traced, name: size} for size in at_bound])
         far_draws += _run_together(traced, far_draws, run, parameters)
@@ -287,8 +289,8 @@ def limited_by_tables(
 ) -> tuple[DynamicProof, dict[str, Bounds]]:
     """Determine the bounds set by tables of a graph; return them with the proof, extended beyond other tables.
 
-    The model is run with the next larger size. If it refuses that size, or a run would take too long, the rows of the
-    table are the largest size.
+    The model is run with the next larger size. If it refuses that size, the largest accepted one is the bound: the rows
+    of the table, or of a shorter table that the graph does not show. If runs would take too long, it is the rows.
 
     Args:
         proof: Samples at sizes other than the traced ones.
@@ -310,10 +312,44 @@ def limited_by_tables(
         is_affordable = size <= _most_affordable(traced, name, parameters)
         draw = _run_if_accepted(run, {**traced, name: size}) if is_affordable else None
         if draw is None:
-            bounds[name] = (0, rows)
-        else:
+            bounds[name] = (min(accepted), rows)
+        if draw is None and is_affordable:
+            low, high = max(accepted) // step, size // step
+            middle = rows // step  # the rows of the table, in most models
+            while high - low > 1:
+                tried = _run_if_accepted(run, {**traced, name: middle * step})
+                low, high, draw = (low, middle, draw) if tried is None else (middle, high, tried)
+                middle = (low + high) // 2
+            if low < rows // step:
+                bounds[name] = (min(accepted), low * step)
+        if draw is not None:
             beyond.append(draw)
     return replace(proof, far_draws=(*proof.far_draws, *beyond)), bounds
+
+
+def with_reference_outputs(proof: DynamicProof, traced: Sizes, run: Callable[[Draw], Draw]) -> DynamicProof:
+    """Add the outputs of the model with weights to the samples of a model that was traced without weights.
+
+    Samples far from the traced sizes, or of several other sizes together, are dropped if the model refuses them:
+    indices beyond the rows of a table fail only with values.
+
+    Args:
+        proof: The samples.
+        traced: The traced sizes.
+        run: Runs the model on a sample.
+
+    Raises:
+        ExportError: the model refuses another sample.
+    """
+    draws, far_draws = [], []
+    for draw in (*proof.draws, *proof.far_draws):
+        is_far = any(draw is far for far in proof.far_draws)
+        try:
+            (far_draws if is_far else draws).append(run(draw))
+        except ExportError:
+            if not is_far and sum(size != traced[name] for name, size in draw.sizes.items()) == 1:
+                raise
+    return replace(proof, draws=tuple(draws), far_draws=tuple(far_draws))
 
 
 def _run_together(traced: Sizes, draws: Sequence[Draw], run: Callable[[Sizes], Draw], parameters: int) -> list[Draw]:

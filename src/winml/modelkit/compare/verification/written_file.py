@@ -28,7 +28,13 @@ from winml.modelkit.compare.verification.input_draws import InputDraws, holds_na
 from winml.modelkit.compare.verification.reference_run import PreparedPart, with_values
 from winml.modelkit.compare.verification.rounding import compare_stable_draws, has_uncertain_scores
 from winml.modelkit.compare.verification.single_rows import reads_consecutive_tokens, with_consecutive_tokens
-from winml.modelkit.compare.verification.sizes import Draw, WrittenGraph, compare_at_varied_sizes, run_draw
+from winml.modelkit.compare.verification.sizes import (
+    Draw,
+    WrittenGraph,
+    compare_at_varied_sizes,
+    run_draw,
+    with_reference_outputs,
+)
 from winml.modelkit.compare.words import difference_words
 from winml.modelkit.errors import ExportError, VerificationError, opt
 from winml.modelkit.models.parts import ModelPart
@@ -380,10 +386,7 @@ def _add_reference_outputs(
             # A sample far from the traced sizes costs as much as all others together.
             proof = replace(proof, far_draws=())
         elif weighted is not prepared:
-            draws, far_draws = (
-                [run_draw(weighted, draw) for draw in several] for several in (proof.draws, proof.far_draws)
-            )
-            proof = replace(proof, draws=tuple(draws), far_draws=tuple(far_draws))
+            proof = with_reference_outputs(proof, written.draw.sizes, partial(run_draw, weighted))
             written = replace(written, draw=run_draw(weighted, written.draw))
         written = replace(written, proof=proof)
         traced, *sized_draws, second = _compute_draws(written, weighted, inputs, is_streamed=is_streamed)

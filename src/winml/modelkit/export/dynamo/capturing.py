@@ -57,7 +57,7 @@ from winml.modelkit.models.preparation import FlatForward
 from winml.modelkit.models.state_restoration import quiet_torch, unprinted_failures
 from winml.modelkit.onnx.assumptions import Assumption
 from winml.modelkit.ort.shared_settings import attribute_replaced
-from winml.modelkit.tags.torch_modules import module_of_error
+from winml.modelkit.tags.torch_modules import module_of_error, operator_remedy
 from winml.modelkit.tags.tree import ModuleTree
 
 _FIXED_AXIS = re.compile(r"(?:L\['(\w+)'\]\.size\(\)|inputs\['(\w+)'\]\.shape)\[(\d+)\]")
@@ -105,7 +105,7 @@ def export_error(
             hint=(
                 "Compute with real and imaginary parts there (torch.view_as_real)."
                 if is_complex
-                else "Replace the operator in that module's forward by others."
+                else operator_remedy(module, "Replace the operator in that module's forward by others.")
             ),
             operator=operator,
             module=module,

@@ -67,7 +67,7 @@ from winml.modelkit.models.source_lines import asserts_only
 from winml.modelkit.models.state_restoration import quiet_torch
 from winml.modelkit.onnx.assumptions import Assumption, assume_branch, assume_size, assume_values
 from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
-from winml.modelkit.tags.torch_modules import module_of_error
+from winml.modelkit.tags.torch_modules import module_of_error, operator_remedy
 from winml.modelkit.tags.tree import ModuleTree
 
 _RANDOM = RANDOM_OPERATORS | {"Dropout"}
@@ -247,7 +247,7 @@ def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opse
             remedy = f"Use {opt.export_config} '{{\"opset_version\": {newer[1]}}}', or replace"
         return ExportError(
             f"the TorchScript exporter has no ONNX form of {operator or error}{scope} at opset {opset_version}",
-            hint=f"{remedy} the operator in that module's forward by others.",
+            hint=operator_remedy(module, f"{remedy} the operator in that module's forward by others."),
             operator=operator,
             module=module,
         )

@@ -28,6 +28,7 @@ from torch.onnx._internal.torchscript_exporter import utils as exporter
 
 from winml.modelkit.errors import ExportError, opt
 from winml.modelkit.export.value_loops import ValueLoops, call_replaced
+from winml.modelkit.models import script_modules
 from winml.modelkit.models.fake_parameters import is_fake
 from winml.modelkit.models.preparation import has_hooks
 from winml.modelkit.models.source_lines import asserts_only_at
@@ -58,9 +59,9 @@ class NumberReads:
     """Inputs of the model, in order."""
     open_axes: Mapping[str, Mapping[int, str]]
     """Input → axis → name, of the sizes that are left open."""
-    values: dict[SourceLine, tuple[str, frozenset[str]]] = field(default_factory=dict)
-    """Source line → the number and the inputs from whose values it was computed."""
-    sizes: dict[SourceLine, tuple[str, frozenset[str]]] = field(default_factory=dict)
+    values: dict[SourceLine | None, tuple[str, frozenset[str]]] = field(default_factory=dict)
+    """Source line, None in a scripted module → the number and the inputs from whose values it was computed."""
+    sizes: dict[SourceLine | None, tuple[str, frozenset[str]]] = field(default_factory=dict)
     """Source line → the number and the names of the dynamic sizes, if computed from sizes alone."""
 
     @contextmanager
@@ -80,7 +81,8 @@ class NumberReads:
         while frame is not None and (frame.f_code.co_filename in _WRAPPERS):
             frame = frame.f_back
         is_traced = torch._C._get_tracing_state() is not None and isinstance(values, torch.Tensor)
-        if frame is None or not is_traced or _is_library_frame(frame):
+        is_scripted = frame is not None and frame.f_code.co_filename == script_modules.__file__
+        if frame is None or not is_traced or (_is_library_frame(frame) and not is_scripted):
             return original(values)
         if name == "__index__" and _is_subscript(frame):
             return original(values)
@@ -91,14 +93,14 @@ class NumberReads:
         file, line = frame.f_code.co_filename, frame.f_lineno
         # The trace follows values that are still tensors: torch has its own ``len()``.
         if not isinstance(number, torch.Tensor) and not asserts_only_at(frame):
-            self._note_line((Path(file).name, line), name, values, number)
+            self._note_line(None if is_scripted else (Path(file).name, line), name, values, number)
         return number
 
-    def _note_line(self, source_line: SourceLine, name: str, values: torch.Tensor, number: object) -> None:
+    def _note_line(self, source_line: SourceLine | None, name: str, values: torch.Tensor, number: object) -> None:
         """Note a line that reads a number, with the inputs or the dynamic sizes that decide the number.
 
         Args:
-            source_line: The line.
+            source_line: The line; None: in a scripted module.
             name: Method of the tensor that returns the number.
             values: The tensor.
             number: The number.

@@ -114,14 +114,14 @@ class ValueStatistics:
 def range_of(statistics: ValueStatistics, method: CalibrationMethod, bits: int) -> tuple[float, float]:
     """Compute the range of a method for integers of so many bits.
 
-    Entropy and MSE weigh clipping against the step of the integers. At 16 bits the step is so small that clipping gains
-    nothing: the range is wider than that of the samples by a margin.
+    Clipping of outliers gains a smaller step of the integers. At 16 bits the step is so small that clipping only loses:
+    with every method, the range is wider than that of the samples by a margin.
 
     Raises:
         ValueError: the method needs a histogram, which is missing.
     """
     full = (statistics.minimum, statistics.maximum)
-    if bits > _FEW_BITS and method != "percentile":
+    if bits > _FEW_BITS:
         return full[0] * _MARGIN, full[1] * _MARGIN
     if method == "minmax":
         return full

@@ -226,6 +226,8 @@ class _Rewriting:
                 if is_unit and len(value.shape or ()) < 2:
                     bits = task.provider.vector_bits(node.op_type, task.precision.weight_bits, self._bits)
                     task = _with_weight_bits(task, bits)
+                elif node.name in task.wide_weights:
+                    task = _with_weight_bits(task, 16)
                 scales = _weight_scales(value, axis, task, is_unit=is_unit, floor=floor, block_size=block_size)
                 solved = self._solved_weight(value, scales)
                 if solved is not None:
