@@ -1,4 +1,4 @@
-"""Conversion of operators of old opsets that broadcast along an axis."""
+"""Conversion of operators of old opsets: broadcasts along an axis, and Scan with a batch axis."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from graphs import run_onnx
+from winml.modelkit.errors import OptimizeError
 from winml.modelkit.normalize.opset_conversion import convert_opset
 
 SHAPE = (5, 4, 3, 8)
@@ -52,3 +53,15 @@ def test_second_input_begins_at_its_axis(operator: str, axis: int | None, shape:
     aligned = b if shape == (1,) else b.reshape((*shape, *(1,) * (len(SHAPE) - start - len(shape))))
     expected = FUNCTIONS[operator](FUNCTIONS[operator](x, aligned), aligned)
     np.testing.assert_array_equal(run_onnx(ir.to_proto(converted).SerializeToString(), {"x": x, "b": b})["y"], expected)
+
+
+def test_scan_with_a_batch_axis_is_refused() -> None:
+    """The converter of onnx changes only its version."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 4, opset_import: ["" : 8]>
+        g (float[2, 5, 3] x, float[2, 3] h) => (float[2, 3] z, float[2, 5, 3] y) {
+            z, y = Scan <num_scan_inputs = 1, body = b (float[3] s, float[3] i) => (float[3] o, float[3] p) {
+                o = Add (s, i) p = Neg (o) }> ("", h, x) }"""
+    )
+    with pytest.raises(OptimizeError, match="Scan has a batch axis in opset 8"):
+        convert_opset(ir.from_proto(model), 13)

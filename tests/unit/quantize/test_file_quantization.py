@@ -587,3 +587,22 @@ def test_non_finite_weight_without_a_module_names_no_checkpoint(tmp_path: Path) 
     with pytest.raises(QuantizeError, match=r"weight w .* node ") as refusal:
         quantized(model, tmp_path, precision="fp16")
     assert "module" not in f"{refusal.value} {refusal.value.hint}"
+
+
+def test_hint_without_modules_names_no_search_for_modules(tmp_path: Path) -> None:
+    """A search refuses a file without module information."""
+    model = parse(random_body("r = Sigmoid (p)"))
+    for node in model.graph:
+        node.metadata_props.clear()
+        node.name = ""
+    for precision, search in (("int8", "sensitivity"), ("fp16", "budget")):
+        with pytest.raises(VerificationError) as raised:
+            quantized(model.clone(), tmp_path, precision=precision, min_sqnr_db=200)
+        assert search not in raised.value.hint
+
+
+def test_hint_without_float_weights_names_no_precision(tmp_path: Path) -> None:
+    """Operators for classical models have their numbers in attributes."""
+    with pytest.raises(UsageError) as raised:
+        quantized("m (float[2, 64] x) => (float[2, 64] y) { y = Sigmoid (x) }", tmp_path, precision="int8")
+    assert "fp16" not in raised.value.hint

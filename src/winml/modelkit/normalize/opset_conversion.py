@@ -16,6 +16,8 @@ _ASSERTION = re.compile(r"^\S+:\d+: (?:\w+: )?(?:Assertion `.*` failed: )?")
 """Location of an error in onnx's own source, which does not help the user."""
 _FREE_BROADCASTS = 7
 """Specified by ONNX: the first opset in which operators broadcast as numpy does, without ``axis``."""
+_UNBATCHED_SCAN = 9
+"""Specified by ONNX: the first opset whose Scan has no batch axis; onnx's converter retains the axis."""
 
 
 def convert_opset(model: ir.Model, target: int) -> tuple[ir.Model, tuple[str, ...]]:
@@ -34,6 +36,8 @@ def convert_opset(model: ir.Model, target: int) -> tuple[ir.Model, tuple[str, ..
     current_opset = model.opset_imports.get("")
     if current_opset == target:
         return model, ()
+    if current_opset is not None and (current_opset < _UNBATCHED_SCAN) != (target < _UNBATCHED_SCAN):
+        _refuse_scans(model, current_opset, target)
     converted = model.clone()
     if current_opset is not None and current_opset < _FREE_BROADCASTS <= target:
         _align_broadcasts(converted)
@@ -44,6 +48,21 @@ def convert_opset(model: ir.Model, target: int) -> tuple[ir.Model, tuple[str, ..
             hint="Choose an opset nearer to that of the model, or export the model with the requested opset.",
         )
     return converted, carry_tags(model, converted).notes
+
+
+def _refuse_scans(model: ir.Model, current_opset: int, target: int) -> None:
+    """Refuse to convert a Scan between opset 8, where it has a batch axis, and later ones.
+
+    Raises:
+        OptimizeError: names the node.
+    """
+    for node in model.graph.all_nodes():
+        if node.op_type == "Scan" and not node.domain:
+            raise OptimizeError(
+                f"cannot convert opset {current_opset} to {target}: Scan has a batch axis in opset 8 only "
+                f"(node {node.name!r})",
+                hint=f"Export the model with opset {_UNBATCHED_SCAN} or newer.",
+            )
 
 
 def _align_broadcasts(model: ir.Model) -> None:

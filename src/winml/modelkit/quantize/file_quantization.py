@@ -117,6 +117,8 @@ class QuantizationOutcome:
     """Precisions of the quantized modules."""
     saved_share: float = 1.0
     """Share of the weight bytes saved by quantization, if the mode left nodes float; else 1."""
+    has_modules: bool = True
+    """False if the nodes have no module information, so that no search can tell modules apart."""
     has_input_weights: bool = False
     """True if weights stayed float since they are graph inputs."""
     is_further: bool = False
@@ -301,6 +303,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         prepared = prepare(model, self.options, self.source.stem)
         model, modules, outcome = prepared.model, prepared.modules, self.outcome
         outcome.is_further = QUANTIZATION_KEY in model.metadata_props
+        outcome.has_modules = bool(modules.modules)
         outcome.notes += prepared.notes
         if self._is_within_limit(model):
             self._stay_float()
@@ -569,6 +572,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         """Sentence with the command that finds the modules to keep in float; ``""`` if the options rule it out."""
         options = self.resolved
         is_ruled_out = options.bit_budget is not None or options.kv_cache is not None or options.solves_weights
+        is_ruled_out = is_ruled_out or not self.outcome.has_modules
         if is_ruled_out or not INTEGER_ACTIVATIONS.intersection(options.modes()):
             return ""
         stated = options.model_copy(update={"min_sqnr_db": None})
@@ -583,7 +587,8 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
     def _budget_words(self) -> str:
         """Sentence with the options that keep modules in float32; ``""`` if the precision is not of 16-bit floats."""
         options = self.resolved
-        if not options.base.float_type or options.per_module or options.kv_cache is not None:
+        is_ruled_out = options.per_module or options.kv_cache is not None or not self.outcome.has_modules
+        if is_ruled_out or not options.base.float_type:
             return ""
         return (
             f"{opt.budget} smallest with {opt.min_sqnr} {self.least_sqnr_db:g} keeps the modules that lose most in "

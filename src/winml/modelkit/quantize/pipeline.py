@@ -281,7 +281,8 @@ def quantize(
     if not reached:
         causes = dict.fromkeys(reason for module in outcome for reason in module.left)
         other = planning.WIDE_WEIGHTS if planning.has_wide_weights(model) else "no selected node has a weight"
-        is_done = bool(causes) and all(cause.startswith(planning.ALREADY) for cause in causes)
+        # Without a cause, no precision finds a weight.
+        is_done = all(cause.startswith(planning.ALREADY) for cause in causes)
         raise QuantizeError(
             f"no node was quantized: {'; '.join(causes) or other}",
             hint="Use the file as it is." if is_done else f"Use a different {opt.mode} or {opt.precision}.",

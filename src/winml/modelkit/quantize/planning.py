@@ -513,9 +513,13 @@ def _no_weights_error(model: ir.Model) -> UsageError:
     """Create the error of a graph in which no node reads a weight that a mode can quantize."""
     if has_wide_weights(model):
         return UsageError(f"no node to quantize: {WIDE_WEIGHTS}", hint="Export the model in float32.")
+    hint = "Quantization reduces such weights"
+    # Operators for classical models keep their numbers in attributes, which no precision converts.
+    if any(value.dtype == ir.DataType.FLOAT for value in model.graph.initializers.values()):
+        hint += f"; {opt.precision} {FLOAT16} converts other values as well"
     return UsageError(
         "no node to quantize: no node reads a float32, float16 or bfloat16 weight of two or more dimensions",
-        hint=f"Quantization reduces such weights; {opt.precision} {FLOAT16} converts other values as well.",
+        hint=f"{hint}.",
     )
 
 
