@@ -205,7 +205,7 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
             id="compare",
         ),
         pytest.param(
-            ["diff", "net.onnx", "net.onnx"], {"builds", "normalize", "quantize", *_CHECKPOINTS, "onnxruntime"}, 108,
+            ["diff", "net.onnx", "net.onnx"], {"builds", "normalize", "quantize", *_CHECKPOINTS, "onnxruntime"}, 109,
             id="diff",
         ),
         pytest.param(

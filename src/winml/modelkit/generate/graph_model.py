@@ -94,11 +94,11 @@ class GraphModel:
             StageError: ONNX Runtime cannot load the file.
         """
         self.path = os.fspath(path)
-        chosen = choose_provider(ep, device, ep_options or {})
+        self._opened = functools.partial(choose_provider(ep, device, ep_options or {}).open, threads=threads)
         if are_numbers_fixed() and draws_numbers(Path(path)):
             self._session = open_session(Path(path), as_written=False)
         else:
-            self._session = chosen.open(self.path, threads=threads)
+            self._session = self._opened(self.path)
         self.inputs: tuple[InputTensorSpec, ...] = graph_inputs(self._session)
         self._described = described_model(Path(path))
         self.task: str | None = self._described.get("task")

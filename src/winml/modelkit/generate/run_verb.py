@@ -519,7 +519,7 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
         for entry in (definition.inputs if definition is not None else ())
     )
     by_name = " ".join(f"{opt.input} {name}=@{name}.npy" for name in dict.fromkeys(tensor.name for tensor in tensors))
-    example = example_command(request.name, task or "", definition, request.files)
+    example = example_command(request.name, task or "", definition, request.files) or ""
     if not example and all(tensor.dtype not in NO_TENSORS for tensor in tensors):
         example = f"winml run {_command_words(request)} {by_name}"
     return RunSchema(request.name, task, inputs, tuple(tensors), tuple(outputs), example, bounds)
@@ -726,7 +726,7 @@ def _compare_with_pytorch(
     draws = len(request.files) == 1 and draws_numbers(next(iter(request.files.values())))
     if draws:
         with fixed_random_numbers():
-            fixed = _open_model(request, subject)
+            fixed = _choose_opener(request, subject)()
         fixed_run = None if subject.task is None else _make_runner(fixed, fixed, subject.task, request)
         answers = [
             (text, tensor_answer(fixed, values, top=request.top) if fixed_run is None else fixed_run(values))
