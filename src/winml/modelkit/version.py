@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 """Also read by the build, so that the versions of distribution and package are equal."""
 
 
