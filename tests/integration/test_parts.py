@@ -149,7 +149,7 @@ def test_model_is_restored(tmp_path: Path) -> None:
 def _failing_second() -> LoadedModel:
     """Return the model with a decoder of random outputs."""
     model = translator()
-    model.body.decoder.head.register_forward_hook(lambda _module, _inputs, output: output + torch.rand(()))
+    model.body.decoder.head.register_forward_hook(lambda _module, _inputs, output: torch.bernoulli(output.sigmoid()))
     return two_parts(model)
 
 

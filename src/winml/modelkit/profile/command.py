@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="perf", cls=WinMLCommand)
-@_options.model_option(
-    "ONNX file, build folder, Hub id, checkpoint or file.py:function. The function, or package.module:function, "
-    "returns the model."
-)
+@_options.model_option("ONNX file, build, checkpoint, Hub id or file.py:function.")
 @_options.option(
     "others",
     str,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="tune", cls=WinMLCommand)
-@model_option("Hub id, checkpoint, file.py:function, ONNX file or build folder.")
+@model_option("ONNX file, build, checkpoint, Hub id or file.py:function.")
 @request_options(TuneRequest)
 @checkpoint_options
 @result_options()
