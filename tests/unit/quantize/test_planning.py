@@ -197,7 +197,8 @@ def test_weight_that_a_run_may_replace_is_left(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("m (float[2, 4] x) => (float[2, 4] y) { y = Relu (x) }", "fp16"),
+        ("m (float[2, 4] x) => (float[2, 4] y) { y = Relu (x) }", "Quantization reduces"),
+        ("m (float[2, 4] x) => (float[2, 4] y) <float[4] b = {1, 2, 3, 4}> { y = Add (x, b) }", "fp16"),
         (PERCEPTRON.replace("float[", "double["), "float32"),
     ],
 )
