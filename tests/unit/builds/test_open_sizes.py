@@ -97,6 +97,7 @@ def test_target_and_config_decide_on_dynamic_sizes(place: Path, config: dict[str
 
 def test_stages_that_are_skipped_in_several_attempts_are_told_once(place: Path) -> None:
     """The first attempt has a dynamic sequence, which the model does not have."""
+    pytest.importorskip("torch")
     (place / "nets.py").write_text(_LINEAR, encoding="utf-8")
     told: list[str] = []
 
