@@ -208,16 +208,15 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
     """A folder with a photo and a recording."""
-    path = tmp_path_factory.mktemp("run")
     pixels = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path / "photo.png")
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
     sound = np.random.default_rng(0).standard_normal(8000).astype(np.float32) / 4
-    soundfile.write(path / "sound.wav", sound, 16_000, subtype="FLOAT")
-    soundfile.write(path / "slow.wav", sound[::2], 8_000, subtype="FLOAT")
-    return path
+    soundfile.write(tmp_path / "sound.wav", sound, 16_000, subtype="FLOAT")
+    soundfile.write(tmp_path / "slow.wav", sound[::2], 8_000, subtype="FLOAT")
+    return tmp_path
 
 
 def exported(checkpoint: Path, task: str, *, is_open: bool) -> Path:
