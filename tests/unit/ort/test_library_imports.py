@@ -34,6 +34,11 @@ model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
 ids = torch.tensor([[1, 2, 3]])
 plain = model(ids).logits
 assert not {"torch._dynamo.eval_frame", "torch.distributed.tensor"} & {*sys.modules}
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    fake = mode.from_tensor(torch.ones(2, 3)) + torch.ones(3, 2).T
+assert (2, 3) == fake.shape and "torch._dynamo.eval_frame" not in sys.modules
 masking_utils.TransformGetItemToIndex()
 
 import torch._dynamo.utils

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from winml.modelkit.ort.shared_settings import attribute_replaced
@@ -97,8 +97,15 @@ def _stand_in_for_dynamo() -> None:
     def decorate(function: Any = None, *_arguments: Any, **_keywords: Any) -> Any:
         return function or decorate
 
+    def name_source(*parts: Any) -> Any:
+        return SimpleNamespace(name=parts)
+
     place = [str(Path(torch.__file__).with_name("_dynamo"))]
     _stand_in(_DYNAMO, __path__=place, allow_in_graph=decorate, assume_constant_result=decorate, disable=decorate)
+    # Fake tensors name the tensors that they are made of, for guards of compiled code.
+    vars(sys.modules[_DYNAMO])["source"] = _stand_in(
+        f"{_DYNAMO}.source", AttrSource=name_source, ConstantSource=name_source, RandomValueSource=_StandIn
+    )
     _stand_in("torch.fx.experimental.validator", translation_validation_enabled=lambda: False)
     _stand_in(_TRACING, TransformGetItemToIndex=_imported_late(_TRACING, "TransformGetItemToIndex"))
     sys.meta_path.insert(0, _ModulesOfStandIn())
@@ -130,9 +137,10 @@ class _ModulesOfStandIn:
         """Do nothing: the module is imported."""
 
 
-def _stand_in(name: str, **attributes: Any) -> None:
-    sys.modules[name] = _StandIn(name)
-    vars(sys.modules[name]).update(attributes)
+def _stand_in(name: str, **attributes: Any) -> ModuleType:
+    sys.modules[name] = module = _StandIn(name)
+    vars(module).update(attributes)
+    return module
 
 
 def _import_real(name: str) -> ModuleType:
