@@ -23,6 +23,7 @@ _OPTIMIZE = "scipy.optimize"
 _DYNAMO = "torch._dynamo"
 _TRACING = f"{_DYNAMO}._trace_wrapped_higher_order_op"
 _SETTINGS = f"{_DYNAMO}.config"
+_SHARDED = "torch.distributed.tensor"
 _STRUCTURE = "transformers.utils.import_utils"
 
 
@@ -106,6 +107,8 @@ def _stand_in_for_dynamo() -> None:
     vars(sys.modules[_DYNAMO])["source"] = _stand_in(
         f"{_DYNAMO}.source", AttrSource=name_source, ConstantSource=name_source, RandomValueSource=_StandIn
     )
+    # torch asks for this class when it meets the first tensor of another class, such as a fake tensor.
+    _stand_in(_SHARDED, __path__=[], DTensor=type("DTensor", (), {}))
     _stand_in("torch.fx.experimental.validator", translation_validation_enabled=lambda: False)
     _stand_in(_TRACING, TransformGetItemToIndex=_imported_late(_TRACING, "TransformGetItemToIndex"))
     sys.meta_path.insert(0, _ModulesOfStandIn())
@@ -121,13 +124,13 @@ class _StandIn(ModuleType):
 
 
 class _ModulesOfStandIn:
-    """Finder of the import system for modules inside ``torch._dynamo``: replaces its stand-in by the real module."""
+    """Finder of the import system for modules inside a stand-in, which is replaced by the real module."""
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
-        is_inside = name.startswith(f"{_DYNAMO}.") and name != _SETTINGS
-        if not is_inside or not isinstance(sys.modules.get(_DYNAMO), _StandIn):
+        package = next((package for package in (_DYNAMO, _SHARDED) if name.startswith(f"{package}.")), "")
+        if name == _SETTINGS or not isinstance(sys.modules.get(package), _StandIn):
             return None
-        _import_real(_DYNAMO)
+        _import_real(package)
         return ModuleSpec(name, self)  # type: ignore[arg-type]  # a loader by its methods
 
     def create_module(self, found: ModuleSpec) -> ModuleType:
