@@ -35,7 +35,9 @@ def import_transformers() -> None:
 
     * transformers is imported as with a torch that is built without ``torch.distributed`` (0.5 s);
     * ``torch._dynamo`` is imported when something other than its decorators is used (0.5 s): transformers decorates
-      kernels for GPUs, and torch decorates functions that initialize weights.
+      kernels for GPUs, and torch decorates functions that initialize weights;
+    * ``torch.distributed.tensor`` is imported when something other than its class is used (0.5 s). torch keeps that
+      class, so no tensor of such a process can be sharded.
     """
     if "transformers.models" in sys.modules:
         return
@@ -90,7 +92,7 @@ def import_losses() -> None:
 def _stand_in_for_dynamo() -> None:
     """Represent ``torch._dynamo`` by its decorators until another attribute or a module of it is needed.
 
-    Its module of settings, which fake tensors read, imports nothing else. The check of symbolic sizes, which imports
+    Its module of settings, which fake tensors read, imports nothing else; that of sources has a stand-in, too. The check of symbolic sizes, which imports
     it, is off by default.
     """
     import torch
