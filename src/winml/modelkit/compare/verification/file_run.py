@@ -164,8 +164,11 @@ class WrittenFile:
 
         path = self.written.path
         if self._session is None:
-            is_plain = self._adapter is not None
-            self._session = Session(path, adapter=self._adapter) if is_plain else open_session(path, as_written=False)
+            self._session = (
+                Session(path, adapter=self._adapter)
+                if self._adapter is not None
+                else open_session(path, as_written=False)
+            )
         return self._session
 
     def _apply_reference_ranks(self, draw: Draw, answers: Arrays) -> Arrays:
