@@ -493,7 +493,7 @@ def _integer_distance(expected: Array, actual: Array) -> float:
 def _has_signal(reference: Sequence[Arrays], tolerance: _Tolerance) -> bool:
     """Return True if an output changes between the samples by more than the tolerance."""
     first, *later_draws = reference
-    for name, value in first.items():
+    for name, value in first.items() if later_draws else ():
         values = _as_floats(value)
         scale = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
         if scale < MINIMUM_SCALE:

@@ -254,7 +254,7 @@ def open_session(
     provider_options: Mapping[str, str] = {},
     shares_contexts: bool = False,
     as_device: bool = True,
-    prepack: bool = True,
+    folds_constants: bool = True,
 ) -> Session:
     """Open a file, to run node by node as written, or optimized as ONNX Runtime does by default.
 
@@ -272,7 +272,7 @@ def open_session(
         shares_contexts: Share compiled contexts with other sessions of this process.
         as_device: Compute on the CPU as a device with float16 kernels and 16-bit activations: float16 values round and
             overflow, and activations of products are not rounded to 8 bits. False: as in an application on the CPU.
-        prepack: As of :class:`~winml.modelkit.ort.sessions.Session`.
+        folds_constants: Compute constants once, and hold them, such as the transposed table of tied embeddings.
 
     Raises:
         ModelPathError: the file cannot be read.
@@ -286,14 +286,14 @@ def open_session(
     if changed is not None:
         values = {value.name: value for node in changed.graph for value in node.outputs}
         changed.graph.outputs.extend(values[name] for name in outputs)
-        return session_of_graph(changed, path, prepack=prepack, optimize=not as_written)
+        return session_of_graph(changed, path, optimize=not as_written)
     session_arguments: dict[str, Any] = {
         "name": str(path),
         "providers": providers,
         "provider_options": provider_options,
         "shares_contexts": shares_contexts,
         "as_device": as_device,
-        "prepack": prepack,
+        "folds_constants": folds_constants,
     }
     # Windows replaces no mapped file, and a verified file is moved to its name while its session may be open.
     maps = tuple(providers) == CPU and os.name != "nt"

@@ -25,6 +25,7 @@ from winml.modelkit.compare.verification.fixed_numbers import FixedNumbers
 from winml.modelkit.compare.verification.generated_text import GeneratedText, generate_reference, generates_alone
 from winml.modelkit.compare.verification.generation import compare_generation
 from winml.modelkit.compare.verification.input_draws import InputDraws, holds_nan
+from winml.modelkit.compare.verification.python_reads import run_watched
 from winml.modelkit.compare.verification.reference_run import PreparedPart, with_values
 from winml.modelkit.compare.verification.rounding import compare_stable_draws, has_uncertain_scores
 from winml.modelkit.compare.verification.single_rows import reads_consecutive_tokens, with_consecutive_tokens
@@ -130,7 +131,7 @@ def _verify_outputs(
     if is_streamed:
         known += [*written.proof.draws, *(entry.draw for entry in values.varied)]
     else:
-        file.close_before_weights()
+        file.hold_weights_once()
     file.run_beforehand(known)
     prepared, rounding = file.prepared, file.rounding
     try:
@@ -387,7 +388,8 @@ def _add_reference_outputs(
             proof = replace(proof, far_draws=())
         elif weighted is not prepared:
             proof = with_reference_outputs(proof, written.draw.sizes, partial(run_draw, weighted))
-            written = replace(written, draw=run_draw(weighted, written.draw))
+            outputs, reads = run_watched(weighted, written.draw.inputs)
+            written = replace(written, draw=replace(written.draw, reference=outputs), reads=reads)
         written = replace(written, proof=proof)
         traced, *sized_draws, second = _compute_draws(written, weighted, inputs, is_streamed=is_streamed)
         written = replace(written, draw=traced, proof=replace(proof, draws=tuple(sized_draws)))
