@@ -79,7 +79,7 @@ class WrittenFile:
         self._accepts_other_ranks = self._holds_weights_once = False
 
     def hold_weights_once(self) -> None:
-        """Close the session before loading weights, and fold no constants, so that memory holds the weights once.
+        """Close the session before loading weights, and copy no tables, so that memory holds the weights once.
 
         Afterwards, another order of equal ranked values is accepted.
         """
@@ -167,7 +167,7 @@ class WrittenFile:
             self._session = (
                 Session(path, adapter=self._adapter)
                 if self._adapter is not None
-                else open_session(path, as_written=False, folds_constants=not self._holds_weights_once)
+                else open_session(path, as_written=False, copies_tables=not self._holds_weights_once)
             )
         return self._session
 

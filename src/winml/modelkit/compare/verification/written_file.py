@@ -42,9 +42,11 @@ from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.tensors import to_torch
 from winml.modelkit.onnx.assumptions import constant_output
 from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.onnx.random_numbers import FIXABLE_OPERATORS
 from winml.modelkit.onnx.widening import computes_in
 from winml.modelkit.ort.decoding.inputs import MASK, POSITIONS
-from winml.modelkit.ort.graph_sessions import are_numbers_fixed, draws_numbers, fixed_random_numbers
+from winml.modelkit.ort.graph_sessions import are_numbers_fixed, fixed_random_numbers
+from winml.modelkit.tags.tagging import all_nodes
 
 PIECE_BYTES = 1 << 28
 """Maximum weight of a piece, with bfloat16 counted as float32. Chosen: half the memory of the libraries, so that the
@@ -71,7 +73,7 @@ def verify_written_file(
         from winml.modelkit.compare.verification.streamed_reference import with_streaming_loader  # imported on demand
 
         prepared = with_streaming_loader(prepared)
-    if draws_numbers(written.path) and not are_numbers_fixed():
+    if not are_numbers_fixed() and any(node.op_type in FIXABLE_OPERATORS for node in all_nodes(written.model)):
         with fixed_random_numbers(), FixedNumbers():
             fixed = _with_references(written, prepared)
             verification = verify_written_file(fixed, prepared, inputs, advice=advice, is_streamed=is_streamed)
