@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any
 
+import onnx_ir as ir
 import torch
 import torch._prims_common
 from onnxscript import TracedOnnxFunction
@@ -68,8 +69,22 @@ def shortcuts(*, keep_stack_traces: bool) -> AbstractContextManager[None]:
         (torch._prims_common, "check_contiguous_sizes_strides", _remembered_contiguity()),
         (proxy_tensor, "proxy_call", reused_results()),
         (proxy_tensor, "_extract_tensor_metadata", _do_nothing),
+        (ir.schemas.OpSignature, "from_op_schema", _remembered_signature()),
         (torch.fx.config, "do_not_emit_stack_traces", not keep_stack_traces),
     )
+
+
+def _remembered_signature() -> Callable[[Any], Any]:
+    """Return onnx_ir's conversion of a schema, which converts the schema of each operator once."""
+    convert, known = ir.schemas.OpSignature.from_op_schema, dict[tuple[str, str, int], Any]()
+
+    def from_op_schema(schema: Any) -> Any:
+        key = (schema.domain, schema.name, schema.since_version)
+        if key not in known:
+            known[key] = convert(schema)
+        return known[key]
+
+    return from_op_schema
 
 
 def _do_nothing(_tensor: object) -> None:
