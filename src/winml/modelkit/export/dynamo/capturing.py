@@ -28,7 +28,6 @@ import sympy
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import _AttrProxy, _ModuleStackTracer
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from winml.modelkit.errors import ExportError, error_chain, first_line, opt
 from winml.modelkit.export.capture import (
@@ -324,8 +323,7 @@ def _export_with_dynamo(
         loops: Record the loops over values in the forward.
     """
     with (
-        _function_as_forward(model, forward, loops),
-        _dimensions_as_symbols(_index_axes(forward, options.dynamic_axes)),
+        _function_as_forward(model, forward, loops, options.dynamic_axes),
         # torch traces in the fake mode of the parameters, which must allow dynamic sizes and contain none yet.
         fresh_shape_envs(model, are_sizes_open=True),
         stacks.patched_tracer(),
@@ -449,11 +447,14 @@ def _sum_bags(indices: torch.Tensor, table: torch.Tensor, *args: Any, **options:
     return rows.sum(1) if mode == "sum" else rows.mean(1)
 
 
-def _function_as_forward(model: nn.Module, forward: FlatForward, loops: ExportedLoops) -> AbstractContextManager[None]:
+def _function_as_forward(
+    model: nn.Module, forward: FlatForward, loops: ExportedLoops, axes: Mapping[str, Mapping[int, str]]
+) -> AbstractContextManager[None]:
     """Replace the flat forward by a plain function with a signature torch can read, for the time of the block."""
 
     def forward_function(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         loops.begin()
+        _unite_dimensions(dict(zip(forward.input_names, tensors, strict=True)), axes)
         copies = tuple(tensor.clone() for tensor in tensors)
         return _clone_repeated(forward(*copies), copies)
 
@@ -463,33 +464,20 @@ def _function_as_forward(model: nn.Module, forward: FlatForward, loops: Exported
     return attribute_replaced(model, "forward", forward_function)
 
 
-def _dimensions_as_symbols(
-    axes: Mapping[tuple[str, int], tuple[str, str]],
-) -> AbstractContextManager[None]:
-    """Make torch represent all sizes of a dimension by one symbol inside the block; patches torch.
-
-    torch gives each size a symbol of its own, and finds out operator by operator that the lengths of all caches are
-    one.
+def _unite_dimensions(inputs: Mapping[str, torch.Tensor], axes: Mapping[str, Mapping[int, str]]) -> None:
+    """Tell torch which sizes of the inputs are equal: it gives each a symbol, and finds out operator by operator.
 
     Args:
-        axes: ``(argument, axis)`` → names of the dynamic dimension and of the input.
+        inputs: Input → tensor of symbolic sizes.
+        axes: Input → axis → name of each dynamic dimension.
     """
-    symbols: dict[tuple[ShapeEnv, str], Any] = {}
-
-    def create_symbol(
-        original: Callable[..., Any], env: ShapeEnv, size: int, source: Any, *context: Any, **options: Any
-    ) -> Any:
-        is_size = getattr(getattr(source, "prop", None), "name", None) == "SIZE"
-        dimension, _ = axes.get((getattr(source.base, "local_name", ""), source.idx), ("", "")) if is_size else ("", "")
-        if (known := symbols.get((env, dimension))) is not None:
-            with attribute_replaced(env, "val_to_var", {size: known}):
-                return original(env, size, source, DimDynamic.DUCK)
-        symbol = original(env, size, source, *context, **options)
-        if dimension and isinstance(symbol, sympy.Symbol):
-            symbols[env, dimension] = symbol
-        return symbol
-
-    return call_replaced(ShapeEnv, "create_symbol", create_symbol)
+    first_sizes: dict[str, Any] = {}
+    for name, tensor in inputs.items():
+        for axis, dimension in axes.get(name, {}).items():
+            size: Any = tensor.shape[axis]
+            first = first_sizes.setdefault(dimension, size)
+            if isinstance(size, torch.SymInt) and isinstance(first, torch.SymInt):
+                size.node.shape_env.evaluate_expr(sympy.Eq(size.node.expr, first.node.expr))
 
 
 def _clone_repeated(outputs: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -131,14 +131,16 @@ def _find_lone_writes(graph: torch.fx.Graph) -> dict[torch.fx.Node, Any]:
         if isinstance(value := node.meta.get("val"), torch.Tensor):
             owners.setdefault(value.untyped_storage()._cdata, []).append(node)
     writes = {}
-    for made, *written in owners.values():
-        # Each writes into the result of the one before.
-        chain = [made, *written]
-        is_alone = made.op == "call_function" and all(
-            node.args[0] is before and len(before.users) == 1 and _get_pure(node) is not None
-            for before, node in pairwise(chain)
-        )
-        writes.update({node: _get_pure(node) for node in written if is_alone})
+    for nodes in owners.values():
+        # Each writes into the result of the one before; views of the last result may follow.
+        chain = dict[torch.fx.Node, Any]()
+        for before, node in pairwise(nodes):
+            if node.args[:1] != (before,) or len(before.users) > 1 or (pure := _get_pure(node)) is None:
+                break
+            chain[node] = pure
+        later = nodes[len(chain) + 1 :]
+        if nodes[0].op == "call_function" and not any(_writes(node.target) for node in later):
+            writes.update(chain)
     return writes
 
 
@@ -182,9 +184,13 @@ def _find_form(node: torch.fx.Node) -> _Form | torch.fx.Node | None:
 
 def _is_decomposed_always(target: Any) -> bool:
     """Return True if an operator with an ONNX form is replaced by torch all the same."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    return target._schema.is_mutable or (_is_cia_op(target) and not _is_preservable_cia_op(target))
+    is_cia = isinstance(target, torch._ops.OpOverload) and _is_cia_op(target)
+    return _writes(target) or (is_cia and not _is_preservable_cia_op(target))
+
+
+def _writes(target: Any) -> bool:
+    """Return True if an operator writes into an operand."""
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def _replace_operators(graph: torch.fx.Graph, writes: Mapping[torch.fx.Node, Any]) -> None:
