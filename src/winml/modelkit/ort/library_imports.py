@@ -163,13 +163,17 @@ class _ModulesOfStandIn:
         if package is None or name == _SETTINGS or not isinstance(sys.modules.get(package), _StandIn):
             return None
         _import_real(package)
-        return ModuleSpec(name, self)  # type: ignore[arg-type]  # a loader by its methods
+        # Otherwise the import system executes a module that the package has imported once more.
+        return ModuleSpec(name, self, loader_state=sys.modules.pop(name, None))  # type: ignore[arg-type]  # a loader by its methods
 
     def create_module(self, found: ModuleSpec) -> ModuleType:
-        return importlib.import_module(found.name)
+        module: ModuleType = found.loader_state or importlib.import_module(found.name)
+        found.loader_state = module.__spec__
+        return module
 
-    def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: the module is imported."""
+    def exec_module(self, module: Any) -> None:
+        """Restore the module's own specification: it is executed."""
+        module.__spec__ = module.__spec__.loader_state
 
 
 def _stand_in(name: str, **attributes: Any) -> None:

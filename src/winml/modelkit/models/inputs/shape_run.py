@@ -118,7 +118,7 @@ def _creates_tensors(func: Any) -> bool:
     """Return True if the shapes of the results follow from shapes, and no result is a view or a changed argument."""
     values = (*func._schema.arguments, *func._schema.returns)
     by_values = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}
-    is_alias = func.is_view or func is _aten._unsafe_view.default or any(value.alias_info for value in values)
+    is_alias = func.is_view or any(value.alias_info for value in values)
     return bool(func.namespace == "aten" and not by_values and not is_alias)
 
 

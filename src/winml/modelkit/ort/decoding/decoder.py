@@ -87,6 +87,31 @@ class GraphCache:
         self.encoded = dict(encoded or {})
         self._is_shared = False
         self._run_in_place: InPlaceRun | None = None
+        self._step: tuple[int, dict[str, Array]] | None = None
+
+    def keep_step(self, feeds: dict[str, Array]) -> None:
+        """Keep the inputs of a run of one token per row, with neither padding nor given positions."""
+        is_next = self._step is not None and self._step[1] is feeds
+        self._step = self.length, feeds if is_next else {name: array.copy() for name, array in feeds.items()}
+
+    def next_step(self, values: Array, value_input: str) -> dict[str, Array] | None:
+        """Return the inputs of the following run of one token per row; `None` if another run came before.
+
+        The arrays of the previous run are changed, so that they stay bound.
+
+        Args:
+            values: Token ids or embeddings, one per row.
+            value_input: Name of their input.
+        """
+        if self._step is None or self._step[0] != self.length or self._step[1][value_input].shape != values.shape:
+            return None
+        feeds = self._step[1]
+        feeds[value_input][...] = values
+        if POSITIONS in feeds:
+            feeds[POSITIONS] += 1
+        if MASK in feeds:
+            feeds[MASK] = np.ones((len(values), self.length + 1), feeds[MASK].dtype)
+        return feeds
 
     def run_in_place(self, total: int) -> InPlaceRun:
         """Return a run that extends the values in place; values are copied if memory is shared or too small.
@@ -258,6 +283,13 @@ class DecoderGraph:
         takes_in_place = self.held is None and session.takes_states_in_place
         self.adds_in_place = takes_in_place and _adds_in_place(nodes, self.states)
         self._pads_right = any(map(_hides_padding_by_lengths, nodes))
+        self._has_plain_steps = (
+            self.adds_in_place
+            and len(self._value_inputs) == 1
+            and TOKEN_TYPES not in self._by_name
+            and not self._masks_new_tokens
+        )
+        """True if inputs of a step follow from those of the step before: one more position, and a longer mask."""
         self._prompts = sorted(map(DecoderGraph, prompts), key=lambda graph: graph.length or 0)
         for graph in self._prompts:
             if self.held is None or self.held != graph.held:
@@ -465,12 +497,14 @@ class DecoderGraph:
             if self._masks_new_tokens:
                 # The result for padding is dropped, so the graph reads no mask for which it was not verified.
                 mask = np.ones_like(mask)
-        feeds = {
-            **self._build_feeds(values, mask, positions, cache),
-            **{name: cache.encoded[name] for name in self.encoded},
-        }
+        sizes, is_step = values.shape[:2], values.shape[1] == 1 and mask is None and positions is None
+        feeds = cache.next_step(values, self._value_inputs[0]) if is_step else None
+        if feeds is None:
+            feeds = {
+                **self._build_feeds(values, mask, positions, cache),
+                **{name: cache.encoded[name] for name in self.encoded},
+            }
         if self.adds_in_place:
-            sizes = values.shape[:2]
             arrays = cache.run_in_place(past + sizes[1])(feeds, self._step_outputs.get(sizes, {}))
             if sizes[1] == 1:
                 self._step_outputs = {sizes: arrays}
@@ -494,7 +528,9 @@ class DecoderGraph:
                             to_array(before[name]), to_array(cache.values[name]), is_hidden, self.batch_axes[name]
                         )
                     )
-        cache.length = past + values.shape[1]
+        cache.length = past + sizes[1]
+        if is_step and self._has_plain_steps:
+            cache.keep_step(feeds)
         self.last_cache = cache
         scores = arrays[SCORES]
         return scores if self.held is None else scores[:, -values.shape[1] :]
