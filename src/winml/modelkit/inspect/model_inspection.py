@@ -10,7 +10,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,9 +120,13 @@ def _run_on_meta_device(
     tensors = tuple(
         torch.empty(_resolve_shape(spec, sizes), dtype=getattr(torch, spec.dtype), device="meta") for spec in inputs
     )
+    # The forwards of transformers read no values of fake tensors.
+    utils = sys.modules.get("transformers.utils.import_utils")
     try:
         # Tensors stored by this forward are on the meta device, so a later forward could not use them.
-        with unchanged_attributes(model), _known_as_empty(), torch.no_grad(), warnings.catch_warnings():
+        with unchanged_attributes(model), torch.no_grad(), warnings.catch_warnings(), ExitStack() as stack:
+            if hasattr(utils, "is_fake_tensor"):
+                stack.enter_context(attribute_replaced(utils, "is_fake_tensor", _is_empty))
             warnings.simplefilter("ignore")
             with record_calls(model) as trace, RepeatOperators():
                 result = torch.func.functional_call(model, values, tensors)
@@ -131,16 +135,8 @@ def _run_on_meta_device(
         return None
 
 
-@contextmanager
-def _known_as_empty() -> Iterator[None]:
-    """Make transformers treat tensors of the meta device as fake tensors, whose values its forwards do not read."""
-    if (utils := sys.modules.get("transformers.utils.import_utils")) is None or not hasattr(utils, "is_fake_tensor"):
-        yield
-        return
-    with attribute_replaced(
-        utils, "is_fake_tensor", lambda tensor: isinstance(tensor, torch.Tensor) and tensor.is_meta
-    ):
-        yield
+def _is_empty(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_meta
 
 
 @contextmanager
