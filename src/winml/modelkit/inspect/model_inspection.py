@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from winml.modelkit.inspect import records
 from winml.modelkit.models.checkpoints import weight_files
 from winml.modelkit.models.checkpoints.processor_files import ProcessorClass, find_processor_classes
 from winml.modelkit.models.checkpoints.task import inference_class, tasks_and_variants_for
-from winml.modelkit.models.inputs.shape_run import REFUSALS, RepeatOperators
+from winml.modelkit.models.inputs.shape_run import REFUSALS, forward_on_meta
 from winml.modelkit.models.output_shapes import output_specs_of
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.preparation import FlatForward
@@ -120,23 +119,15 @@ def _run_on_meta_device(
     tensors = tuple(
         torch.empty(_resolve_shape(spec, sizes), dtype=getattr(torch, spec.dtype), device="meta") for spec in inputs
     )
-    # The forwards of transformers read no values of fake tensors.
-    utils = sys.modules.get("transformers.utils.import_utils")
     try:
         # Tensors stored by this forward are on the meta device, so a later forward could not use them.
-        with unchanged_attributes(model), torch.no_grad(), warnings.catch_warnings(), ExitStack() as stack:
-            if hasattr(utils, "is_fake_tensor"):
-                stack.enter_context(attribute_replaced(utils, "is_fake_tensor", _is_empty))
+        with unchanged_attributes(model), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with record_calls(model) as trace, RepeatOperators():
+            with record_calls(model) as trace, forward_on_meta():
                 result = torch.func.functional_call(model, values, tensors)
             return WeightlessRun(trace, named_outputs(result))
     except REFUSALS:
         return None
-
-
-def _is_empty(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_meta
 
 
 @contextmanager

@@ -7,8 +7,10 @@ sizes from such values (the grid of an image, the length of a recording). Indepe
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from winml.modelkit.onnx.specs import InputTensorSpec
+from winml.modelkit.ort.shared_settings import attributes_replaced
 
 REFUSALS = (
     ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError,
@@ -111,6 +114,19 @@ class RepeatOperators(TorchDispatchMode):
         if isinstance(result, torch.Tensor) and result.is_meta and _creates_tensors(func):
             self._results[key] = result.shape, result.stride(), result.dtype
         return result
+
+
+@contextmanager
+def forward_on_meta() -> Iterator[None]:
+    """Compute equal operators once; the forwards of transformers read no values, as of fake tensors."""
+    utils = sys.modules.get("transformers.utils.import_utils")
+    replaced = [(utils, "is_fake_tensor", _is_on_meta)] if hasattr(utils, "is_fake_tensor") else []
+    with attributes_replaced(*replaced), RepeatOperators():
+        yield
+
+
+def _is_on_meta(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_meta
 
 
 @functools.cache
