@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import onnx_ir as ir
 import torch
@@ -33,6 +33,7 @@ from winml.modelkit.words import shape_words
 Sizes = Mapping[str, int]
 Bounds = tuple[int, int]
 """Smallest and largest size of a dimension."""
+_Asked = TypeVar("_Asked")
 
 _LARGER_SHARE = 8
 """Chosen: an eighth above the traced size; enough to exceed a table of the traced size, and quick to run."""
@@ -191,7 +192,8 @@ def run_at_varied_sizes(
     same_outputs = (draw for draw in far_draws if _output_ranks(draw) == _output_ranks(traced))
     observations = [_observe_shapes(draw) for draw in (traced, *draws, *same_outputs)]
     # Far from the traced sizes, where a product is distinguishable from its factors.
-    if far := ask({dim.name: min(2 * (dim.example or 1), dim.max or 2 * (dim.example or 1)) for dim in dimensions}):
+    twice = {dim.name: min(2 * (dim.example or 1), dim.max or 2 * (dim.example or 1)) for dim in dimensions}
+    if len(far_draws) < len(dimensions) and (far := ask(twice)):
         observations.append(far)
     shapes = explain_output_shapes(observations, ask)
     return DynamicProof(tuple(draws), tuple(far_draws), shapes, tuple(notes))
@@ -373,15 +375,10 @@ def with_reference_outputs(proof: DynamicProof, traced: Sizes, run: Callable[[Dr
         ExportError: the model refuses another sample.
     """
     draws: list[Draw] = []
-    far_draws: list[Draw] = []
-    for draw in (*proof.draws, *proof.far_draws):
-        is_far = any(draw is far for far in proof.far_draws)
-        try:
-            (far_draws if is_far else draws).append(run(draw))
-        except ExportError:
-            if not is_far and sum(size != traced[name] for name, size in draw.sizes.items()) == 1:
-                raise
-    return replace(proof, draws=tuple(draws), far_draws=tuple(far_draws))
+    for draw in proof.draws:
+        is_single = sum(size != traced[name] for name, size in draw.sizes.items()) == 1
+        draws += [run(draw)] if is_single else _run_accepted(run, [draw])
+    return replace(proof, draws=tuple(draws), far_draws=tuple(_run_accepted(run, proof.far_draws)))
 
 
 def _run_together(traced: Sizes, draws: Sequence[Draw], run: Callable[[Sizes], Draw], parameters: int) -> list[Draw]:
@@ -463,16 +460,16 @@ def _dimension_notes(dimension: DynamicDimension, smallest: int, accepted: int) 
     return notes
 
 
-def _run_accepted(run: Callable[[Sizes], Draw], several: Iterable[Sizes]) -> list[Draw]:
-    """Samples of the sizes that the model supports."""
-    draws = (_run_if_accepted(run, sizes) for sizes in several)
+def _run_accepted(run: Callable[[_Asked], Draw], several: Iterable[_Asked]) -> list[Draw]:
+    """Return the samples that the model supports, of several sizes or samples."""
+    draws = (_run_if_accepted(run, asked) for asked in several)
     return [draw for draw in draws if draw is not None]
 
 
-def _run_if_accepted(run: Callable[[Sizes], Draw], sizes: Sizes) -> Draw | None:
-    """Run a sample of these sizes; ``None`` if the model refuses them."""
+def _run_if_accepted(run: Callable[[_Asked], Draw], asked: _Asked) -> Draw | None:
+    """Run a sample, or one of these sizes; ``None`` if the model refuses it."""
     try:
-        return run(sizes)
+        return run(asked)
     except ExportError:
         return None
 
