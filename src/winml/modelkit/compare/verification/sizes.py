@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -22,7 +23,7 @@ from winml.modelkit.compare.outputs import OutputComparison
 from winml.modelkit.compare.verification.python_reads import ValueReads
 from winml.modelkit.compare.verification.reference_run import PreparedPart, run_reference
 from winml.modelkit.errors import ExportError, StageError, UsageError, VerificationError, opt
-from winml.modelkit.models.output_shapes import Observation, explain_output_shapes
+from winml.modelkit.models.output_shapes import Observation, explain_output_shapes, find_simple_shapes
 from winml.modelkit.models.tensors import to_numpy
 from winml.modelkit.onnx.assumptions import Assumption, places_of
 from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec
@@ -196,6 +197,36 @@ def run_at_varied_sizes(
         observations.append(far)
     shapes = explain_output_shapes(observations, ask)
     return DynamicProof(tuple(draws), tuple(far_draws), shapes, tuple(notes))
+
+
+def run_at_two_sizes(
+    traced: Draw, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Draw]
+) -> DynamicProof | None:
+    """Run the model with all dimensions larger, and with all as small as possible; explain the shapes of its outputs.
+
+    Enough for a graph whose outputs are not compared: :func:`run_at_varied_sizes` varies each dimension alone as well.
+
+    Args:
+        traced: The traced sample.
+        dimensions: The dynamic dimensions.
+        run: As for :func:`run_at_varied_sizes`.
+
+    Returns:
+        The samples; ``None`` if the model refuses one, or if a shape is no number, dimension or sum of two.
+    """
+    draws: list[Draw] = []
+
+    def outputs_at(sizes: Sizes) -> Arrays | None:
+        draws.extend(_run_accepted(run, [sizes]))
+        return draws[-1].reference if draws else None
+
+    shapes = find_simple_shapes(traced.reference, dimensions, outputs_at)
+    smallest = {dimension.name: size for dimension in dimensions for size in islice(_smaller_sizes(dimension), 1)}
+    if not dimensions or shapes is None or len(smallest) < len(dimensions):
+        return None
+    draws += _run_accepted(run, [smallest])
+    is_same = len(draws) == 2 and _output_ranks(draws[1]) == _output_ranks(traced)
+    return DynamicProof(tuple(draws), (), shapes) if is_same else None
 
 
 def _accepted_draws(traced: Sizes, dimension: DynamicDimension, run: Callable[[Sizes], Draw]) -> tuple[list[Draw], str]:
