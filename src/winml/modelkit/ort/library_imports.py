@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from winml.modelkit.ort.shared_settings import attribute_replaced
@@ -24,6 +24,7 @@ _OPTIMIZE = "scipy.optimize"
 _DYNAMO = "torch._dynamo"
 _TRACING = f"{_DYNAMO}._trace_wrapped_higher_order_op"
 _SETTINGS = f"{_DYNAMO}.config"
+_SHARDED = "torch.distributed.tensor"
 _STRUCTURE = "transformers.utils.import_utils"
 _SYMBOLIC = "torch.fx.experimental.symbolic_shapes"
 _SYMPY = "sympy"
@@ -117,8 +118,17 @@ def _stand_in_for_dynamo() -> None:
     def decorate(function: Any = None, *_arguments: Any, **_keywords: Any) -> Any:
         return function or decorate
 
+    def name_source(*parts: Any) -> Any:
+        return SimpleNamespace(name=parts)
+
     place = [str(Path(torch.__file__).with_name("_dynamo"))]
     _stand_in(_DYNAMO, __path__=place, allow_in_graph=decorate, assume_constant_result=decorate, disable=decorate)
+    # Fake tensors name the tensors that they are made of, for guards of compiled code.
+    vars(sys.modules[_DYNAMO])["source"] = _stand_in(
+        f"{_DYNAMO}.source", AttrSource=name_source, ConstantSource=name_source, RandomValueSource=_StandIn
+    )
+    # torch asks for this class when it meets the first tensor of another class, such as a fake tensor.
+    _stand_in(_SHARDED, __path__=[], DTensor=type("DTensor", (), {}))
     _stand_in("torch.fx.experimental.validator", translation_validation_enabled=lambda: False)
     _stand_in(_TRACING, TransformGetItemToIndex=_imported_late(_TRACING, "TransformGetItemToIndex"))
 
@@ -162,11 +172,11 @@ class _StandIn(ModuleType):
 
 
 class _ModulesOfStandIn:
-    """Finder of the import system for modules inside a package: replaces its stand-in by the real package."""
+    """Finder of the import system for modules inside a stand-in, which is replaced by the real module."""
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
-        package = next((package for package in (_DYNAMO, _SYMPY) if name.startswith(f"{package}.")), None)
-        if package is None or name == _SETTINGS or not isinstance(sys.modules.get(package), _StandIn):
+        package = next((package for package in (_DYNAMO, _SHARDED, _SYMPY) if name.startswith(f"{package}.")), "")
+        if name == _SETTINGS or not isinstance(sys.modules.get(package), _StandIn):
             return None
         _import_real(package)
         # Otherwise the import system executes a module that the package has imported once more.
@@ -182,9 +192,10 @@ class _ModulesOfStandIn:
         module.__spec__ = module.__spec__.loader_state
 
 
-def _stand_in(name: str, **attributes: Any) -> None:
-    sys.modules[name] = _StandIn(name)
-    vars(sys.modules[name]).update(attributes)
+def _stand_in(name: str, **attributes: Any) -> ModuleType:
+    sys.modules[name] = module = _StandIn(name)
+    vars(module).update(attributes)
+    return module
 
 
 def _import_real(name: str) -> ModuleType:
