@@ -70,24 +70,22 @@ class _FinderOfStructure:
         found = PathFinder.find_spec(name, path, target)
         loader: Any = None if found is None else found.loader
         if loader is not None:
-            execute = loader.exec_module
-
-            def execute_and_change(module: ModuleType) -> None:
-                execute(module)
-                _list_faster(module)
-
-            loader.exec_module = execute_and_change
+            loader.exec_module = _with_fast_listing(loader.exec_module)
         return found
 
 
-def _list_faster(utils: Any) -> None:
+def _with_fast_listing(execute: Callable[[Any], None]) -> Callable[[Any], None]:
     """Make transformers list its modules once for each folder, and search only the last lines of a file for names."""
-    with suppress(AttributeError):  # another version lists its modules otherwise
-        names_in, modules_in = utils.fetch__all__, utils.create_import_structure_from_path
-        utils.fetch__all__ = lambda content: names_in(content[content.rfind("\n__all__") + 1 :])
-        utils.create_import_structure_from_path = lambda path: modules_in(
-            str(path).removesuffix(f"{os.sep}__init__.py")
-        )
+
+    def execute_and_change(utils: Any) -> None:
+        execute(utils)
+        with suppress(AttributeError):  # another version lists its modules otherwise
+            names_in, modules_in = utils.fetch__all__, utils.create_import_structure_from_path
+            utils.fetch__all__ = lambda content: names_in(content[content.rfind("\n__all__") + 1 :])
+            end = f"{os.sep}__init__.py"
+            utils.create_import_structure_from_path = lambda path: modules_in(str(path).removesuffix(end))
+
+    return execute_and_change
 
 
 def import_losses() -> None:
