@@ -68,22 +68,26 @@ class _FinderOfStructure:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != _STRUCTURE:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]  # a finder by its method
+        sys.meta_path.remove(self)
         found = PathFinder.find_spec(name, path, target)
-        if found is not None and found.loader is not None:
-            execute = found.loader.exec_module
-            found.loader.exec_module = lambda module: (execute(module), _list_faster(module))  # type: ignore[method-assign]
+        loader: Any = None if found is None else found.loader
+        if loader is not None:
+            loader.exec_module = _with_fast_listing(loader.exec_module)
         return found
 
 
-def _list_faster(utils: Any) -> None:
+def _with_fast_listing(execute: Callable[[Any], None]) -> Callable[[Any], None]:
     """Make transformers list its modules once for each folder, and search only the last lines of a file for names."""
-    with suppress(AttributeError):  # another version lists its modules otherwise
-        names_in, modules_in = utils.fetch__all__, utils.create_import_structure_from_path
-        utils.fetch__all__ = lambda content: names_in(content[content.rfind("\n__all__") + 1 :])
-        utils.create_import_structure_from_path = lambda path: modules_in(
-            str(path).removesuffix(f"{os.sep}__init__.py")
-        )
+
+    def execute_and_change(utils: Any) -> None:
+        execute(utils)
+        with suppress(AttributeError):  # another version lists its modules otherwise
+            names_in, modules_in = utils.fetch__all__, utils.create_import_structure_from_path
+            utils.fetch__all__ = lambda content: names_in(content[content.rfind("\n__all__") + 1 :])
+            end = f"{os.sep}__init__.py"
+            utils.create_import_structure_from_path = lambda path: modules_in(str(path).removesuffix(end))
+
+    return execute_and_change
 
 
 def import_losses() -> None:
@@ -169,11 +173,11 @@ class _StandIn(ModuleType):
 
 
 class _ModulesOfStandIn:
-    """Finder of the import system for modules inside a package: replaces its stand-in by the real package."""
+    """Finder of the import system for modules inside a stand-in, which is replaced by the real module."""
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
-        package = next((package for package in (_DYNAMO, _SHARDED, _SYMPY) if name.startswith(f"{package}.")), None)
-        if package is None or name == _SETTINGS or not isinstance(sys.modules.get(package), _StandIn):
+        package = next((package for package in (_DYNAMO, _SHARDED, _SYMPY) if name.startswith(f"{package}.")), "")
+        if name == _SETTINGS or not isinstance(sys.modules.get(package), _StandIn):
             return None
         _import_real(package)
         # Otherwise the import system executes a module that the package has imported once more.
