@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import onnx_ir as ir
+import sympy
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import _AttrProxy, _ModuleStackTracer
@@ -322,7 +323,7 @@ def _export_with_dynamo(
         loops: Record the loops over values in the forward.
     """
     with (
-        _function_as_forward(model, forward, loops),
+        _function_as_forward(model, forward, loops, options.dynamic_axes),
         # torch traces in the fake mode of the parameters, which must allow dynamic sizes and contain none yet.
         fresh_shape_envs(model, are_sizes_open=True),
         stacks.patched_tracer(),
@@ -446,11 +447,14 @@ def _sum_bags(indices: torch.Tensor, table: torch.Tensor, *args: Any, **options:
     return rows.sum(1) if mode == "sum" else rows.mean(1)
 
 
-def _function_as_forward(model: nn.Module, forward: FlatForward, loops: ExportedLoops) -> AbstractContextManager[None]:
+def _function_as_forward(
+    model: nn.Module, forward: FlatForward, loops: ExportedLoops, axes: Mapping[str, Mapping[int, str]]
+) -> AbstractContextManager[None]:
     """Replace the flat forward by a plain function with a signature torch can read, for the time of the block."""
 
     def forward_function(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         loops.begin()
+        _unite_dimensions(dict(zip(forward.input_names, tensors, strict=True)), axes)
         copies = tuple(tensor.clone() for tensor in tensors)
         return _clone_repeated(forward(*copies), copies)
 
@@ -458,6 +462,22 @@ def _function_as_forward(model: nn.Module, forward: FlatForward, loops: Exported
         [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in _argument_names(forward)]
     )
     return attribute_replaced(model, "forward", forward_function)
+
+
+def _unite_dimensions(inputs: Mapping[str, torch.Tensor], axes: Mapping[str, Mapping[int, str]]) -> None:
+    """Tell torch which sizes of the inputs are equal: it gives each a symbol, and finds out operator by operator.
+
+    Args:
+        inputs: Input → tensor of symbolic sizes.
+        axes: Input → axis → name of each dynamic dimension.
+    """
+    first_sizes: dict[str, Any] = {}
+    for name, tensor in inputs.items():
+        for axis, dimension in axes.get(name, {}).items():
+            size: Any = tensor.shape[axis]
+            first = first_sizes.setdefault(dimension, size)
+            if isinstance(size, torch.SymInt) and isinstance(first, torch.SymInt):
+                size.node.shape_env.evaluate_expr(sympy.Eq(size.node.expr, first.node.expr))
 
 
 def _clone_repeated(outputs: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

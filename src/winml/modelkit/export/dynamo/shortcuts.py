@@ -17,19 +17,23 @@ NOTE: these functions are private in torch (docs/decisions/0004-private-seams.md
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from itertools import pairwise
 from typing import Any
 
+import onnx_ir as ir
 import torch
 import torch._prims_common
 from onnxscript import TracedOnnxFunction
 from torch._export.utils import _is_cia_op, _is_preservable_cia_op
 from torch._prims_common import is_contiguous_or_false
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import proxy_tensor
 from torch.onnx._internal.exporter import _fx_passes, _registration
 from torch.onnx._internal.fx.passes import type_promotion
 
+from winml.modelkit.export.dynamo.repeated_operators import reused_results
 from winml.modelkit.ort.shared_settings import attributes_replaced
 
 _Form = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -49,9 +53,10 @@ def shortcuts(*, keep_stack_traces: bool) -> AbstractContextManager[None]:
         return record(**{**fields, "skip_signature_inference": True})
 
     def decompose_where_needed(program: Any, registry: Any) -> Any:
-        if not _is_replaced_alone(program, registry):
+        writes = _find_lone_writes(program.graph)
+        if not _is_replaced_alone(program, registry, writes):
             return decompose(program, registry)
-        _replace_operators(program.graph)
+        _replace_operators(program.graph, writes)
         return program
 
     return attributes_replaced(
@@ -62,8 +67,28 @@ def shortcuts(*, keep_stack_traces: bool) -> AbstractContextManager[None]:
         (type_promotion._TypePromotionInterpreter, "run_node", _promote_node),
         (FakeTensorMode, "_cached_dispatch_impl", FakeTensorMode._dispatch_impl),
         (torch._prims_common, "check_contiguous_sizes_strides", _remembered_contiguity()),
+        (proxy_tensor, "proxy_call", reused_results()),
+        (proxy_tensor, "_extract_tensor_metadata", _do_nothing),
+        (ir.schemas.OpSignature, "from_op_schema", _remembered_signature()),
         (torch.fx.config, "do_not_emit_stack_traces", not keep_stack_traces),
     )
+
+
+def _remembered_signature() -> Callable[[Any], Any]:
+    """Return onnx_ir's conversion of a schema, which converts the schema of each operator once."""
+    convert, known = ir.schemas.OpSignature.from_op_schema, dict[tuple[str, str, int], Any]()
+
+    def from_op_schema(schema: Any) -> Any:
+        key = (schema.domain, schema.name, schema.since_version)
+        if key not in known:
+            known[key] = convert(schema)
+        return known[key]
+
+    return from_op_schema
+
+
+def _do_nothing(_tensor: object) -> None:
+    return
 
 
 def _remembered_contiguity() -> Callable[..., bool]:
@@ -84,7 +109,7 @@ def _identify_size(size: Any) -> Any:
     if isinstance(size, int):
         return size
     node = size.node
-    return (node.shape_env, node._expr) if node.has_hint() and hasattr(node, "_expr") else None
+    return (node.shape_env, node.expr) if node.has_hint() and hasattr(node, "_expr") else None
 
 
 def _promote_node(interpreter: Any, node: torch.fx.Node) -> Any:
@@ -96,11 +121,47 @@ def _promote_node(interpreter: Any, node: torch.fx.Node) -> Any:
     return node.meta["val"] if is_known else torch.fx.Interpreter.run_node(interpreter, node)
 
 
-def _is_replaced_alone(program: torch.export.ExportedProgram, registry: _registration.ONNXRegistry) -> bool:
+def _find_lone_writes(graph: torch.fx.Graph) -> dict[torch.fx.Node, Any]:
+    """Return the nodes that write into a tensor which nothing else reads afterwards → the operator that writes nothing.
+
+    The tensor is the result of a node, of the same dtype as all operands, and no other node has its storage.
+    """
+    owners: dict[int, list[torch.fx.Node]] = {}
+    for node in graph.nodes:
+        if isinstance(value := node.meta.get("val"), torch.Tensor):
+            owners.setdefault(value.untyped_storage()._cdata, []).append(node)
+    writes = {}
+    for nodes in owners.values():
+        # Each writes into the result of the one before; views of the last result may follow.
+        chain = dict[torch.fx.Node, Any]()
+        for before, node in pairwise(nodes):
+            if node.args[:1] != (before,) or len(before.users) > 1 or (pure := _get_pure(node)) is None:
+                break
+            chain[node] = pure
+        later = nodes[len(chain) + 1 :]
+        if nodes[0].op == "call_function" and not any(_writes(node.target) for node in later):
+            writes.update(chain)
+    return writes
+
+
+def _get_pure(node: torch.fx.Node) -> Any:
+    """Return ``add.Tensor`` for ``add_.Tensor``; None for operands of several dtypes, which it would combine."""
+    name, _, overload = str(node.target).removeprefix("aten.").rpartition(".")
+    operands = [operand.meta["val"] for operand in node.args if isinstance(operand, torch.fx.Node)]
+    dtypes = {value.dtype for value in operands if isinstance(value, torch.Tensor)}
+    is_write = name in _WRITES and all(isinstance(value, torch.Tensor) for value in operands) and len(dtypes) == 1
+    return getattr(getattr(_aten, name.removesuffix("_")), overload) if is_write else None
+
+
+def _is_replaced_alone(
+    program: torch.export.ExportedProgram,
+    registry: _registration.ONNXRegistry,
+    writes: Mapping[torch.fx.Node, object],
+) -> bool:
     """Return True if all operators have ONNX forms after replacing some one by one.
 
-    False if the program writes into tensors, calls inner graphs, has an operator without a form or replacement, or a
-    node whose shape only a second trace finds.
+    False if the program writes into other tensors, calls inner graphs, has an operator without a form or replacement,
+    or a node whose shape only a second trace finds.
     """
     if len(list(program.graph_module.modules())) > 1:
         return False
@@ -111,7 +172,7 @@ def _is_replaced_alone(program: torch.export.ExportedProgram, registry: _registr
         if node.target in _REPLACED
         else registry.is_registered(node.target) and not _is_decomposed_always(node.target)
         for node in program.graph.nodes
-        if node.op == "call_function" and node.target not in _LEFT_TO_TORCH
+        if node.op == "call_function" and node.target not in _LEFT_TO_TORCH and node not in writes
     )
 
 
@@ -123,14 +184,19 @@ def _find_form(node: torch.fx.Node) -> _Form | torch.fx.Node | None:
 
 def _is_decomposed_always(target: Any) -> bool:
     """Return True if an operator with an ONNX form is replaced by torch all the same."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    return target._schema.is_mutable or (_is_cia_op(target) and not _is_preservable_cia_op(target))
+    is_cia = isinstance(target, torch._ops.OpOverload) and _is_cia_op(target)
+    return _writes(target) or (is_cia and not _is_preservable_cia_op(target))
 
 
-def _replace_operators(graph: torch.fx.Graph) -> None:
+def _writes(target: Any) -> bool:
+    """Return True if an operator writes into an operand."""
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def _replace_operators(graph: torch.fx.Graph, writes: Mapping[torch.fx.Node, Any]) -> None:
     """Replace operators without an ONNX form by operators with a form, or by their operands, in place."""
     for node in graph.nodes:
+        node.target = writes.get(node, node.target)
         if node.op != "call_function" or node.target not in _REPLACED:
             continue
         form = _find_form(node)
@@ -139,8 +205,13 @@ def _replace_operators(graph: torch.fx.Graph) -> None:
             form = _replace_by_clone(form)
         if isinstance(form, torch.fx.Node):
             node.replace_all_uses_with(form)
-        else:
+        elif len(form[0]._schema.returns) == 1:
             node.target, node.args, node.kwargs = form
+        else:
+            with graph.inserting_before(node):
+                whole = graph.call_function(*form)
+            whole.meta = {**node.meta, "val": (node.meta["val"],)}
+            node.target, node.args, node.kwargs = operator.getitem, (whole, 0), {}
     graph.eliminate_dead_code()
 
 
@@ -179,10 +250,22 @@ def _replace_flatten(x: torch.fx.Node, *_axes: int, out: torch.Tensor, **_option
     return _replace_view(x, sizes) if all(isinstance(size, int) for size in sizes) else None
 
 
+def _replace_batch_norm(*args: Any, **_options: Any) -> _Form | None:
+    *operands, is_training, momentum, epsilon, _is_fast = args
+    form = _aten._native_batch_norm_legit_no_training.default, (*operands, momentum, epsilon), {}
+    return None if is_training or operands[-1] is None else form
+
+
+def _replace_mean_pool(x: torch.fx.Node, sizes: list[int], **_options: Any) -> _Form | None:
+    return (_aten.mean.dim, (x, [-1, -2], True), {}) if sizes == [1, 1] else None
+
+
 def _use_operator(target: Any) -> Callable[..., _Form]:
     return lambda *args, **_options: (target, args, {})
 
 
+_WRITES = frozenset({"add_", "mul_", "relu_", "sub_"})
+"""Operators of ATen that write their result into the first operand."""
 _REPLACED: dict[Any, Callable[..., _Form | torch.fx.Node | None]] = {
     _aten.to.device: _replace_cast,
     _aten.to.dtype: _replace_cast,
@@ -191,6 +274,8 @@ _REPLACED: dict[Any, Callable[..., _Form | torch.fx.Node | None]] = {
     _aten.dropout.default: _replace_dropout,
     _aten.reshape.default: _replace_view,
     _aten.flatten.using_ints: _replace_flatten,
+    _aten.adaptive_avg_pool2d.default: _replace_mean_pool,
+    _aten.batch_norm.default: _replace_batch_norm,
     _aten.__and__.Tensor: _use_operator(_aten.bitwise_and.Tensor),
     _aten.__or__.Tensor: _use_operator(_aten.bitwise_or.Tensor),
     _aten.min.other: _use_operator(_aten.minimum.default),
