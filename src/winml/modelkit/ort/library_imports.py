@@ -66,11 +66,16 @@ class _FinderOfStructure:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != _STRUCTURE:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]  # a finder by its method
+        sys.meta_path.remove(self)
         found = PathFinder.find_spec(name, path, target)
         if found is not None and found.loader is not None:
             execute = found.loader.exec_module
-            found.loader.exec_module = lambda module: (execute(module), _list_faster(module))  # type: ignore[method-assign]
+
+            def execute_and_change(module: ModuleType) -> None:
+                execute(module)
+                _list_faster(module)
+
+            found.loader.exec_module = execute_and_change  # type: ignore[method-assign]
         return found
 
 
