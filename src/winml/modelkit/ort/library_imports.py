@@ -39,6 +39,8 @@ def import_transformers() -> None:
     * transformers is imported as with a torch that is built without ``torch.distributed`` (0.5 s);
     * ``torch._dynamo`` is imported when something other than its decorators is used (0.5 s): transformers decorates
       kernels for GPUs, and torch decorates functions that initialize weights;
+    * ``torch.distributed.tensor`` is imported when something other than its class is used (0.5 s); torch keeps the
+      first class that it finds there, so no tensor of such a process can be sharded;
     * sympy and torch's symbolic sizes are imported when a size is a symbol (0.2 s).
     """
     if "transformers" not in sys.modules:
@@ -109,8 +111,8 @@ def import_losses() -> None:
 def _stand_in_for_dynamo() -> None:
     """Represent ``torch._dynamo`` by its decorators until another attribute or a module of it is needed.
 
-    Its module of settings, which fake tensors read, imports nothing else. The check of symbolic sizes, which imports
-    it, is off by default.
+    Its module of settings, which fake tensors read, imports nothing else; that of sources has a stand-in, too. The
+    check of symbolic sizes, which imports it, is off by default.
     """
     import torch
 
@@ -126,8 +128,9 @@ def _stand_in_for_dynamo() -> None:
     vars(sys.modules[_DYNAMO])["source"] = _stand_in(
         f"{_DYNAMO}.source", AttrSource=name_source, ConstantSource=name_source, RandomValueSource=_StandIn
     )
-    # torch asks for this class when it meets the first tensor of another class, such as a fake tensor.
-    _stand_in(_SHARDED, __path__=[], DTensor=type("DTensor", (), {}))
+    if _SHARDED not in sys.modules:
+        # torch asks for this class when it meets the first tensor of another class, such as a fake tensor.
+        _stand_in(_SHARDED, __path__=[], DTensor=type("DTensor", (), {}))
     _stand_in("torch.fx.experimental.validator", translation_validation_enabled=lambda: False)
     _stand_in(_TRACING, TransformGetItemToIndex=_imported_late(_TRACING, "TransformGetItemToIndex"))
 
