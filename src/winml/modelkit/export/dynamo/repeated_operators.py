@@ -12,7 +12,7 @@ NOTE: these functions are private in torch (docs/decisions/0004-private-seams.md
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,8 +56,7 @@ class _Operands:
         """Return a result relative to the operands; None if another call must infer it."""
         if type(result) is not FakeTensor or not _has_layout_only(result) or result.requires_grad:
             return None
-        sizes: tuple[Any, ...] = result.shape  # torch declares integers; symbols are among them
-        is_new = [size for size in sizes if isinstance(size, torch.SymInt) and size.node not in self.positions]
+        is_new = [size for size in result.shape if isinstance(size, torch.SymInt) and size.node not in self.positions]
         if is_new:
             return None
         layout = tuple(
@@ -109,7 +108,7 @@ def reused_results() -> Callable[..., Any]:
     """Return torch's recording of one operator in a graph, which infers the result once for equal operands."""
     record, known = proxy_tensor.proxy_call, dict[Any, _Result | None]()
 
-    def call(mode: Any, operator: Any, before_dispatch: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(mode: Any, operator: Any, before_dispatch: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         flat, structure = pytree.tree_flatten((args, kwargs))
         operands = _Operands(flat)
         key = (operator, str(structure), *map(operands.describe, flat))
@@ -121,11 +120,11 @@ def reused_results() -> Callable[..., Any]:
             or torch._C._is_any_autocast_enabled()
         ):
             return record(mode, operator, before_dispatch, args, kwargs)
-        if (reused := known.get(key)) is None:
+        if known.get(key) is None:
             result = record(mode, operator, before_dispatch, args, kwargs)
             known[key] = operands.relate(result)
             return result
-        result = reused.of(operands)
+        result = known[key].of(operands)
         _, proxies, _ = proxy_tensor._fetch_proxies_and_all_constant_flag(flat, mode.tracer)
         recorded = mode.tracer.create_proxy(
             "call_function",
