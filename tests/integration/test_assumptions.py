@@ -349,7 +349,8 @@ def printed(*arguments: str) -> Any:
 @pytest.mark.parametrize("accepts", [False, True])
 def test_json_of_export_and_build_lists_assumptions(tmp_path: Path, *, accepts: bool) -> None:
     (tmp_path / "net.py").write_text(FACTORY, encoding="utf-8")
-    options = ["-m", f"{tmp_path / 'net.py'}:build", "--format", "json", *(["--accept-assumptions"] * accepts)]
+    quiet = ["-m", f"{tmp_path / 'net.py'}:build", "-q", *(["--accept-assumptions"] * accepts)]
+    options = [*quiet, "--format", "json"]
     verification = printed("export", *options, "-o", str(tmp_path / "net.onnx"))["verification"]
     assert verification["is_verified"] is accepts
     (item,) = verification["assumed"]
@@ -360,3 +361,8 @@ def test_json_of_export_and_build_lists_assumptions(tmp_path: Path, *, accepts: 
         assert part["stages"][0]["assumed"] == verification["assumed"]
     sidecar = json.loads(sidecar_path(tmp_path / "built" / "model.onnx").read_text(encoding="utf-8"))
     assert sidecar["verification"]["is_verified"] is accepts
+    for verb, output in (("export", "quiet.onnx"), ("build", "built")):
+        done = run_here(verb, *quiet, "-o", tmp_path / output)
+        assert (0, "") == (done.code, done.out)
+        assert accepts == (not done.err)
+        assert accepts or "net.py:12 reads the value" in done.err

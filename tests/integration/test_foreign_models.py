@@ -372,12 +372,19 @@ def quantized_by_onnxruntime(form: str) -> Callable[[Path], None]:
     """Return a function that saves a file of ONNX Runtime's quantizer."""
 
     def write(path: Path) -> None:
-        from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_dynamic, quantize_static
+        from onnxruntime.quantization import (
+            CalibrationDataReader,
+            QuantFormat,
+            QuantType,
+            quantize_dynamic,
+            quantize_static,
+        )
 
         source = path.with_name("float.onnx")
         base_network(source)
         if form == "dynamic":
-            quantize_dynamic(source, path)
+            # ONNX Runtime 1.23 has no kernel of ConvInteger for signed weights.
+            quantize_dynamic(source, path, weight_type=QuantType.QUInt8)
             return
 
         class Reader(CalibrationDataReader):

@@ -18,6 +18,7 @@ import graphs
 from browser import Browser
 from winml.modelkit import WinMLExportConfig, export_pytorch
 from winml.modelkit.errors import UsageError
+from winml.modelkit.metadata_keys import TAG_KEY
 from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.optimize.verb import optimize_onnx
 from winml.modelkit.ort.opened_model import RunOptions
@@ -193,6 +194,28 @@ def test_profile_charges_the_branch_that_ran(tmp_path: Path) -> None:
     assert found["/M/Neg"].self_ms == 0
     assert profile.kernel_ms == pytest.approx(sum(module.self_ms for module in profile.modules()))
     assert profile.kernel_ms <= sum(profile.run_ms) / len(profile.run_ms)
+
+
+def test_profile_tells_nodes_of_equal_names_apart(tmp_path: Path) -> None:
+    """Two loops with equal bodies are two modules."""
+    body = "(int64 i, bool c, float[8, 8] a) => (bool d, float[8, 8] r) { d = Identity (c) r = MatMul (a, a) }"
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 17]> net (float[8, 8] x) => (float[8, 8] z) {{
+            n = Constant <value_int = 2> ()
+            go = Constant <value = bool {{1}}> ()
+            y = Loop (n, go, x) <body = b {body}>
+            z = Loop (n, go, y) <body = b {body}>
+        }}
+    """)
+    for number, loop in enumerate(model.graph.node[2:]):
+        for node in (loop, *loop.attribute[0].g.node):
+            node.name = f"/{node.op_type}"
+            node.metadata_props.add(key=TAG_KEY, value=f"/Net/Block.{number}")
+    onnx.save(model, tmp_path / "loops.onnx")
+    profiled = _profiled(tmp_path / "loops.onnx", x=np.ones((8, 8), np.float32))
+    assert {"/Net/Block.0": 5.0, "/Net/Block.1": 5.0} == {
+        module.tag: module.kernels for module in profiled.profile.modules() if module.kernels
+    }
 
 
 @pytest.mark.reader("chromium")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,14 @@ def exported(checkpoint: Path) -> ExportResult:
     return exporter.export_checkpoint(ModelRequest(str(checkpoint)), checkpoint / "onnx" / "net.onnx")
 
 
+def _with_configs(checkpoint: Path, folder: Path) -> Path:
+    """Copy the parts and the configs beside the checkpoint into one folder, as ``from_pretrained`` reads them."""
+    shutil.copytree(checkpoint / "onnx", folder, dirs_exist_ok=True)
+    for name in ("config.json", "generation_config.json"):
+        shutil.copyfile(checkpoint / name, folder / name)
+    return folder
+
+
 def test_parts_are_tagged_as_the_whole_model_and_feed_each_other(exported: ExportResult) -> None:
     """The modules around a method's module are in its paths; each part names the parts it feeds."""
     assert NAMES == tuple(part.name for part in exported.parts)
@@ -102,10 +111,9 @@ def test_text_written_with_the_parts_is_verified(exported: ExportResult) -> None
 
 
 @pytest.mark.parametrize("asked", [{}, {"num_beams": 2}])
-def test_generate_with_images_equals_pytorch(checkpoint: Path, exported: ExportResult, asked: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("exported")
+def test_generate_with_images_equals_pytorch(checkpoint: Path, tmp_path: Path, asked: dict[str, Any]) -> None:
     """The rows have different lengths and image positions; beam search is covered too."""
-    for name in ("config.json", "generation_config.json"):
-        (checkpoint / "onnx" / name).write_bytes((checkpoint / name).read_bytes())
     make: Any = AutoProcessor
     processor = make.from_pretrained(checkpoint)
     noise = np.random.default_rng(1).integers(0, 255, (2, 20, 30, 3), dtype=np.uint8)
@@ -115,7 +123,7 @@ def test_generate_with_images_equals_pytorch(checkpoint: Path, exported: ExportR
     )  # fmt: skip
     settings = {"max_new_tokens": 16, "suppress_tokens": [PLACE], **asked}
     reference: Any = LlavaForConditionalGeneration.from_pretrained(checkpoint)
-    model: Any = WinMLModelForImageTextToText.from_pretrained(checkpoint / "onnx")
+    model: Any = WinMLModelForImageTextToText.from_pretrained(_with_configs(checkpoint, tmp_path))
 
     assert reference.generate(**given, **settings).tolist() == model.generate(**given, **settings).tolist()
     with pytest.raises(UsageError, match=r"32 .* 16 embeddings"):
@@ -344,10 +352,9 @@ def test_images_with_mutual_attention_are_not_cut(tmp_path: Path) -> None:
         resolve_model(request)
 
 
-def test_second_turn_of_a_chat_uses_its_own_image(checkpoint: Path, exported: ExportResult) -> None:
+@pytest.mark.usefixtures("exported")
+def test_second_turn_of_a_chat_uses_its_own_image(checkpoint: Path, tmp_path: Path) -> None:
     """The logits with the cache of the first turn equal PyTorch's; a placeholder without a new image is refused."""
-    for name in ("config.json", "generation_config.json"):
-        (checkpoint / "onnx" / name).write_bytes((checkpoint / name).read_bytes())
     make: Any = AutoProcessor
     processor = make.from_pretrained(checkpoint)
     pictures = map(PIL.Image.fromarray, np.random.default_rng(2).integers(0, 255, (2, 20, 30, 3), dtype=np.uint8))
@@ -355,7 +362,7 @@ def test_second_turn_of_a_chat_uses_its_own_image(checkpoint: Path, exported: Ex
     seen = first["attention_mask"].shape[1]
     second["attention_mask"] = torch.ones((1, 2 * seen), dtype=torch.int64)
     reference: Any = LlavaForConditionalGeneration.from_pretrained(checkpoint)
-    model: Any = WinMLModelForImageTextToText.from_pretrained(checkpoint / "onnx")
+    model: Any = WinMLModelForImageTextToText.from_pretrained(_with_configs(checkpoint, tmp_path))
 
     cache = loop_cache_name()
     with torch.no_grad():

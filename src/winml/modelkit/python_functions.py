@@ -116,7 +116,8 @@ def _python_call(match: re.Match[str]) -> str:
             name = {"p": "precision", "shape_config": "sizes"}.get(name, name)
             literal = value if value.startswith("{") or value.isdecimal() else repr(value)
             keyword = _spell_for(_FUNCTIONS[match[1]], name)
-            keywords.append(f"{keyword}={literal}" if value else _switch_words(keyword))
+            # The keyword of a switch may have its value: dynamo=False.
+            keywords.append(f"{keyword}={literal}" if value else keyword if "=" in keyword else f"{keyword}=True")
     values = [places[flag] for flag in ("-m", *(name for name in places if name.isdigit()), "-o") if flag in places]
     call = ", ".join([*map(repr, values), *keywords])
     return f"{_FUNCTIONS[match[1]]}({call})" if call else _FUNCTIONS[match[1]]
@@ -126,11 +127,6 @@ def _spell_for(function: str, option: str) -> str:
     """Spell an option as the keyword of a public function."""
     getattr(sys.modules[__package__], function)  # a function is loaded when its name is read, and states its keywords
     return _KEYWORDS_OF.get(function, {}).get(option) or spell_keyword(option)
-
-
-def _switch_words(keyword: str) -> str:
-    """Return the argument of an option without a value."""
-    return keyword if "=" in keyword else f"{keyword}=True"
 
 
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {

@@ -238,6 +238,19 @@ def test_unnamed_nodes_have_their_own_findings(tmp_path: Path) -> None:
     assert [(4, 1)] == [(module.nodes, module.on_device) for module in fit.modules]
 
 
+def test_nodes_of_local_functions_count_once_per_call(tmp_path: Path) -> None:
+    """A provider never sees a call: sessions inline functions."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 17, "pkg" : 1]>
+        net (float[2, 8] x) => (float[2, 8] z) { y = pkg.dense (x) z = pkg.dense (y) }
+        <domain: "pkg", opset_import: ["" : 17]> dense (a) => (c) { b = Erf (a) c = IsInf (b) }
+    """)
+    onnx.save(model, tmp_path / "calls.onnx")
+    fit = check_provider(tmp_path / "calls.onnx", "qnn", None, {})
+    assert (4, 2) == (fit.nodes, fit.taken)
+    assert ["IsInf"] == [finding.what for finding in fit.findings]
+
+
 def test_cpu_provider_runs_float16_between_casts(tmp_path: Path) -> None:
     """A session reports it, or the kernels before 1.24.
 

@@ -105,6 +105,29 @@ def test_mapped_weights_take_no_memory(tmp_path: Path) -> None:
     assert {"x"} == session.inputs.keys()
 
 
+def test_table_that_is_also_read_transposed_is_held_once(tmp_path: Path) -> None:
+    """Tied embeddings are neither folded nor prepacked, and are no input of the session."""
+    model = parse(
+        """m (int64[N] ids) => (float[N, M] y) <float[1] table = {0.0}>
+        { x = Gather (table, ids) turned = Transpose <perm = [1, 0]> (table) y = MatMul (x, turned) }"""
+    )
+    table = np.random.default_rng(2).standard_normal((1 << 14, 1 << 9)).astype(np.float32)
+    (tmp_path / "table.data").write_bytes(table.tobytes())
+    value = model.graph.initializers["table"]
+    value.shape = ir.Shape(table.shape)
+    value.const_value = ir.ExternalTensor(
+        "table.data", 0, table.nbytes, ir.DataType.FLOAT, shape=value.shape, name="table", base_dir=tmp_path
+    )
+    ir.save(model, tmp_path / "tied.onnx")
+    open_session(tmp_path / "tied.onnx", as_written=False)  # libraries are warm
+    before = resident_bytes()
+    session = open_session(tmp_path / "tied.onnx", as_written=False, copies_tables=False)
+    assert resident_bytes() - before < table.nbytes // 2
+    assert {"ids"} == session.inputs.keys()
+    outputs = session.run({"ids": np.array([3, 5])})
+    np.testing.assert_allclose(table[[3, 5]] @ table.T, outputs["y"], rtol=1e-4, atol=1e-3)
+
+
 def test_file_of_a_newer_format_runs_unchanged(tmp_path: Path) -> None:
     """ONNX Runtime refuses the file; the message omits the path of its own source."""
     model = ir.to_proto(parse("m (float[2] x) => (float[2] y) { y = Neg (x) }"))

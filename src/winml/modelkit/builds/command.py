@@ -176,7 +176,10 @@ def make_listener(options: Mapping[str, object], finished_stages: list[str]) -> 
 
 def show_build(result: BuildResult, options: Mapping[str, object]) -> None:
     """Print the result of a build."""
-    show_result(result.as_record(), options, lambda: result.document(*_ways_to_run(result)))
+    stages = (stage for part in result.manifest.parts for stage in part.stages)
+    assumed = [] if options.get("accept_assumptions") else [entry for stage in stages for entry in stage.assumed]
+    warnings = [entry["message"] for entry in assumed]
+    show_result(result.as_record(), options, lambda: result.document(*_ways_to_run(result)), warnings=warnings)
 
 
 def _ways_to_run(result: BuildResult) -> tuple[str, Sequence[str]]:

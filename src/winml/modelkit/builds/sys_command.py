@@ -31,12 +31,7 @@ def command(**options: object) -> None:
     from winml.modelkit.ort.machine import look_at_machine
 
     machine = look_at_machine()
-    show_result(machine.as_record(), options, lambda: _machine_document(machine))
-
-
-def _machine_document(machine: Machine) -> doc.Document:
-    """Describe versions, processor, memory, devices and execution providers."""
-    return doc.Document([doc.Fields(list(_machine_fields(machine)))])
+    show_result(machine.as_record(), options, lambda: doc.Document([doc.Fields(list(_machine_fields(machine)))]))
 
 
 def _machine_fields(machine: Machine) -> Iterator[doc.Field]:

@@ -255,7 +255,7 @@ debug_option = option("debug", bool, "Show warnings of libraries, and the traceb
 
 
 def result_options(
-    *, quiet: str = "Print errors only.", verbose: str = "", formats: tuple[str, ...] = ("table", "json")
+    *, quiet: str = "Print errors and warnings only.", verbose: str = "", formats: tuple[str, ...] = ("table", "json")
 ) -> Callable[[_F], _F]:
     """Return the options for detail and format of the printed result, and ``--debug``.
 

@@ -13,7 +13,7 @@ import io
 import os
 import select
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -245,6 +245,7 @@ def show_result(
     describe: Callable[[], Document],
     *,
     is_answer: bool = False,
+    warnings: Iterable[str] = (),
 ) -> None:
     """Print a result: as JSON if requested, else as text.
 
@@ -254,11 +255,14 @@ def show_result(
         describe: Makes the document of the result.
         is_answer: True if printing the result is the purpose of the verb, so that ``--quiet`` does not suppress it;
             else the printed result only describes files.
+        warnings: Rows of the text that change what the result means; printed alone without the text.
     """
-    if options["format_"] == "json":
+    is_json = options["format_"] == "json"
+    if is_json:
         print_json(record)
-        return
-    if options.get("quiet") and not is_answer:
+    if is_json or (options.get("quiet") and not is_answer):
+        for warning in warnings:
+            tell(f"Warning: {warning}")
         return
     from winml.modelkit.report.terminal import console_for, print_document
 

@@ -129,7 +129,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, is_requested: bo
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print errors only; may also follow the command.")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors and warnings only; may also follow the command.")
 @click.option("-v", "--verbose", is_flag=True, help="Show more detail; may also follow the command.")
 def _winml(**_flags: bool) -> None:
     """Convert PyTorch models to ONNX for deployment. Every node is tagged with its module."""

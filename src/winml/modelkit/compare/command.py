@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,9 +129,29 @@ def _show(
         request: The request, with the depth of the displayed modules.
         options: Values of the command line.
     """
+    depth = request.depth
+    following = _next_command(request, result)
+    show_answer(
+        {**result.as_record(depth=depth), "next": following or None},
+        files,
+        options,
+        lambda: result.document(depth=depth).with_next(following),
+        **texts_of_parts(result, files, depth),
+    )
+
+
+def texts_of_parts(
+    result: ModelComparison, files: Mapping[str, Sequence[Path]], depth: int | None
+) -> dict[str, Callable[[Path], str]]:
+    """Return option → function that returns the text of a file, for the options with a file for each part.
+
+    Args:
+        result: The comparison.
+        files: Option → files to write.
+        depth: Levels of the displayed modules.
+    """
     from winml.modelkit.profile.node_data import comparison_node_data
 
-    depth = request.depth
     parts = list((result.parts or {ONLY_PART: result}).values())
 
     def page(path: Path) -> str:
@@ -140,12 +160,4 @@ def _show(
         beside = {option: paths[number : number + 1] or paths for option, paths in files.items()}
         return page_text(parts[number].document(depth=depth), path, beside)
 
-    following = _next_command(request, result)
-    show_answer(
-        {**result.as_record(depth=depth), "next": following or None},
-        files,
-        options,
-        lambda: result.document(depth=depth).with_next(following),
-        report=page,
-        node_data=lambda path: comparison_node_data(parts[files["node_data"].index(path)]),
-    )
+    return {"report": page, "node_data": lambda path: comparison_node_data(parts[files["node_data"].index(path)])}

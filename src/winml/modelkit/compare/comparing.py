@@ -270,7 +270,8 @@ def _create_samples(
     if isinstance(right, OnnxSide):
         sizes, notes = _fixed_sizes(left, right, options.names, options.run) if isinstance(left, OnnxSide) else ({}, ())
         run = replace(options.run, sizes={**sizes, **options.run.sizes})
-        return create_file_samples(right.session(), replace(options, run=run), folder, _path_of(left)), notes
+        path = left.path if isinstance(left, OnnxSide) else None
+        return create_file_samples(right.session(), replace(options, run=run), folder, path), notes
     if isinstance(left, OnnxSide):
         samples = create_file_samples(left.session(), options, folder, left.path)
         renamed = (
@@ -281,11 +282,6 @@ def _create_samples(
     draws = _create_torch_samples(_as_torch(right).part, options, folder)
     source: QualitySource = "dataset" if options.data_set else "random" if draws[0].file is None else "file"
     return SampleValues(tuple(draws), source, options.run.seed), ()
-
-
-def _path_of(side: Side) -> Path | None:
-    """Return the file of a side; `None` for a PyTorch model."""
-    return side.path if isinstance(side, OnnxSide) else None
 
 
 def create_file_samples(

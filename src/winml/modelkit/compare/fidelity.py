@@ -511,7 +511,8 @@ class FidelitySum:
         if values is None:
             self._problem = _place_words(expected, actual)
             return
-        x, y = values
+        # Sums of squares exceed float32.
+        x, y = (value.astype(np.float64) for value in values)
         difference = y - x
         self._are_single = self._are_single and expected.size == 1
         products = (_dot(x, x), _dot(difference, difference), _dot(y, y), _dot(x, y))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,10 +65,16 @@ Measured: ONNX Runtime's Sigmoid is off by up to 1.1e-7, whatever its value."""
 _CHANNEL_DTYPES = ("float32", "float64")
 """Dtypes whose rounding is far below their threshold; in 16 bits, see :func:`find_channel_beyond_rounding`."""
 
+_Floats = NDArray[np.floating[Any]]
+
 TEXT_KINDS = "USO"
 """Kinds of non-numeric arrays."""
 
 _ZEROS, _FADED, _NAN, _INFINITIES = "zeros", f"values below {MINIMUM_SCALE:g}", "NaN", "infinities"
+
+
+_FIRST_VALUES = 1024
+"""Values of an output that are examined first. Chosen: most outputs carry information there, and others are large."""
 
 
 def silent_kinds(arrays: Iterable[Array]) -> tuple[str, ...] | None:
@@ -79,16 +86,18 @@ def silent_kinds(arrays: Iterable[Array]) -> tuple[str, ...] | None:
     for array in arrays:
         if array.dtype.kind in TEXT_KINDS:
             return None
-        values = np.asarray(array).astype(np.float64)
-        places = {
-            _ZEROS: values == 0,
-            _FADED: (values != 0) & (np.abs(values) < MINIMUM_SCALE),
-            _NAN: np.isnan(values),
-            _INFINITIES: np.isinf(values),
-        }
-        if not np.any(list(places.values()), axis=0).all():
-            return None
-        kinds |= {kind for kind, is_there in places.items() if is_there.any()}
+        flat = np.asarray(array).ravel()
+        for part in (slice(_FIRST_VALUES), slice(_FIRST_VALUES, None)):
+            values = flat[part].astype(np.float64)
+            places = {
+                _ZEROS: values == 0,
+                _FADED: (values != 0) & (np.abs(values) < MINIMUM_SCALE),
+                _NAN: np.isnan(values),
+                _INFINITIES: np.isinf(values),
+            }
+            if not np.any(list(places.values()), axis=0).all():
+                return None
+            kinds |= {kind for kind, is_there in places.items() if is_there.any()}
     return tuple(kind for kind in (_ZEROS, _FADED, _NAN, _INFINITIES) if kind in kinds)
 
 
@@ -338,11 +347,11 @@ def _compare_one(name: str, draw: int, expected: Array, actual: Array, tolerance
         return unequal(problem="NaN or infinity in different places")
     x, y = values
     is_integer, is_finite = expected.dtype.kind in "biu", x.size == expected.size
-    difference = _integer_distance(expected, actual) if is_integer else float(np.abs(x - y).max(initial=0.0))
+    difference = _integer_distance(expected, actual) if is_integer else float(_distances(x, y).max(initial=0.0))
     floor, scale = tolerance.absolute(name, expected), float(np.abs(x).max(initial=0.0))
     relative = difference / scale if scale else (0.0 if difference == 0 else np.inf)
     threshold = max(threshold, floor / scale) if scale else threshold
-    nan_count, problem = 0 if is_finite else int(np.isnan(_as_float64(expected)).sum()), ""
+    nan_count, problem = 0 if is_finite else int(np.isnan(_as_floats(expected)).sum()), ""
     if relative <= threshold and not computed_in and dtype in _CHANNEL_DTYPES and is_finite:
         bound = max(floor, _CHANNEL_UNITS * float(np.finfo(dtype).eps) * scale)
         problem = _find_wrong_channel(x.reshape(expected.shape), y.reshape(expected.shape), threshold, bound)
@@ -352,12 +361,12 @@ def _compare_one(name: str, draw: int, expected: Array, actual: Array, tolerance
     )
 
 
-def finite_values(expected: Array, actual: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+def finite_values(expected: Array, actual: Array) -> tuple[_Floats, _Floats] | None:
     """Finite values of two arrays of equal shape; `None` if NaN or infinity are in different positions.
 
     NaN equals NaN, and an infinity equals the same infinity: both are part of the output.
     """
-    x, y = _as_float64(expected).ravel(), _as_float64(actual).ravel()
+    x, y = _as_floats(expected).ravel(), _as_floats(actual).ravel()
     finite = np.isfinite(x)
     if finite.all() and np.isfinite(y).all():
         return x, y
@@ -373,9 +382,7 @@ def _channel_axes(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str
             yield remaining, "the last axis" if axis == len(shape) - 1 else f"axis {axis}"
 
 
-def _find_wrong_channel(
-    expected: NDArray[np.float64], actual: NDArray[np.float64], threshold: float, floor: float
-) -> str:
+def _find_wrong_channel(expected: _Floats, actual: _Floats, threshold: float, floor: float) -> str:
     """Describe a slice with a difference beyond the tolerance of its own values; empty if all slices agree.
 
     Slices of one output may have different units, such as boxes in pixels next to a score: the error of a small slice
@@ -387,8 +394,7 @@ def _find_wrong_channel(
         threshold: Maximum difference of a slice, relative to its largest value.
         floor: Difference below which no slice is refused.
     """
-    differences = np.abs(expected - actual)
-    if expected.ndim < 2 or float(differences.max(initial=0.0)) <= floor:
+    if expected.ndim < 2 or float((differences := _distances(expected, actual)).max(initial=0.0)) <= floor:
         return ""
     values = np.abs(expected)
     for axes, label in _channel_axes(expected.shape):
@@ -424,7 +430,7 @@ def find_channel_beyond_rounding(expected: Array, actual: Array, exact: Array, u
         exact: The reference, computed in float32; ``expected`` itself for a bound that needs no such run.
         unit: Unit in the last place of 1.0.
     """
-    x, y, z = map(_as_float64, (expected, actual, exact))
+    x, y, z = map(_as_floats, (expected, actual, exact))
     if x.ndim < 2 or not x.shape == y.shape == z.shape or not all(np.isfinite(array).all() for array in (x, y, z)):
         return ""
     for axes, label in _channel_axes(x.shape):
@@ -464,8 +470,8 @@ def _refuse_frozen_channels(
         is_frozen = unmoved.all(axis=axes)
         if not is_frozen.any():
             continue
-        change = np.abs(_as_float64(expected) - _as_float64(first)).max(axis=axes, initial=0)
-        scales = np.abs(_as_float64(first)).max(axis=axes, initial=0)
+        change = _distances(_as_floats(expected), _as_floats(first)).max(axis=axes, initial=0)
+        scales = np.abs(_as_floats(first)).max(axis=axes, initial=0)
         frozen = np.flatnonzero(is_frozen & (change > threshold * scales) & (change > bound))
         if frozen.size:
             problem = (
@@ -487,8 +493,8 @@ def _integer_distance(expected: Array, actual: Array) -> float:
 def _has_signal(reference: Sequence[Arrays], tolerance: _Tolerance) -> bool:
     """Return True if an output changes between the samples by more than the tolerance."""
     first, *later_draws = reference
-    for name, value in first.items():
-        values = _as_float64(value)
+    for name, value in first.items() if later_draws else ():
+        values = _as_floats(value)
         scale = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
         if scale < MINIMUM_SCALE:
             continue
@@ -496,25 +502,35 @@ def _has_signal(reference: Sequence[Arrays], tolerance: _Tolerance) -> bool:
         for draw in later_draws:
             if name not in draw:
                 return True
-            later_values = _as_float64(draw[name])
+            later_values = _as_floats(draw[name])
             if later_values.shape != values.shape:
                 return True
             both = np.isfinite(values) & np.isfinite(later_values)
-            change = float(np.abs(values[both] - later_values[both]).max(initial=0.0))
+            change = float(_distances(values[both], later_values[both]).max(initial=0.0))
             if change > bound:
                 return True
     return False
 
 
-def _as_float64(value: Array) -> NDArray[np.float64]:
-    # float64 represents every dtype in use, except the largest int64, whose differences are measured separately.
+def _as_floats(value: Array) -> _Floats:
+    """Return the values as float32 if they are, without a copy; else as float64.
+
+    float64 represents every dtype in use, except the largest int64, whose differences are measured separately.
+    """
     if value.dtype.kind in TEXT_KINDS:
         # Texts are equal or not; a checksum of 32 bits tells them apart.
         checksums: NDArray[np.float64] = np.vectorize(
             lambda text: float(zlib.crc32(str(text).encode())), otypes=[np.float64]
         )(value)
         return checksums
-    return np.asarray(value).astype(np.float64)
+    return np.asarray(value) if value.dtype == np.float32 else np.asarray(value).astype(np.float64)
+
+
+def _distances(x: _Floats, y: _Floats) -> _Floats:
+    """Return the absolute differences of two arrays of finite values."""
+    with np.errstate(over="ignore"):  # of the largest float32 of both signs
+        differences = x - y
+    return np.abs(differences, out=differences)
 
 
 class GenerationInfo(Record):

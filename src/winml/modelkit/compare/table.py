@@ -189,18 +189,15 @@ def _upgrade_table(check: records.UpgradeCheck) -> doc.Table:
 
 def _change_cells(module: records.ModuleChange) -> list[doc.Cell]:
     error, times = module.own_error, module.ms
+    # An infinite error is that of values that cannot be compared.
+    after = "" if error is None else f"{error[1]:.1e}" if math.isfinite(error[1]) else "NaN or infinity"
     return [
         _change_words(module.kernels),
-        "" if error is None else f"{error[0]:.1e} → {_error_words(error[1])}",
+        "" if error is None else f"{error[0]:.1e} → {after}",
         "" if times is None else f"{times[0]:.3g} → {times[1]:.3g}",
         _change_words(module.nodes),
         _change_words(module.providers),
     ]
-
-
-def _error_words(error: float) -> str:
-    """Format a relative error; an infinite one is that of values that cannot be compared."""
-    return f"{error:.1e}" if math.isfinite(error) else "NaN or infinity"
 
 
 def _change_words(counts: Mapping[str, records.BeforeAfter]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,16 +18,11 @@ from winml.modelkit.cli._streams import (
     json_text,
     library_output_to_stderr,
     own_stderr,
-    page_text,
     show_result,
     tell,
     write_answer,
 )
 from winml.modelkit.compare.verify_verb import VerifyRequest, plan_verification, run_verification
-from winml.modelkit.file_names import ONLY_PART
-
-if TYPE_CHECKING:
-    from winml.modelkit.compare.records import ModelComparison
 
 
 @click.command(name="verify", cls=WinMLCommand)
@@ -53,8 +48,8 @@ def command(**options: Any) -> None:
       winml verify built --junit verify.xml -o verify.json
       winml verify built --baseline before.json
     """
+    from winml.modelkit.compare.command import texts_of_parts
     from winml.modelkit.compare.proof.machine_reports import annotation_lines, junit_text
-    from winml.modelkit.profile.node_data import comparison_node_data
 
     request = VerifyRequest(**stated_fields(VerifyRequest, options))
     plan = plan_verification(request)
@@ -62,21 +57,13 @@ def command(**options: Any) -> None:
     measures_execution = request.output is not None or options["format_"] == "json"
     with library_output_to_stderr(), show_wait("verifying"):
         result = run_verification(plan, request, measures_execution=measures_execution)
-    parts: list[ModelComparison] = list((result.parts or {ONLY_PART: result}).values())
     depth = request.depth
-
-    def page(path: Path) -> str:
-        number = plan.files["report"].index(path)
-        beside = {option: paths[number : number + 1] or paths for option, paths in plan.files.items()}
-        return page_text(parts[number].document(depth=depth), path, beside)
-
     record = result.as_record(depth=depth)
     texts: dict[str, Callable[[Path], str]] = {
         "output": lambda _path: f"{json_text(record)}\n",
-        "report": page,
-        "node_data": lambda path: comparison_node_data(parts[plan.files["node_data"].index(path)]),
         "junit": lambda _path: junit_text(result),
     }
+    texts |= texts_of_parts(result, plan.files, depth)
     written = write_answer(plan.files, texts, overwrite=options["overwrite"])
     show_result(record, options, lambda: result.document(depth=depth).with_files(written))
     if os.environ.get("GITHUB_ACTIONS") == "true":

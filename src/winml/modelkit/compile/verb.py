@@ -15,6 +15,7 @@ from winml.modelkit.fields import DATASET, VERIFICATION, declare, refuse_stated
 from winml.modelkit.ort.execution_providers import find_execution_provider
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.verbs.file_to_file import EXTERNAL_FROM_BYTES, FilePlan, FileRequest
+from winml.modelkit.verbs.named_models import file_request
 from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
@@ -228,27 +229,7 @@ def compile_model(
         print(result.compiled["provider"], result.coverage.percent)
         ```
     """
-    from winml.modelkit.compile.options import CompileOptions
-    from winml.modelkit.options import options_of
-
-    request = CompileRequest(
-        options=options_of(CompileOptions, options, flags, "compile_model"),
-        model=Path(model),
-        output=Path(output),
-        submodel=tuple(submodel),
-        overwrite=overwrite,
-        freeze_inputs=freeze_inputs,
-        verify=verify,
-        seed=seed,
-        sizes=sizes,
-        reference=None if reference is None else Path(reference),
-        input_data=None if input_data is None else Path(input_data),
-        dataset=dataset,
-        split=split,
-        columns=dict(columns or {}),
-        samples=samples,
-    )
-    return request.run(on_step)
+    return file_request(CompileRequest, "compile_model", locals()).run(on_step)
 
 
 compile_onnx = compile_model

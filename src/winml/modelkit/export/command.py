@@ -192,17 +192,15 @@ def _read_request(options: Mapping[str, Any]) -> ExportRequest:
 
 
 def _show_result(result: ExportResult, options: Mapping[str, Any]) -> None:
-    if options["quiet"] or options["format_"] == "json":
-        # Among the rows of the table it is a note. Nobody is to miss it: the folder may be read as another model's.
-        for note in result.companions.notes:
-            tell(f"Warning: {note}")
     from winml.modelkit.report.module_tree import TreeLimits
 
     has_tree = options["verbose"] and any(part.coverage.tagged for part in result.parts)
     limits = TreeLimits(options["depth"], folds=options["verbose"] < 2) if has_tree else None
     following = _next_command(result)
     record = {**result.as_record(), "next": following}
-    show_result(record, options, lambda: result.document(limits).with_next(following))
+    # With other companion files, the folder may be read as another model's.
+    warnings = [*result.companions.notes, *(entry.message for part in result.parts for entry in part.unaccepted)]
+    show_result(record, options, lambda: result.document(limits).with_next(following), warnings=warnings)
 
 
 def _next_command(result: ExportResult) -> str:

@@ -40,7 +40,7 @@ class _Pair:
     def __getattr__(self, name: str) -> Any:
         value = getattr(torch.Tensor, name)
         if name.endswith("_") and not name.startswith("_"):
-            raise _write_error(name)
+            raise NotImplementedError(f"{name}() writes into complex numbers, which are kept as pairs of real ones")
         if not callable(value):
             return _SHARED[name](self) if name in _SHARED else getattr(self.as_complex(), name)
         return lambda *args, **kwargs: _apply_operator(name, value, (self, *args), kwargs)
@@ -54,10 +54,6 @@ class _Pair:
     def as_complex(self) -> torch.Tensor:
         """Return the complex tensor."""
         return _AS_COMPLEX(torch.stack([self.real, self.imag], dim=-1))
-
-
-def _write_error(name: str) -> NotImplementedError:
-    return NotImplementedError(f"{name}() writes into complex numbers, which are kept as pairs of real ones")
 
 
 def _make_operator(name: str) -> Callable[..., Any]:
@@ -147,17 +143,13 @@ def _divide_pairs(left: object, right: object) -> Any:
     return _multiply_pairs(left, 1 / real)
 
 
-def _negate_pair(value: _Pair) -> _Pair:
-    return _Pair(-value.real, -value.imag)
-
-
 _COMPUTED: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("mul", "multiply", "__mul__", "__rmul__"), _multiply_pairs),
     **dict.fromkeys(("add", "__add__", "__radd__"), _add_pairs),
     **dict.fromkeys(("sub", "subtract", "__sub__"), lambda left, right: _add_pairs(left, -right)),
     **dict.fromkeys(("rsub", "__rsub__"), lambda right, left: _add_pairs(left, -right)),
     **dict.fromkeys(("div", "divide", "true_divide", "__truediv__"), _divide_pairs),
-    **dict.fromkeys(("neg", "negative", "__neg__"), _negate_pair),
+    **dict.fromkeys(("neg", "negative", "__neg__"), lambda value: _Pair(-value.real, -value.imag)),
 }
 """Operators that are computed on pairs."""
 

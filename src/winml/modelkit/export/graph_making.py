@@ -37,6 +37,7 @@ from winml.modelkit.compare.verification.sizes import (
     bounded_proof,
     declare_output_shapes,
     limited_by_tables,
+    run_at_two_sizes,
     run_at_varied_sizes,
 )
 from winml.modelkit.errors import ExportError, UsageError, missing_name, opt, spell
@@ -431,7 +432,9 @@ def make_tagged_graph(
 
         run_at = partial(_draw_at_sizes, run, prepared)
         try:
-            proof = run_at_varied_sizes(draw, part.dimensions, run_at, parameters)
+            proof = (None if run.config.verify else run_at_two_sizes(draw, part.dimensions, run_at)) or (
+                run_at_varied_sizes(draw, part.dimensions, run_at, parameters)
+            )
         except UsageError as error:
             _suggest_axes(error, prepared, tensors)
             raise

@@ -113,6 +113,11 @@ class ExportedPart(Record):
     """Digest of the model file, for sidecar and report; ``""`` without them."""
 
     @property
+    def unaccepted(self) -> tuple[Assumption, ...]:
+        """Assumptions that the options of the export do not accept."""
+        return () if self.verification is not None and self.verification.accepts_assumptions else self.assumed
+
+    @property
     def seconds(self) -> float:
         """Time from its first step to its last."""
         return sum(step.seconds for step in self.steps)

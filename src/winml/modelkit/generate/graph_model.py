@@ -138,7 +138,7 @@ class GraphModel:
         """
         arrays = self._named_arrays(tensors, by_name)
         padding = self._find_paddings(arrays)
-        outputs = self._run_padded(arrays, padding, self.pad_token_id or 0)
+        outputs = self._run_padded(self._session, arrays, padding, self.pad_token_id or 0)
         self._refuse_leak(arrays, padding, outputs)
         return outputs
 
@@ -184,13 +184,10 @@ class GraphModel:
                 paddings[tokens] = _Padding(input_length, graph_length)
         return paddings
 
-    def _run_padded(self, arrays: Arrays, padding: Mapping[str, _Padding], filler: int) -> dict[str, Array]:
-        """Run the model with padded inputs, and remove the padding from the outputs."""
-        return self._run_session(self._session, arrays, padding, filler)
-
-    def _run_session(
+    def _run_padded(
         self, session: Session, arrays: Arrays, padding: Mapping[str, _Padding], filler: int
     ) -> dict[str, Array]:
+        """Run a session with padded inputs, and remove the padding from the outputs."""
         feeds = {spec.name: self._fit_input(spec, arrays, padding, filler) for spec in self.inputs}
         return {name: _remove_padding(name, value, padding) for name, value in session.run(feeds).items()}
 
@@ -215,9 +212,9 @@ class GraphModel:
             # Only the CPU session fixes the numbers, without which every run differs.
             with fixed_random_numbers():
                 session = open_session(Path(self.path), as_written=False)
-            outputs = self._run_session(session, arrays, padding, self.pad_token_id or 0)
+            outputs = self._run_padded(session, arrays, padding, self.pad_token_id or 0)
         filler = _choose_other_filler(arrays, padding, self.pad_token_id)
-        refilled_answers = self._run_session(session, arrays, padding, filler)
+        refilled_answers = self._run_padded(session, arrays, padding, filler)
         # If a model searches the padding token itself, to find the last token, its output for the row may depend on it.
         by_token_only = _compares_tokens(Path(self.path), padding)
         evaluated = [name for name, value in outputs.items() if _has_no_padding(name, value, padding, by_token_only)]

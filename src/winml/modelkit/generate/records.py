@@ -94,10 +94,6 @@ class SchemaInput(Record):
     meaning: str
 
 
-NO_TENSORS = frozenset({"sequence", "map", "sparse_tensor", "opaque"})
-"""Types of graph inputs for which ``winml run`` passes no value."""
-
-
 class SchemaTensor(Record):
     """An input or output of a graph."""
 

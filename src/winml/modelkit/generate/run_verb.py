@@ -488,7 +488,8 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
     Raises:
         WinMLError: a checkpoint cannot be resolved.
     """
-    from winml.modelkit.generate.records import NO_TENSORS, RunSchema, SchemaInput, SchemaTensor
+    from winml.modelkit.generate.records import RunSchema, SchemaInput, SchemaTensor
+    from winml.modelkit.onnx.specs import is_array_type
 
     subject, bounds = plan.subject, _graph_bounds(request.files)
     name, tensors, outputs = (
@@ -520,7 +521,7 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
     )
     by_name = " ".join(f"{opt.input} {name}=@{name}.npy" for name in dict.fromkeys(tensor.name for tensor in tensors))
     example = example_command(request.name, task or "", definition, request.files) or ""
-    if not example and all(tensor.dtype not in NO_TENSORS for tensor in tensors):
+    if not example and all(is_array_type(tensor.dtype) for tensor in tensors):
         example = f"winml run {_command_words(request)} {by_name}"
     return RunSchema(request.name, task, inputs, tuple(tensors), tuple(outputs), example, bounds)
 

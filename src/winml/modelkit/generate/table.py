@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from winml.modelkit.generate.records import (
-    NO_TENSORS,
     AnswerEntry,
     GeneratedText,
     InferenceResult,
@@ -13,6 +12,7 @@ from winml.modelkit.generate.records import (
     RunSchema,
     SchemaTensor,
 )
+from winml.modelkit.onnx.specs import is_array_type
 from winml.modelkit.report import document as doc
 from winml.modelkit.words import shape_words, size_words
 
@@ -155,7 +155,7 @@ def _tensor_table(name: str, tensors: tuple[SchemaTensor, ...]) -> doc.Table:
     rows: list[list[doc.Cell]] = [
         [
             tensor.name,
-            tensor.dtype if tensor.dtype in NO_TENSORS else shape_words(tensor.dtype, tensor.shape),
+            shape_words(tensor.dtype, tensor.shape) if is_array_type(tensor.dtype) else tensor.dtype,
             *([tensor.part] if has_parts else []),
         ]
         for tensor in tensors

@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 
 from winml.modelkit.errors import StageError, UsageError, opt
 from winml.modelkit.inspect.provider_fit import Basis, Finding, FindingKind, ListedLimit, ModuleCopies, ProviderFit
 from winml.modelkit.metadata_keys import COMPILE_KEY, FLOAT_SOURCE_KEY
-from winml.modelkit.normalize.passes import UniqueNodeNamesPass
-from winml.modelkit.onnx.contexts import proto_nodes, refuse_compiled
+from winml.modelkit.normalize.flat_files import flat_file, flatten
+from winml.modelkit.onnx.contexts import refuse_compiled
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
-from winml.modelkit.onnx.files.graph_reading import flat_file, graph_of, load_by_reference
+from winml.modelkit.onnx.files.graph_reading import graph_of
 from winml.modelkit.onnx.files.reading import read_structure, reading_graph
-from winml.modelkit.onnx.files.recovery import temporary_folder
-from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.onnx.fingerprint import file_fingerprint
 from winml.modelkit.onnx.module_tree import read_tree
 from winml.modelkit.onnx.node_facts import GraphFacts, NodeFacts, read_facts
@@ -59,7 +58,6 @@ from winml.modelkit.ort.kernels import (
 )
 from winml.modelkit.ort.sessions import CPU
 from winml.modelkit.quantize.placements import placement_for, refused_precisions
-from winml.modelkit.tags.tagging import all_nodes
 from winml.modelkit.words import count_noun
 
 _ON_CPU = "The node runs on the CPU, with copies to and from the device"
@@ -249,8 +247,6 @@ class _NodeChecks:
     nodes_by_finding: dict[_FindingKey, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
     """Finding → module and name of each node."""
     notes: list[str] = field(default_factory=list)
-    is_renamed: bool = False
-    """True if nodes of the file have no unique name: the facts, and the file of a session, then have other names."""
     is_quantized: bool = False
     float_source: str = ""
     """The float source recorded in a quantized file, relative to the working directory; empty if not recorded."""
@@ -274,13 +270,10 @@ class _NodeChecks:
         model = read_structure(path)
         graph = graph_of(model, path)
         refuse_compiled(graph)
-        is_renamed = UniqueNodeNamesPass()(graph).modified
-        if is_renamed:
-            for proto, node in zip(proto_nodes(model), all_nodes(graph), strict=True):
-                proto.name = node.name or ""
+        if reading_graph(path, lambda: flatten(graph)):  # as sessions see it
+            model = ir.to_proto(graph)
         facts = read_facts(model)
         checks = cls(path, facts, choice, is_present, operator_table(short_name(provider.name)))
-        checks.is_renamed = is_renamed
         checks.notes += facts.notes
         checks.is_quantized = any(node.op_type in _QUANTIZING for node in facts.nodes)
         checks.float_source = _float_source(model, path)
@@ -311,7 +304,7 @@ class _NodeChecks:
                 f"ONNX Runtime {ort.__version__} does not report the provider of a node; this requires 1.24 or later."
             )
             return None
-        with self._session_file() as path:
+        with flat_file(self.path) as path:
             assignment = find_assignment(path, self.chosen)
         if assignment.problem:
             self.notes.append(f"{self.chosen.provider.name} could not create a session: {assignment.problem}")
@@ -335,22 +328,6 @@ class _NodeChecks:
         )
         fit = self._create_fit("provider", version, len(assignment.nodes), supported)
         return replace(fit, copies=self._count_copies(assignment.copies))
-
-    @contextlib.contextmanager
-    def _session_file(self) -> Iterator[Path]:
-        """Yield the file for a session: without module functions, and with unique names of nodes.
-
-        ONNX Runtime and the providers report nodes by name. A copy includes the weights.
-        """
-        with flat_file(self.path) as flat:
-            if not self.is_renamed:
-                yield flat
-                return
-            with temporary_folder() as folder:
-                model = reading_graph(flat, lambda: load_by_reference(flat))
-                UniqueNodeNamesPass()(model)
-                write_model(model, folder / flat.name)
-                yield folder / flat.name
 
     def _count_copies(self, copies: Iterable[CopiedValue]) -> tuple[ModuleCopies, ...]:
         """Count copied values by module, the most first."""

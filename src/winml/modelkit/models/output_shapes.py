@@ -14,6 +14,7 @@ from itertools import combinations
 
 import torch
 
+from winml.modelkit.arrays import Array
 from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec, OutputTensorSpec
 
 Sizes = Mapping[str, int]
@@ -248,7 +249,7 @@ def _prediction_count(candidates: Sequence[_Division], traced: Sizes, symbol: st
     return len({division.divide(sizes, offset) for division in candidates for offset in (division.low, division.high)})
 
 
-Outputs = Mapping[str, torch.Tensor]
+Outputs = Mapping[str, "torch.Tensor | Array"]
 
 
 def output_specs_of(
@@ -267,7 +268,7 @@ def output_specs_of(
     """
     shapes: Mapping[str, tuple[int | str, ...]] = _output_shapes(outputs)
     if dimensions:
-        observed = _find_simple_shapes(outputs, dimensions, run)
+        observed = find_simple_shapes(outputs, dimensions, run)
         if observed is None:
             observations = _observe_sizes(outputs, dimensions, run)
             observed = explain_output_shapes(observations, lambda sizes: _observe_at(sizes, run))
@@ -279,7 +280,7 @@ def output_specs_of(
     )
 
 
-def _find_simple_shapes(
+def find_simple_shapes(
     outputs: Outputs, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Outputs | None]
 ) -> dict[str, Shape] | None:
     """Run the model once more; return output shapes of numbers, dimensions and sums of two dimensions.

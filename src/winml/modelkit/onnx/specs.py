@@ -81,6 +81,14 @@ _DYNAMIC_SIZES_HINT = (
 )
 
 
+def is_array_type(dtype: str) -> bool:
+    """Return False for the type of a value that is no array: ``sequence`` in ONNX, ``seq(tensor(float))`` in a session.
+
+    Types of arrays have the names of numpy, and are empty if a file states none.
+    """
+    return "(" not in dtype and dtype not in ("sequence", "map", "sparse_tensor", "opaque")
+
+
 class _TensorSpec(Options):
     """Name, shape and element type of an input or output."""
 
@@ -192,8 +200,8 @@ class InputTensorSpec(_TensorSpec):
 
     @property
     def is_array(self) -> bool:
-        """False for a sequence, a map or an optional value, which no option passes to a graph."""
-        return "(" not in self.dtype
+        """False for a value that no option passes to a graph, such as a sequence."""
+        return is_array_type(self.dtype)
 
     @property
     def bounds(self) -> Mapping[str, DynamicDimension]:

@@ -14,6 +14,7 @@ from winml.modelkit.file_names import OPTIMIZED_SUFFIX, optimized_path
 from winml.modelkit.optimize.declared_options import OptimizeFields
 from winml.modelkit.python_functions import python_function
 from winml.modelkit.verbs.file_to_file import FilePlan, WeightsRequest
+from winml.modelkit.verbs.named_models import file_request
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.found_models import ModelFolder
@@ -170,26 +171,7 @@ def optimize_model(
         optimize_model("model.onnx", "fast.onnx", level="full")
         ```
     """
-    from winml.modelkit.optimize.options import OptimizeOptions
-    from winml.modelkit.options import options_of
-
-    request = OptimizeRequest(
-        options=options_of(OptimizeOptions, options, flags, "optimize_model"),
-        model=Path(model),
-        output=Path(output),
-        submodel=tuple(submodel),
-        overwrite=overwrite,
-        freeze_inputs=freeze_inputs,
-        verify=verify,
-        skip_normalization=skip_normalization,
-        external_data=external_data,
-        seed=seed,
-        sizes=sizes,
-        dataset=dataset,
-        input_data=None if input_data is None else Path(input_data),
-        functions=functions,
-    )
-    return request.run(on_step)
+    return file_request(OptimizeRequest, "optimize_model", locals()).run(on_step)
 
 
 optimize_onnx = optimize_model

@@ -87,7 +87,8 @@ def read_memory(profile_path: Path, table_path: Path) -> RunMemory:
         profile_path: The profile, from the first run on.
         table_path: The table that the session wrote with ``memory_path``.
     """
-    events = sorted((event for event in read_events(profile_path) if event.get("ph") == "X"), key=_end)
+    events = [event for event in read_events(profile_path) if event.get("ph") == "X"]
+    events.sort(key=lambda event: float(event["ts"]) + float(event["dur"]))  # by their ends
     starts = sorted(float(event["ts"]) for event in events if event["name"] == RUN_EVENT)
     runs: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for event in filter(is_kernel, events):
@@ -105,10 +106,6 @@ def read_memory(profile_path: Path, table_path: Path) -> RunMemory:
     return RunMemory(
         kernels, before, rounded - _before(first, _HELD_IN_USE, _HELD_DELTA), max(block, 0) if arena_grew else 0
     )
-
-
-def _end(event: Mapping[str, Any]) -> float:
-    return float(event["ts"]) + float(event["dur"])
 
 
 def _before(run: list[Mapping[str, Any]], in_use: str, allocated: str) -> int:

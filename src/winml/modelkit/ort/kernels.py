@@ -182,7 +182,7 @@ class KernelTable:
             newest = max(kernel.first for kernel in kernels)
             return "operator", f"no kernel for its version {version}; the newest is {newest}"
         actual = _types_by_parameter(node, schema)
-        if any(_accepts_types(kernel, actual) for kernel in fitting):
+        if any(all(actual.get(name, set()) <= kernel.types[name] for name in kernel.types) for kernel in fitting):
             return None
         return "dtype", _type_words(fitting, actual)
 
@@ -258,11 +258,6 @@ def _types_by_parameter(node: TypedNode, schema: _Schema) -> dict[str, set[str]]
                 for key in formal[min(index, len(formal) - 1)]:  # the last may stand for any number
                     types[key].add(dtype)
     return types
-
-
-def _accepts_types(kernel: _Kernel, actual: Mapping[str, set[str]]) -> bool:
-    """Return True if a kernel accepts the element types of a node."""
-    return all(actual.get(name, set()) <= types for name, types in kernel.types.items())
 
 
 def _type_words(kernels: Sequence[_Kernel], actual: Mapping[str, set[str]]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from winml.modelkit.ort.shared_settings import attribute_replaced
@@ -23,6 +23,7 @@ _OPTIMIZE = "scipy.optimize"
 _DYNAMO = "torch._dynamo"
 _TRACING = f"{_DYNAMO}._trace_wrapped_higher_order_op"
 _SETTINGS = f"{_DYNAMO}.config"
+_SHARDED = "torch.distributed.tensor"
 _STRUCTURE = "transformers.utils.import_utils"
 
 
@@ -97,8 +98,17 @@ def _stand_in_for_dynamo() -> None:
     def decorate(function: Any = None, *_arguments: Any, **_keywords: Any) -> Any:
         return function or decorate
 
+    def name_source(*parts: Any) -> Any:
+        return SimpleNamespace(name=parts)
+
     place = [str(Path(torch.__file__).with_name("_dynamo"))]
     _stand_in(_DYNAMO, __path__=place, allow_in_graph=decorate, assume_constant_result=decorate, disable=decorate)
+    # Fake tensors name the tensors that they are made of, for guards of compiled code.
+    vars(sys.modules[_DYNAMO])["source"] = _stand_in(
+        f"{_DYNAMO}.source", AttrSource=name_source, ConstantSource=name_source, RandomValueSource=_StandIn
+    )
+    # torch asks for this class when it meets the first tensor of another class, such as a fake tensor.
+    _stand_in(_SHARDED, __path__=[], DTensor=type("DTensor", (), {}))
     _stand_in("torch.fx.experimental.validator", translation_validation_enabled=lambda: False)
     _stand_in(_TRACING, TransformGetItemToIndex=_imported_late(_TRACING, "TransformGetItemToIndex"))
     sys.meta_path.insert(0, _ModulesOfStandIn())
@@ -114,13 +124,13 @@ class _StandIn(ModuleType):
 
 
 class _ModulesOfStandIn:
-    """Finder of the import system for modules inside ``torch._dynamo``: replaces its stand-in by the real module."""
+    """Finder of the import system for modules inside a stand-in, which is replaced by the real module."""
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
-        is_inside = name.startswith(f"{_DYNAMO}.") and name != _SETTINGS
-        if not is_inside or not isinstance(sys.modules.get(_DYNAMO), _StandIn):
+        package = next((package for package in (_DYNAMO, _SHARDED) if name.startswith(f"{package}.")), "")
+        if name == _SETTINGS or not isinstance(sys.modules.get(package), _StandIn):
             return None
-        _import_real(_DYNAMO)
+        _import_real(package)
         return ModuleSpec(name, self)  # type: ignore[arg-type]  # a loader by its methods
 
     def create_module(self, found: ModuleSpec) -> ModuleType:
@@ -130,9 +140,10 @@ class _ModulesOfStandIn:
         """Do nothing: the module is imported."""
 
 
-def _stand_in(name: str, **attributes: Any) -> None:
-    sys.modules[name] = _StandIn(name)
-    vars(sys.modules[name]).update(attributes)
+def _stand_in(name: str, **attributes: Any) -> ModuleType:
+    sys.modules[name] = module = _StandIn(name)
+    vars(module).update(attributes)
+    return module
 
 
 def _import_real(name: str) -> ModuleType:

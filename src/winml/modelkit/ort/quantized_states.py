@@ -75,7 +75,9 @@ class QuantizedStates:
     def _fit_array(self, name: str, array: Array) -> Array:
         """Quantize a float state; give a state the float type of the graph. Other arrays are returned unchanged."""
         if name in self.scales:
-            return array if array.dtype == np.int8 else _quantize_array(array, self.scales[name])
+            if array.dtype == np.int8:
+                return array
+            return np.clip(np.round(array.astype(np.float32) / self.scales[name]), -128, 127).astype(np.int8)
         is_float = name in self.float_inputs and (name.startswith(PAST_PREFIX) or array.dtype == np.int8)
         has_values = array.dtype == np.int8 and array.size  # integers without a scale
         return array.astype(self.float_inputs[name]) if is_float and not has_values else array
@@ -86,8 +88,3 @@ class QuantizedStates:
             name: array if name not in self.scales else array.astype(np.float32) * self.scales[name]
             for name, array in outputs.items()
         }
-
-
-def _quantize_array(array: Array, scale: Array) -> Array:
-    """Return an array as int8 for a scale."""
-    return np.clip(np.round(array.astype(np.float32) / scale), -128, 127).astype(np.int8)

@@ -21,10 +21,11 @@ from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.outputs import CUT_MODULE_THRESHOLD
 from winml.modelkit.errors import MeasureError, StageError, UsageError, WriteError, opt
 from winml.modelkit.extract import extraction
+from winml.modelkit.normalize.flat_files import flat_file
 from winml.modelkit.onnx import module_costs
 from winml.modelkit.onnx.contents import read_contents
 from winml.modelkit.onnx.contexts import refuse_compiled_modules
-from winml.modelkit.onnx.files.graph_reading import flat_file, graph_of
+from winml.modelkit.onnx.files.graph_reading import graph_of
 from winml.modelkit.onnx.files.reading import read_structure, reading_graph
 from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.onnx.fingerprint import file_fingerprint
@@ -219,13 +220,10 @@ def _profile_file_phase(
 ) -> tuple[ProfiledModules, ProfiledModules, int]:
     """Profile two files in alternation at fixed sizes; the last value is the number of consecutive runs of each."""
     files = (path, baseline)
-    structures = [read_structure(file) for file in files]
-    for structure, file in zip(structures, files, strict=True):
-        refuse_cycles(structure, file)
-    trees = [_read_module_tree(structure, file) for structure, file in zip(structures, files, strict=True)]
     with contextlib.ExitStack() as opened:
         folders = [opened.enter_context(temporary_folder()) for _ in files]
-        flats = [opened.enter_context(flat_file(file)) for file in files]
+        sides = [opened.enter_context(_flat_graph(file)) for file in files]
+        flats = [side.path for side in sides]
 
         def run_both(fitting: RunOptions) -> tuple[list[PerfResult], list[Path], list[int], int]:
             runs = (fitting, replace(fitting, shown=shown))
@@ -248,20 +246,17 @@ def _profile_file_phase(
                 return results, [side.opened.session.end_profile() for side in prepared], counted, block
 
         results, profiles, counted, block = opened_model.run_at_fitting_sizes(flats[0], options.run, run_both)
-        sides = [
+        model, other = (
             _charge_to_modules(
                 replace(result, model_bytes=file.stat().st_size, fingerprint=file_fingerprint(file)),
-                (structure, _read_executed(folder / _EXECUTED)),
-                file,
-                tree,
+                side,
+                _read_executed(folder / _EXECUTED),
                 select_runs(read_profile(profile), counted),
                 None,
             )
-            for file, result, structure, tree, folder, profile in zip(
-                files, results, structures, trees, folders, profiles, strict=True
-            )
-        ]
-    return sides[0], sides[1], block
+            for file, result, side, folder, profile in zip(files, results, sides, folders, profiles, strict=True)
+        )
+    return model, other, block
 
 
 _EXECUTED = "executed.onnx"
@@ -271,41 +266,39 @@ def _profile_torch_phase(
     path: Path, options: PerfOptions, progress: Progress | None, tell: Tell | None
 ) -> tuple[ProfiledModules, TorchPhase]:
     """Measure a model and its PyTorch model in alternation at fixed sizes, then the modules of both."""
-    before, provider = read_structure(path), options.run.choose_provider()
+    provider = options.run.choose_provider()
     if provider.provider.compiles:
         raise UsageError(
             f"{opt.by_module} {opt.baseline}: {provider.provider.name} "
             "compiles the graph, so that its times are not those of this processor",
             hint=f"Compare with PyTorch on the CPU: {opt.ep} cpu.",
         )
-    refuse_compiled_modules(before, path)
-    refuse_cycles(before, path)
-    tree = _read_module_tree(before, path)
+    refuse_compiled_modules(read_structure(path), path)
     clock = ModuleClock()
-    with temporary_folder() as folder, flat_file(path) as flat:
+    with temporary_folder() as folder, _flat_graph(path) as flat:
         files = {"profile_prefix": folder / "profile", "optimized_path": folder / "executed.onnx"}
 
         def run_both(run: RunOptions) -> tuple[PerfResult, Path, list[int], int]:
-            paths = {module.path for module in tree.modules}
-            with measured_model(flat, replace(options, run=run), _scale_progress(progress, 0, 2, 0), tell) as (
+            paths = {module.path for module in flat.tree.modules}
+            with measured_model(flat.path, replace(options, run=run), _scale_progress(progress, 0, 2, 0), tell) as (
                 result,
                 torch_run,
             ):
                 assert isinstance(torch_run, PyTorchRun)
                 count = len(result.latency.samples_ms)
                 with (
-                    opened_model.prepared_model(flat, run, provider, **files) as prepared,
+                    opened_model.prepared_model(flat.path, run, provider, **files) as prepared,
                     clock.timing(torch_run.model, paths),
                 ):
                     half = _scale_progress(progress, 1, 2, count)
                     counted, block = run_alternately((prepared.run, torch_run), count, options.latency.warmup, half)
                 return result, prepared.opened.session.end_profile(), counted, block
 
-        result, profile_path, counted, block = opened_model.run_at_fitting_sizes(flat, options.run, run_both)
+        result, profile_path, counted, block = opened_model.run_at_fitting_sizes(flat.path, options.run, run_both)
         measured = select_runs(read_profile(profile_path), counted)
         executed = _read_executed(files["optimized_path"])
     result = replace(result, model_bytes=path.stat().st_size, fingerprint=file_fingerprint(path))
-    profiled = _charge_to_modules(result, (before, executed), path, tree, measured, None)
+    profiled = _charge_to_modules(result, flat, executed, measured, None)
     torch = charge_torch_modules(select_runs(clock.profile(), counted), profiled.profile)
     return profiled, TorchPhase(torch, compare_modules(profiled.profile, torch, block))
 
@@ -331,25 +324,22 @@ def profile_modules(
     trace, provider = read_compilation_trace(metadata), options.choose_provider()
     if trace is None or not provider.provider.node_profile:
         refuse_compiled_modules(before, path)
-    refuse_cycles(before, path)
-    tree = _read_module_tree(before, path)
     if provider.provider.compiles:
-        return _profile_on_device(path, options, latency, trace, tree, provider, progress)
-    # ONNX Runtime renames the nodes of functions.
-    with temporary_folder() as folder, flat_file(path) as flat:
+        return _profile_on_device(path, options, latency, trace, provider, progress)
+    with temporary_folder() as folder, _flat_graph(path) as flat:
         executed_path = folder / "executed.onnx"
         files = {"profile_prefix": folder / "profile", "optimized_path": executed_path}
         if memory:
             files["memory_path"] = folder / "memory.csv"
         result, profiled, profile_path, growth = opened_model.run_at_fitting_sizes(
-            flat, options, lambda fitting: _profiled_run(flat, fitting, latency, files, progress)
+            flat.path, options, lambda fitting: _profiled_run(flat.path, fitting, latency, files, progress)
         )
         measured = read_profile(profile_path, counted_runs=len(profiled.samples_ms))
         executed = _read_executed(executed_path)
         run_memory = None if growth is None else (read_memory(profile_path, files["memory_path"]), growth)
     notes = (*result.notes, *busy_notes({"the model with profiling": profiled}))
     result = replace(result, model_bytes=path.stat().st_size, fingerprint=file_fingerprint(path), notes=notes)
-    return _charge_to_modules(result, (before, executed), path, tree, measured, run_memory)
+    return _charge_to_modules(result, flat, executed, measured, run_memory)
 
 
 def _read_executed(path: Path) -> onnx.ModelProto:
@@ -387,7 +377,6 @@ def _profile_on_device(
     options: RunOptions,
     latency: LatencyOptions,
     trace: CompilationTrace | None,
-    tree: OnnxTree,
     provider: ChosenProvider,
     progress: Progress | None,
 ) -> ProfiledModules:
@@ -400,7 +389,6 @@ def _profile_on_device(
         options: Run options.
         latency: Number of runs.
         trace: Trace of the compilation of a compiled file; `None` for a file that the session compiles.
-        tree: Modules of the file.
         provider: The provider, which compiles.
         progress: Listener to the runs.
 
@@ -415,12 +403,12 @@ def _profile_on_device(
             hint=f"Measure extracted modules on the device: winml perf {options.shown} --module SELECTOR --ep "
             f"{short_name(name)}",
         )
-    with temporary_folder() as folder, flat_file(path) as flat:
+    with temporary_folder() as folder, _flat_graph(path) as flat:
         csv_path = folder / _PROFILE
         profiling = {key: value.format(file=csv_path) for key, value in provider.provider.node_profile.items()}
         tracing = provider.provider.trace_options(folder) if trace is None else {}
         recording = replace(provider, options={**provider.options, **profiling, **tracing})
-        with opened_model.prepared_model(flat, options, recording, profile_prefix=folder / "profile") as prepared:
+        with opened_model.prepared_model(flat.path, options, recording, profile_prefix=folder / "profile") as prepared:
             before = resident_bytes()
             measured = measure_latency(prepared.run, latency, progress)
             memory = MemoryUse.after_runs(prepared.opened.session_bytes, before)
@@ -429,7 +417,7 @@ def _profile_on_device(
         del prepared  # the provider writes its profile when the session is closed, if not before
         profile = read_device_profile(csv_path, counted_runs=len(measured.samples_ms), provider=name)
         device_trace = read_device_trace(folder)
-    original = graph_of(read_structure(path), path)
+    original, tree = graph_of(flat.structure, path), flat.tree
     write_tree_tags(original, tree)
     makers: Mapping[str, CompiledNode] = {}
     if trace is None:
@@ -551,26 +539,38 @@ def _unprofiled_run(path: Path, options: RunOptions, latency: LatencyOptions, pr
         return perf_result(prepared, latency, measured, memory)
 
 
-def _read_module_tree(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
-    """Read the module tree of a graph.
+class _FlatGraph(NamedTuple):
+    """A graph without functions and with unique names of nodes, as sessions report them."""
+
+    path: Path
+    structure: onnx.ModelProto
+    tree: OnnxTree
+    """Its modules."""
+
+
+@contextlib.contextmanager
+def _flat_graph(path: Path) -> Iterator[_FlatGraph]:
+    """Yield the flat graph of a file.
 
     Raises:
         UsageError: the nodes have no module information.
     """
-    tree = reading_graph(model_path, lambda: read_model_tree(graph_of(before, model_path), model_path.stem))
-    if tree.source == "none":
-        raise UsageError(
-            f"{model_path}: the nodes have no module information",
-            hint="Export it with winml export, or transfer tags from its source file: winml retag.",
-        )
-    return tree
+    refuse_cycles(read_structure(path), path)
+    with flat_file(path) as flat:
+        structure = read_structure(flat)
+        tree = reading_graph(path, lambda: read_model_tree(graph_of(structure, path), path.stem))
+        if tree.source == "none":
+            raise UsageError(
+                f"{path}: the nodes have no module information",
+                hint="Export it with winml export, or transfer tags from its source file: winml retag.",
+            )
+        yield _FlatGraph(flat, structure, tree)
 
 
 def _charge_to_modules(
     result: PerfResult,
-    structures: tuple[onnx.ModelProto, onnx.ModelProto],
-    path: Path,
-    tree: OnnxTree,
+    flat: _FlatGraph,
+    executed: onnx.ModelProto,
     measured: RunProfile,
     run_memory: tuple[RunMemory, MemoryGrowth] | None,
 ) -> ProfiledModules:
@@ -578,14 +578,12 @@ def _charge_to_modules(
 
     Args:
         result: The measurement.
-        structures: The measured and the executed graph.
-        path: The measured file.
-        tree: Its modules.
+        flat: The measured graph.
+        executed: The executed graph.
         measured: Times of the kernels.
         run_memory: Memory of the kernels, and growth of the process.
     """
-    before, executed = structures
-    charged = _charge_kernels(before, executed, path, tree, measured, run_memory)
+    charged, tree = _charge_kernels(flat, executed, measured, run_memory), flat.tree
     original, profile, report = charged.original, charged.profile, charged.report
     notes = (*result.notes, _overhead_note(result, profile), *tree.notes, *_source_notes(tree), *report.notes)
     return ProfiledModules(
@@ -610,24 +608,21 @@ class _ChargedKernels(NamedTuple):
 
 
 def _charge_kernels(
-    before: onnx.ModelProto,
+    flat: _FlatGraph,
     executed_proto: onnx.ModelProto,
-    path: Path,
-    tree: OnnxTree,
     measured: RunProfile,
     run_memory: tuple[RunMemory, MemoryGrowth] | None = None,
 ) -> _ChargedKernels:
     """Transfer the tags of a file to its executed graph, and assign the kernels to modules.
 
     Args:
-        before: The measured file.
+        flat: The measured graph.
         executed_proto: The executed graph.
-        path: The measured file.
-        tree: Its modules.
         measured: Times of the kernels.
         run_memory: Memory of the kernels, and growth of the process; ``None``: not measured.
     """
-    original, executed = graph_of(before, path), graph_of(executed_proto, path)
+    original, executed = (graph_of(structure, flat.path) for structure in (flat.structure, executed_proto))
+    tree = flat.tree
     write_tree_tags(original, tree)
     report = carry_tags(original, executed)
     modules = {module.path: module.tag for module in reversed(tree.modules)}
@@ -667,17 +662,14 @@ def profile_kernels(path: Path, feeds: Arrays, provider: ChosenProvider, runs: i
         UsageError: the file has no module information.
         StageError: ONNX Runtime cannot load or run the file, or its provider records no kernel.
     """
-    before = read_structure(path)
-    refuse_cycles(before, path)
-    tree = _read_module_tree(before, path)
-    with temporary_folder() as folder, flat_file(path) as flat:
+    with temporary_folder() as folder, _flat_graph(path) as flat:
         executed_path = folder / "executed.onnx"
         files = {} if provider.provider.compiles else {"optimized_path": executed_path}
-        session = provider.open(flat, profile_prefix=folder / "profile", **files)
+        session = provider.open(flat.path, profile_prefix=folder / "profile", **files)
         measure_latency(session.prepare(feeds), LatencyOptions(runs, warmup=_KERNEL_WARMUP))
         measured = read_profile(session.end_profile(), counted_runs=runs)
-        executed = read_structure(executed_path) if executed_path.is_file() else before
-    charged = _charge_kernels(before, executed, path, tree, measured)
+        executed = read_structure(executed_path) if executed_path.is_file() else flat.structure
+    charged = _charge_kernels(flat, executed, measured)
     nodes: dict[str, Counter[str]] = defaultdict(Counter)
     for node in all_nodes(charged.original):
         if (tag := read_tag(node)) is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from winml.modelkit.errors import opt
 from winml.modelkit.profile.memory_records import ModuleBytes, ModuleMemory
 from winml.modelkit.profile.module_records import ProfiledModules
@@ -30,7 +28,7 @@ def memory_blocks(
     paths = {module.tag: module.path or module.tag for module in profiled.profile.modules()}
     rows = module_rows([profiled.profile], depth=depth)
     if top is not None:
-        rows = sorted(rows, key=lambda row: -_sum_bytes(row.entry.memory))[:top]
+        rows = sorted(rows, key=lambda row: -sum(_module_bytes(row.entry.memory)))[:top]
     columns = [doc.Column(name, "bytes", key=meaning) for name, meaning in _COLUMNS.items()]
     return [
         _use_table(memory, phase),
@@ -39,7 +37,7 @@ def memory_blocks(
             rows,
             [] if top is not None else list(fold_layers(rows)),
             columns,
-            lambda module: list(_module_cells(module.row.entry.memory)),
+            lambda module: _module_bytes(module.row.entry.memory),
             is_tree=top is None,
             is_hidden=False,
             phase=phase,
@@ -58,12 +56,8 @@ _COLUMNS = {
 """Heading → meaning, in the order of the fields of :class:`ModuleBytes`."""
 
 
-def _module_cells(memory: ModuleBytes | None) -> Iterator[doc.Cell]:
-    yield from vars(memory or ModuleBytes()).values()
-
-
-def _sum_bytes(memory: ModuleBytes | None) -> int:
-    return sum(vars(memory or ModuleBytes()).values())
+def _module_bytes(memory: ModuleBytes | None) -> list[int]:
+    return [*vars(memory or ModuleBytes()).values()]
 
 
 def _use_table(memory: ModuleMemory, phase: str) -> doc.Table:

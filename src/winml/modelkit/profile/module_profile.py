@@ -287,10 +287,6 @@ def _sum_classes(roots: Iterable[ModuleTime]) -> tuple[ClassTime, ...]:
 
 def _class_time(name: str, modules: Sequence[ModuleTime], total_ms: float, total_kernels: float) -> ClassTime:
     """Create the time of a class, from its modules and its totals without nested modules."""
-    operators: dict[str, float] = defaultdict(float)
-    for module in modules:
-        for operator, milliseconds in module.operators.items():
-            operators[operator] += milliseconds
     return ClassTime(
         class_name=name,
         instances=len(modules),
@@ -298,5 +294,14 @@ def _class_time(name: str, modules: Sequence[ModuleTime], total_ms: float, total
         total_ms=total_ms,
         kernels=sum(module.kernels for module in modules),
         total_kernels=total_kernels,
-        operators=_sort_by_time(operators),
+        operators=sum_operators(modules),
     )
+
+
+def sum_operators(modules: Iterable[ModuleTime]) -> dict[str, float]:
+    """Return operator → milliseconds in all modules, in descending order."""
+    operators: dict[str, float] = defaultdict(float)
+    for module in modules:
+        for operator, milliseconds in module.operators.items():
+            operators[operator] += milliseconds
+    return _sort_by_time(operators)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from winml.modelkit.profile.memory_records import sum_memory
-from winml.modelkit.profile.module_profile import ClassTime, ModuleProfile, ModuleTime
+from winml.modelkit.profile.module_profile import ClassTime, ModuleProfile, ModuleTime, sum_operators
 from winml.modelkit.report import document as doc
 from winml.modelkit.report.module_tree import FEWEST_FOLDED
 from winml.modelkit.tags import address
@@ -159,10 +158,6 @@ def _join_layers(rows: Sequence[TimedRow[ModuleTime]]) -> ModuleRow:
 
 
 def _sum_times(times: Sequence[ModuleTime]) -> ModuleTime:
-    operators: dict[str, float] = defaultdict(float)
-    for time in times:
-        for name, milliseconds in time.operators.items():
-            operators[name] += milliseconds
     output_bytes = [time.output_bytes for time in times if time.output_bytes is not None]
     return replace(
         times[0],
@@ -170,7 +165,7 @@ def _sum_times(times: Sequence[ModuleTime]) -> ModuleTime:
         total_ms=sum(time.total_ms for time in times),
         kernels=sum(time.kernels for time in times),
         total_kernels=sum(time.total_kernels for time in times),
-        operators=dict(sorted(operators.items(), key=lambda entry: -entry[1])),
+        operators=sum_operators(times),
         output_bytes=sum(output_bytes) if output_bytes else None,
         memory=sum_memory(time.memory for time in times),
     )

@@ -15,6 +15,7 @@ from winml.modelkit.python_functions import python_function
 from winml.modelkit.quantize.declared_options import SENSITIVITY, QuantizeFields, SensitivityFields
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_file
 from winml.modelkit.verbs.file_to_file import FilePlan, WeightsRequest
+from winml.modelkit.verbs.named_models import file_request
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.found_models import ModelFolder
@@ -240,22 +241,7 @@ def quantize_model(
         quantized = quantize_model("model.onnx", "int8.onnx", precision="int8", exclude=["BertLayer.0"])
         ```
     """
-    from winml.modelkit.options import options_of
-    from winml.modelkit.quantize.options import QuantizeOptions
-
-    request = QuantizeRequest(
-        options=options_of(QuantizeOptions, options, flags, "quantize_model"),
-        model=Path(model),
-        output=Path(output),
-        submodel=tuple(submodel),
-        overwrite=overwrite,
-        freeze_inputs=freeze_inputs,
-        verify=verify,
-        external_data=external_data,
-        seed=seed,
-        sizes=sizes,
-    )
-    return request.run(on_step)
+    return file_request(QuantizeRequest, "quantize_model", locals()).run(on_step)
 
 
 quantize_onnx = quantize_model

@@ -33,7 +33,7 @@ from winml.modelkit.errors import (
     opt,
 )
 from winml.modelkit.metadata_keys import COMPILE_KEY, EXPORT_KEY, FLOAT_SOURCE_KEY, NORMALIZED_KEY, QUANTIZATION_KEY
-from winml.modelkit.onnx.contexts import proto_nodes, refuse_compiled
+from winml.modelkit.onnx.contexts import random_nodes, refuse_compiled
 from winml.modelkit.onnx.files.content_digest import content_digest
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.onnx.files.graph_reading import graph_of, load_by_reference, merge_duplicate_keys
@@ -43,14 +43,14 @@ from winml.modelkit.onnx.files.reading import inline_functions, read_structure, 
 from winml.modelkit.onnx.files.recovery import State, file_state, temporary_folder
 from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.onnx.fingerprint import is_normalized, stamp
+from winml.modelkit.onnx.random_numbers import FIXABLE_OPERATORS
 from winml.modelkit.onnx.stage import StageResult
 from winml.modelkit.onnx.validity import OLDEST_OPSET, refuse_cycles, refuse_invalid
 from winml.modelkit.options import load_metadata
 from winml.modelkit.ort.devices import ChosenProvider
-from winml.modelkit.ort.graph_sessions import draws_numbers, fixed_random_numbers, newest_ir_version
+from winml.modelkit.ort.graph_sessions import fixed_random_numbers, newest_ir_version
 from winml.modelkit.progress import OnStep, StepClock
 from winml.modelkit.tags.carry.carrying import carry_metadata, has_foreign_metadata, lost_metadata_notes
-from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
 from winml.modelkit.tags.tagging import Coverage, all_nodes, measure_coverage, operator_name, read_tag
 from winml.modelkit.transform.module_functions import find_function_targets, functions_of_modules
 from winml.modelkit.transform.records import GraphSummary, ModuleFunctions, RecordT, TransformedFile, WrittenFile
@@ -720,18 +720,17 @@ def _compare_if_fed(
             files = command_line([str(task.source), str(task.paths.model)])
             note += f" To compare on inputs that it accepts: winml compare {files} --input-data file.npz"
         return None, (note,)
-    return comparison, (*_notes_of(comparison), *_random_notes(source))
-
-
-def _notes_of(comparison: Comparison | None) -> tuple[str, ...]:
-    return (comparison.note,) if isinstance(comparison, VerificationInfo) and comparison.note else ()
+    verified = (comparison.note,) if isinstance(comparison, VerificationInfo) else ()
+    return comparison, (*filter(None, verified), *_random_notes(source))
 
 
 def _random_notes(source: Path) -> tuple[str, ...]:
     """Note a source whose outputs differ from run to run."""
-    if not any(node.op_type in RANDOM_OPERATORS for node in proto_nodes(read_structure(source))):
+    operators = {node.op_type for node in random_nodes(read_structure(source))}
+    if not operators:
         return ()
-    ending = "they are fixed in the comparison" if draws_numbers(source) else "the comparison includes the difference"
+    is_fixed = operators <= FIXABLE_OPERATORS
+    ending = "they are fixed in the comparison" if is_fixed else "the comparison includes the difference"
     return (f"The source generates random numbers, and its outputs differ from run to run; {ending}.",)
 
 

@@ -433,12 +433,8 @@ def _group_candidates(best: Candidate, rules: Mapping[str, str] | None, model: P
     # A single group in float would equal the float file.
     if len(selectors) < 2:
         return {}
+    slugs = [re.sub(r"[^\w.]+", "_", selector)[-40:].strip("._") for selector in selectors]  # parts of file names
     return {
-        selector: placed_candidate(best, rules, {selector: FLOAT32}, f"{best.name}~{number}-{_make_slug(selector)}")
-        for number, selector in enumerate(selectors, start=1)
+        selector: placed_candidate(best, rules, {selector: FLOAT32}, f"{best.name}~{number}-{slug}")
+        for number, (selector, slug) in enumerate(zip(selectors, slugs, strict=True), start=1)
     }
-
-
-def _make_slug(selector: str) -> str:
-    """Return a module selector as a part of a file name."""
-    return re.sub(r"[^\w.]+", "_", selector)[-40:].strip("._")

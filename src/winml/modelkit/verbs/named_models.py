@@ -11,18 +11,20 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from winml.modelkit.errors import ConfigError, UsageError, opt, spell
 from winml.modelkit.export.declared_options import DynamicFields
 from winml.modelkit.fields import Field, fields_of
 from winml.modelkit.models.load_options import InputFields, LoadOptions, declared_options, is_not_default
-from winml.modelkit.verbs.file_to_file import read_sizes
+from winml.modelkit.verbs.file_to_file import FileRequest, read_sizes
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.found_models import NamedModel
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.models.request import ModelRequest
+
+FileRequestT = TypeVar("FileRequestT", bound=FileRequest[Any, Any])
 
 FOR_CHECKPOINTS = (
     *(option.name for option in declared_options() if not option.is_for_onnx),
@@ -268,6 +270,25 @@ def stated_keywords(request_class: type, keywords: Mapping[str, Any]) -> dict[st
             )
     paths = {field.name for field in fields if Path in (field.annotation, *get_args(field.annotation))}
     return {name: Path(value) if name in paths and value is not None else value for name, value in values.items()}
+
+
+def file_request(kind: type[FileRequestT], function: str, arguments: Mapping[str, Any]) -> FileRequestT:
+    """Return the request of a Python function that transforms a file.
+
+    Args:
+        kind: Class of the request.
+        function: Name of the function, for errors.
+        arguments: Its arguments by name: ``options``, or their fields in ``flags``, and fields of the request.
+
+    Raises:
+        ConfigError: an unknown flag, or a value of the wrong type.
+        UsageError: options and flags are combined, or a number is below the minimum of its field.
+    """
+    from winml.modelkit.options import options_of
+
+    options = options_of(kind.options_record(), arguments["options"], arguments["flags"], function)
+    stated = stated_keywords(kind, {name: value for name, value in arguments.items() if value is not None})
+    return kind(options=options, **stated)
 
 
 _SIMPLE_TYPES = (str, int, float, bool, Path, type(None))

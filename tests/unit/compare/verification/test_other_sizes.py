@@ -19,6 +19,7 @@ from winml.modelkit.compare.verification.sizes import (
     Draw,
     DynamicProof,
     limited_by_tables,
+    run_at_two_sizes,
     run_at_varied_sizes,
     with_reference_outputs,
 )
@@ -59,6 +60,31 @@ def test_other_sizes_are_the_smallest_and_a_larger_one_the_model_accepts(
     assert {"y": ("n", 3)} == proof.output_shapes
     refused = min(expected) > dimension.min
     assert refused == any(f"rejects size {dimension.min}" in note for note in proof.notes)
+
+
+@pytest.mark.parametrize(
+    ("accepts", "rows", "expected"),
+    [
+        (lambda n, m: n + m > 0, lambda n, m: n + m, [(10, 15), (1, 0)]),
+        (lambda n, m: n + m > 0, lambda n, m: n * m, []),
+        (lambda n, m: n * m > 0, lambda n, m: n + m, []),
+        (lambda n, m: n == m - 2, lambda n, m: n + m, []),
+    ],
+)
+def test_two_sizes_explain_simple_shapes(
+    accepts: Callable[[int, int], bool], rows: Callable[[int, int], int], expected: list[tuple[int, int]]
+) -> None:
+    """Sizes that the model refuses, sizes that depend on each other, and products are left to more runs."""
+
+    def run(sizes: Mapping[str, int]) -> Draw:
+        if not accepts(sizes["n"], sizes["m"]):
+            raise ExportError("refused")
+        return Draw({}, {"y": np.zeros((rows(sizes["n"], sizes["m"]), 3))}, sizes)
+
+    dimensions = [DynamicDimension(name="n", example=5), DynamicDimension(name="m", min=0, example=7)]
+    proof = run_at_two_sizes(run({"n": 5, "m": 7}), dimensions, run)
+    assert expected == ([] if proof is None else [(draw.sizes["n"], draw.sizes["m"]) for draw in proof.draws])
+    assert proof is None or {"y": ("n + m", 3)} == proof.output_shapes
 
 
 def test_large_model_is_not_run_far_from_the_traced_size() -> None:

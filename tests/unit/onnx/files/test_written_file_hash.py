@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -12,21 +13,26 @@ from winml.modelkit.onnx.files.content_digest import REMEMBERED_BYTES, WrittenFi
 from winml.modelkit.onnx.files.writing import write_model
 
 
-def _model(elements: int) -> ir.Model:
-    weight = ir.Value(
-        name="weight",
-        const_value=ir.tensor(np.random.default_rng(0).integers(0, 255, elements, np.uint8), name="weight"),
-    )
-    passed = ir.node("Identity", [weight])
-    graph = ir.Graph([], passed.outputs, nodes=[passed], initializers=[weight], opset_imports={"": 17}, name="g")
+def _model(*sizes: int) -> ir.Model:
+    generator = np.random.default_rng(0)
+    arrays = {f"weight {number}": generator.integers(0, 255, size, np.uint8) for number, size in enumerate(sizes)}
+    weights = [ir.Value(name=name, const_value=ir.tensor(array, name=name)) for name, array in arrays.items()]
+    passed = ir.node("Identity", [weights[0]])
+    graph = ir.Graph([], passed.outputs, nodes=[passed], initializers=weights, opset_imports={"": 17}, name="g")
     return ir.Model(graph, ir_version=10)
 
 
-@pytest.mark.parametrize("elements", [10, REMEMBERED_BYTES + 12_345], ids=["small", "large"])
-def test_hash_of_written_model(tmp_path: Path, elements: int) -> None:
+_LARGE = REMEMBERED_BYTES + 12_345
+
+
+@pytest.mark.parametrize("sizes", [(10,), (_LARGE,), (_LARGE // 2, *[1, 70_000] * 20, _LARGE // 2, 3)])
+def test_hash_of_written_model(tmp_path: Path, sizes: tuple[int, ...]) -> None:
     path = tmp_path / "model.onnx"
-    write_model(_model(elements), path, external=False)
+    model = _model(*sizes)
+    write_model(model, path, external=False)
     assert hash_file(path) == hashlib.sha256(path.read_bytes()).hexdigest()
+    written = {tensor.name: tensor.raw_data for tensor in onnx.load(path).graph.initializer}
+    assert {name: value.const_value.tobytes() for name, value in model.graph.initializers.items()} == written
     os.link(path, tmp_path / "link.onnx")
     renamed = path.rename(tmp_path / "renamed.onnx")
     assert hash_file(renamed) == hash_file(tmp_path / "link.onnx")

@@ -76,14 +76,14 @@ class WrittenFile:
         self._has_single_rows = takes_single_rows(written.model)
         self._session: Session | None = None
         self._known: dict[int, tuple[Draw, Arrays]] = {}
-        self._accepts_other_ranks = False
+        self._accepts_other_ranks = self._holds_weights_once = False
 
-    def close_before_weights(self) -> None:
-        """Close the session before loading weights, so that memory holds the weights once.
+    def hold_weights_once(self) -> None:
+        """Close the session before loading weights, and copy no tables, so that memory holds the weights once.
 
         Afterwards, another order of equal ranked values is accepted.
         """
-        self._accepts_other_ranks = True
+        self._accepts_other_ranks = self._holds_weights_once = True
         load = self.prepared.part.with_weights
         if load is None:
             return
@@ -164,8 +164,11 @@ class WrittenFile:
 
         path = self.written.path
         if self._session is None:
-            is_plain = self._adapter is not None
-            self._session = Session(path, adapter=self._adapter) if is_plain else open_session(path, as_written=False)
+            self._session = (
+                Session(path, adapter=self._adapter)
+                if self._adapter is not None
+                else open_session(path, as_written=False, copies_tables=not self._holds_weights_once)
+            )
         return self._session
 
     def _apply_reference_ranks(self, draw: Draw, answers: Arrays) -> Arrays:

@@ -26,7 +26,7 @@ from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import ROUNDING_FACTOR, TEXT_KINDS, CheckedValue, OutputComparison, compare_outputs
 from winml.modelkit.compare.verification.file_run import WrittenFile
 from winml.modelkit.compare.verification.input_draws import InputDraws
-from winml.modelkit.compare.verification.python_reads import ValueReads, read_inputs
+from winml.modelkit.compare.verification.python_reads import ValueReads, run_watched
 from winml.modelkit.compare.verification.reference_run import PreparedPart, run_in_float64, run_reference, with_values
 from winml.modelkit.compare.verification.rounding import is_decided_by_rounding, is_decided_by_ties
 from winml.modelkit.compare.verification.sizes import Draw, WrittenGraph, axes_of, run_draw
@@ -175,7 +175,7 @@ def run_at_varied_values(
             refused[names[0]] = (*reported, f"{label} ({output})")
         return False
 
-    reads = reads or read_inputs(prepared, traced.inputs)
+    reads = reads or run_watched(prepared, traced.inputs)[1]
     floats: list[InputTensorSpec] = []
     for spec in prepared.part.inputs:
         values, is_read = traced.inputs[spec.name], reads_values or spec.name in reads.deciding

@@ -21,6 +21,7 @@ from torch.utils import dlpack
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from winml.modelkit.arrays import Arrays
 from winml.modelkit.compare.verification.reference_run import PreparedPart, run_reference
 from winml.modelkit.errors import ExportError
 from winml.modelkit.models.source_lines import asserts_only_at, is_caught, is_of_user
@@ -95,19 +96,23 @@ def recorded_reads(inputs: Mapping[str, torch.Tensor]) -> Iterator[Callable[[], 
         yield lambda: ValueReads(frozenset(mode.read), frozenset(mode.deciding), mode.lines, has_run=True)
 
 
-def read_inputs(prepared: PreparedPart, inputs: Mapping[str, torch.Tensor]) -> ValueReads:
-    """Run the part and record the values that Python reads; empty if PyTorch refuses the inputs.
+def run_watched(prepared: PreparedPart, inputs: Mapping[str, torch.Tensor]) -> tuple[Arrays, ValueReads]:
+    """Run the part; return its outputs and the values that Python reads, empty if the part runs only unwatched.
 
     Args:
         prepared: The part, with weights.
         inputs: Inputs to run it with, by name.
+
+    Raises:
+        ExportError: the module refuses the inputs.
     """
     try:
         with recorded_reads(inputs) as reads:
-            run_reference(prepared, inputs)
+            outputs = run_reference(prepared, inputs)
     except ExportError:
-        return ValueReads()
-    return reads()
+        # Operators that call functions, such as torch.cond, do not run while reads are watched.
+        return run_reference(prepared, inputs), ValueReads()
+    return outputs, reads()
 
 
 class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -11,8 +11,9 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import onnx_ir as ir
 import torch
@@ -22,7 +23,7 @@ from winml.modelkit.compare.outputs import OutputComparison
 from winml.modelkit.compare.verification.python_reads import ValueReads
 from winml.modelkit.compare.verification.reference_run import PreparedPart, run_reference
 from winml.modelkit.errors import ExportError, StageError, UsageError, VerificationError, opt
-from winml.modelkit.models.output_shapes import Observation, explain_output_shapes
+from winml.modelkit.models.output_shapes import Observation, explain_output_shapes, find_simple_shapes
 from winml.modelkit.models.tensors import to_numpy
 from winml.modelkit.onnx.assumptions import Assumption, places_of
 from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec
@@ -32,6 +33,7 @@ from winml.modelkit.words import shape_words
 Sizes = Mapping[str, int]
 Bounds = tuple[int, int]
 """Smallest and largest size of a dimension."""
+_Asked = TypeVar("_Asked")
 
 _LARGER_SHARE = 8
 """Chosen: an eighth above the traced size; enough to exceed a table of the traced size, and quick to run."""
@@ -190,10 +192,41 @@ def run_at_varied_sizes(
     same_outputs = (draw for draw in far_draws if _output_ranks(draw) == _output_ranks(traced))
     observations = [_observe_shapes(draw) for draw in (traced, *draws, *same_outputs)]
     # Far from the traced sizes, where a product is distinguishable from its factors.
-    if far := ask({dim.name: min(2 * (dim.example or 1), dim.max or 2 * (dim.example or 1)) for dim in dimensions}):
+    twice = {dim.name: min(2 * (dim.example or 1), dim.max or 2 * (dim.example or 1)) for dim in dimensions}
+    if len(far_draws) < len(dimensions) and (far := ask(twice)):
         observations.append(far)
     shapes = explain_output_shapes(observations, ask)
     return DynamicProof(tuple(draws), tuple(far_draws), shapes, tuple(notes))
+
+
+def run_at_two_sizes(
+    traced: Draw, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Draw]
+) -> DynamicProof | None:
+    """Run the model with all dimensions larger, and with all as small as possible; explain the shapes of its outputs.
+
+    Enough for a graph whose outputs are not compared: :func:`run_at_varied_sizes` varies each dimension alone as well.
+
+    Args:
+        traced: The traced sample.
+        dimensions: The dynamic dimensions.
+        run: As for :func:`run_at_varied_sizes`.
+
+    Returns:
+        The samples; ``None`` if the model refuses one, or if a shape is no number, dimension or sum of two.
+    """
+    draws: list[Draw] = []
+
+    def outputs_at(sizes: Sizes) -> Arrays | None:
+        draws.extend(_run_accepted(run, [sizes]))
+        return draws[-1].reference if draws else None
+
+    shapes = find_simple_shapes(traced.reference, dimensions, outputs_at)
+    smallest = {dimension.name: size for dimension in dimensions for size in islice(_smaller_sizes(dimension), 1)}
+    if not dimensions or shapes is None or len(smallest) < len(dimensions):
+        return None
+    draws += _run_accepted(run, [smallest])
+    is_same = len(draws) == 2 and _output_ranks(draws[1]) == _output_ranks(traced)
+    return DynamicProof(tuple(draws), (), shapes) if is_same else None
 
 
 def _accepted_draws(traced: Sizes, dimension: DynamicDimension, run: Callable[[Sizes], Draw]) -> tuple[list[Draw], str]:
@@ -342,15 +375,10 @@ def with_reference_outputs(proof: DynamicProof, traced: Sizes, run: Callable[[Dr
         ExportError: the model refuses another sample.
     """
     draws: list[Draw] = []
-    far_draws: list[Draw] = []
-    for draw in (*proof.draws, *proof.far_draws):
-        is_far = any(draw is far for far in proof.far_draws)
-        try:
-            (far_draws if is_far else draws).append(run(draw))
-        except ExportError:
-            if not is_far and sum(size != traced[name] for name, size in draw.sizes.items()) == 1:
-                raise
-    return replace(proof, draws=tuple(draws), far_draws=tuple(far_draws))
+    for draw in proof.draws:
+        is_single = sum(size != traced[name] for name, size in draw.sizes.items()) == 1
+        draws += [run(draw)] if is_single else _run_accepted(run, [draw])
+    return replace(proof, draws=tuple(draws), far_draws=tuple(_run_accepted(run, proof.far_draws)))
 
 
 def _run_together(traced: Sizes, draws: Sequence[Draw], run: Callable[[Sizes], Draw], parameters: int) -> list[Draw]:
@@ -432,16 +460,16 @@ def _dimension_notes(dimension: DynamicDimension, smallest: int, accepted: int) 
     return notes
 
 
-def _run_accepted(run: Callable[[Sizes], Draw], several: Iterable[Sizes]) -> list[Draw]:
-    """Samples of the sizes that the model supports."""
-    draws = (_run_if_accepted(run, sizes) for sizes in several)
+def _run_accepted(run: Callable[[_Asked], Draw], several: Iterable[_Asked]) -> list[Draw]:
+    """Return the samples that the model supports, of several sizes or samples."""
+    draws = (_run_if_accepted(run, asked) for asked in several)
     return [draw for draw in draws if draw is not None]
 
 
-def _run_if_accepted(run: Callable[[Sizes], Draw], sizes: Sizes) -> Draw | None:
-    """Run a sample of these sizes; ``None`` if the model refuses them."""
+def _run_if_accepted(run: Callable[[_Asked], Draw], asked: _Asked) -> Draw | None:
+    """Run a sample, or one of these sizes; ``None`` if the model refuses it."""
     try:
-        return run(sizes)
+        return run(asked)
     except ExportError:
         return None
 

@@ -25,6 +25,7 @@ from winml.modelkit.compare.verification.fixed_numbers import FixedNumbers
 from winml.modelkit.compare.verification.generated_text import GeneratedText, generate_reference, generates_alone
 from winml.modelkit.compare.verification.generation import compare_generation
 from winml.modelkit.compare.verification.input_draws import InputDraws, holds_nan
+from winml.modelkit.compare.verification.python_reads import run_watched
 from winml.modelkit.compare.verification.reference_run import PreparedPart, with_values
 from winml.modelkit.compare.verification.rounding import compare_stable_draws, has_uncertain_scores
 from winml.modelkit.compare.verification.single_rows import reads_consecutive_tokens, with_consecutive_tokens
@@ -41,9 +42,11 @@ from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.tensors import to_torch
 from winml.modelkit.onnx.assumptions import constant_output
 from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.onnx.random_numbers import FIXABLE_OPERATORS
 from winml.modelkit.onnx.widening import computes_in
 from winml.modelkit.ort.decoding.inputs import MASK, POSITIONS
-from winml.modelkit.ort.graph_sessions import are_numbers_fixed, draws_numbers, fixed_random_numbers
+from winml.modelkit.ort.graph_sessions import are_numbers_fixed, fixed_random_numbers
+from winml.modelkit.tags.tagging import all_nodes
 
 PIECE_BYTES = 1 << 28
 """Maximum weight of a piece, with bfloat16 counted as float32. Chosen: half the memory of the libraries, so that the
@@ -70,7 +73,7 @@ def verify_written_file(
         from winml.modelkit.compare.verification.streamed_reference import with_streaming_loader  # imported on demand
 
         prepared = with_streaming_loader(prepared)
-    if draws_numbers(written.path) and not are_numbers_fixed():
+    if not are_numbers_fixed() and any(node.op_type in FIXABLE_OPERATORS for node in all_nodes(written.model)):
         with fixed_random_numbers(), FixedNumbers():
             fixed = _with_references(written, prepared)
             verification = verify_written_file(fixed, prepared, inputs, advice=advice, is_streamed=is_streamed)
@@ -130,7 +133,7 @@ def _verify_outputs(
     if is_streamed:
         known += [*written.proof.draws, *(entry.draw for entry in values.varied)]
     else:
-        file.close_before_weights()
+        file.hold_weights_once()
     file.run_beforehand(known)
     prepared, rounding = file.prepared, file.rounding
     try:
@@ -387,7 +390,8 @@ def _add_reference_outputs(
             proof = replace(proof, far_draws=())
         elif weighted is not prepared:
             proof = with_reference_outputs(proof, written.draw.sizes, partial(run_draw, weighted))
-            written = replace(written, draw=run_draw(weighted, written.draw))
+            outputs, reads = run_watched(weighted, written.draw.inputs)
+            written = replace(written, draw=replace(written.draw, reference=outputs), reads=reads)
         written = replace(written, proof=proof)
         traced, *sized_draws, second = _compute_draws(written, weighted, inputs, is_streamed=is_streamed)
         written = replace(written, draw=traced, proof=replace(proof, draws=tuple(sized_draws)))

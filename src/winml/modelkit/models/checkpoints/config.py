@@ -251,7 +251,7 @@ def _build_or_refuse(build: Callable[[], object], subject: str) -> Any:
             f"{subject} rejects the config",
             error=CheckpointError,
             hint="Correct the value, or download the checkpoint again.",
-            reason=_error_text,
+            reason=lambda error: " ".join(str(error).split()) or type(error).__name__,
             spared=OfflineModeIsEnabled,
         ):
             return build()
@@ -261,10 +261,6 @@ def _build_or_refuse(build: Callable[[], object], subject: str) -> Any:
             f"{subject} requires a part of the config from the Hub ({url}), but only the folder is read",
             hint="Write that part into the config, such as a backbone as backbone_config.",
         ) from error
-
-
-def _error_text(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def own_class(reference: str, root: Path) -> Any:

@@ -110,10 +110,10 @@ class WrittenFileHash(_InThreads):
             _WRITTEN[state] = self._hasher.hexdigest()
 
     def _hash_up_to(self, size: int) -> None:
-        """Hash the bytes from the last position up to ``size``."""
+        """Hash the bytes from the last position up to ``size``, if there are any."""
         with self._path.open("rb", buffering=0) as file:
             file.seek(self._hashed)
-            self._hashed += _hash_next(file, size - self._hashed, self._hasher.update)
+            self._hashed += _hash_next(file, max(0, size - self._hashed), self._hasher.update)
 
 
 def content_digest(path: Path) -> str:

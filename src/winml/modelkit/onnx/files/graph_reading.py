@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
 
-from winml.modelkit import metadata_keys
 from winml.modelkit.onnx.contexts import proto_nodes
 from winml.modelkit.onnx.files.reading import (
     merge_node_keys,
@@ -24,9 +21,7 @@ from winml.modelkit.onnx.files.reading import (
     reading_graph,
     replace_metadata,
 )
-from winml.modelkit.onnx.files.recovery import temporary_folder
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
-from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.onnx.function_inlining import inline_module_functions
 from winml.modelkit.onnx.map_types import deserialize_model
 from winml.modelkit.onnx.validity import refuse_cycles
@@ -193,22 +188,3 @@ def read_foreign(path: Path) -> tuple[ir.Model, MergedKeys]:
     refuse_cycles(structure, path)
     merged = merge_duplicate_keys(structure)
     return graph_of(structure, path), merged
-
-
-@contextmanager
-def flat_file(path: Path) -> Iterator[Path]:
-    """Yield the file itself, or a temporary copy with module functions inlined; weights are copied as well.
-
-    Raises:
-        InputError: the file is no ONNX model, or damaged.
-        WriteError: the disk has no space for the copy.
-    """
-    if not any(
-        function.domain == metadata_keys.FUNCTION_DOMAIN for function in read_structure(path, as_written=True).functions
-    ):
-        yield path
-        return
-    with temporary_folder() as folder:
-        flat = folder / path.name
-        write_model(reading_graph(path, lambda: load_by_reference(path)), flat)
-        yield flat

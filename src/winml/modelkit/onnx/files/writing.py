@@ -1,6 +1,6 @@
 """Writing of a graph to a file without a second copy of its weights in memory.
 
-Weights are read while they are written, one at a time, or two into a data file: peak memory is the graph plus the
+Weights are read while they are written, one at a time, or two of a large file: peak memory is the graph plus the
 largest tensors. Why weights travel by reference: docs/decisions/0006-weights-as-cargo.md. Temporary names are made by
 ``output_files``. Also writes a file that contains all its weights, a file whose data is split into numbered files, and
 new metadata for a file whose weights stay where they are.
@@ -15,8 +15,10 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -48,7 +50,7 @@ _ALIGNED_BYTES = 100 * _ALIGNMENT_BYTES
 """Tensors from this size on are aligned. Chosen: the gaps take less than 1 % of the file."""
 
 WRITING_THREADS = 2
-"""Tensors of a data file are computed and written side by side. Chosen: more hold more weights in memory, and two keep
+"""Tensors of a large file are computed and written side by side. Chosen: more hold more weights in memory, and two keep
 the disk busy."""
 _IN_FLIGHT_BYTES = 256_000_000
 """Total size of tensors in memory at a time; a larger tensor is written alone, beside others of this total. Chosen:
@@ -356,24 +358,51 @@ class _ModelFraming:
         self.size_bytes = len(self._model) + len(_MODEL_GRAPH + varint(self._graph_bytes)) + self._graph_bytes
 
     def write(self, path: Path) -> None:
-        """Write the whole model; hash a large model while writing, for later descriptions of the file.
+        """Write the whole model; write and hash the tensors of a large model side by side.
 
         Raises:
             InternalError: the file has another size than announced.
         """
-        with WrittenFileHash(path) if self.size_bytes >= REMEMBERED_BYTES else contextlib.nullcontext() as file_hash:
-            with path.open("wb") as file:
-                file.write(self._model + _MODEL_GRAPH + varint(self._graph_bytes) + self._graph)
-                hashed = 0
-                for tensor in self._tensors:
-                    tensor.write(file)
-                    if file_hash is not None and file.tell() - hashed >= REMEMBERED_BYTES:
-                        file.flush()
-                        file_hash.complete_up_to(hashed := file.tell())
-                if file.tell() != self.size_bytes:
-                    raise InternalError(f"a model of {self.size_bytes} bytes was written as {file.tell()} bytes")
-            if file_hash is not None:
+        head = self._model + _MODEL_GRAPH + varint(self._graph_bytes) + self._graph
+        path.write_bytes(head)
+        starts = accumulate((tensor.size_bytes for tensor in self._tensors), initial=len(head))
+        pending = iter([*zip(starts, self._tensors, strict=False)])
+        if self.size_bytes < REMEMBERED_BYTES:
+            _write_tensors(path, pending)
+        else:
+            workers = range(WRITING_THREADS)
+            begun = dict.fromkeys(workers, 0)
+            with WrittenFileHash(path) as file_hash, ThreadPoolExecutor(WRITING_THREADS) as threads:
+
+                def write_next(worker: int) -> None:
+                    def begin(start: int) -> None:
+                        begun[worker] = start
+                        file_hash.complete_up_to(min(begun.values()))  # tensors are begun in order
+
+                    _write_tensors(path, pending, begin)
+
+                list(threads.map(write_next, workers))
                 file_hash.remember()
+        if path.stat().st_size != self.size_bytes:
+            raise InternalError(f"a model of {self.size_bytes} bytes was written as {path.stat().st_size} bytes")
+
+
+def _write_tensors(
+    path: Path, pending: Iterator[tuple[int, _FramedTensor]], begin: Callable[[int], None] = lambda _start: None
+) -> None:
+    """Write tensors into an existing file.
+
+    Args:
+        path: The file.
+        pending: First byte of each tensor, and the tensor, in order; several threads may take from it.
+        begin: Called with the first byte of the next tensor; earlier tensors of this call have left the buffers.
+    """
+    with path.open("r+b") as file:
+        for start, tensor in pending:
+            file.seek(start)
+            begin(start)
+            tensor.write(file)
+            file.flush()
 
 
 class _FramedTensor:
