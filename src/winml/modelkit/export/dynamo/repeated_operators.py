@@ -12,7 +12,7 @@ NOTE: these functions are private in torch (docs/decisions/0004-private-seams.md
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -103,7 +103,7 @@ def reused_results() -> Callable[..., Any]:
     """Return torch's recording of one operator in a graph, which infers the result once for equal operands."""
     record, known = proxy_tensor.proxy_call, dict[Any, _Result | None]()
 
-    def call(mode: Any, operator: Any, in_trace: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def call(mode: Any, operator: Any, in_trace: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         flat, structure = pytree.tree_flatten((args, kwargs))
         operands = _Operands(flat)
         is_pure = operator.namespace == "aten" and not operator._schema.is_mutable

@@ -254,7 +254,7 @@ def _replace_flatten(x: torch.fx.Node, *_axes: int, out: torch.Tensor, **_option
 
 def _replace_batch_norm(*args: Any, **_options: Any) -> _Form | None:
     *operands, is_training, momentum, epsilon, _is_fast = args
-    form = torch.ops.aten._native_batch_norm_legit_no_training.default, (*operands, momentum, epsilon), {}
+    form: _Form = torch.ops.aten._native_batch_norm_legit_no_training.default, (*operands, momentum, epsilon), {}
     return None if is_training or operands[-1] is None else form
 
 
