@@ -94,10 +94,10 @@ CASES = (
     Case("onnx", 0.8, lambda folder: [*WINML, "inspect", str(exported_bert_base(folder))]),
     Case("onnx-hierarchy", 0.8, lambda folder: [*WINML, "inspect", str(exported_bert_base(folder)), "-H"]),
     Case("import-model", None, import_model),
-    Case("model", 3.0, lambda folder: inspect_model(folder, "bert-base", MAKE_BERT_BASE)),
+    Case("model", 1.5, lambda folder: inspect_model(folder, "bert-base", MAKE_BERT_BASE)),
     Case("model-hierarchy", None, lambda folder: inspect_model(folder, "bert-base", MAKE_BERT_BASE, "-H")),
     # The memory limit is 1.5 GB; the described weights would take 141 GB.
-    Case("llama-70b-hierarchy", 30.0, lambda folder: inspect_model(folder, "llama-70b", MAKE_LLAMA_70B, "-H")),
+    Case("llama-70b-hierarchy", 4.0, lambda folder: inspect_model(folder, "llama-70b", MAKE_LLAMA_70B, "-H")),
 )
 
 

@@ -184,6 +184,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "test_flatten_arguments_names_every_tensor_by_its_path",
     },
     "models.inputs.shape_run": {
+        "._schema": f"{_LOAD}/inputs/test_shape_run.py::test_equal_operators_are_computed_once",
         "torch.utils._python_dispatch": f"{_LOAD}/inputs/test_shape_run.py::"
         "test_shape_run_computes_sizes_that_follow_from_whole_numbers",
         "torch.utils._pytree": f"{_LOAD}/inputs/test_shape_run.py::"
@@ -206,10 +207,6 @@ SEAMS: dict[str, dict[str, str]] = {
     "ort.half_precision": {
         "onnxruntime.capi": "tests/unit/quantize/test_float_engine.py::test_float16_inside_and_float32_at_the_edges",
     },
-    "ort.library_imports": dict.fromkeys(
-        ("._import_structure", "._object_missing_backend"),
-        "tests/unit/ort/test_library_imports.py::test_model_modules_are_those_that_transformers_lists",
-    ),
     "ort.plug_ins": {
         "onnxruntime.capi": "tests/unit/ort/test_sessions.py::test_session_of_a_broken_file_names_file_and_reason",
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +27,10 @@ from winml.modelkit.onnx.module_tree import read_tree
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.tags.selector import ModuleAddress
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+# torch 2.15 warns of torch.jit.load as well, which is called by winml.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*torch.jit:DeprecationWarning", "ignore:`torch.jit.(save|freeze)` is deprecated:FutureWarning"
+)
 
 INPUTS = (torch.randn(2, 4),)
 
@@ -52,7 +56,9 @@ class WithScriptedPart(nn.Module):
 def loaded(folder: Path) -> Any:
     """Save a TorchScript archive and return it loaded."""
     torch.jit.save(torch.jit.script(net()), folder / "net.pt")
-    return torch.jit.load(folder / "net.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch 2.15
+        return torch.jit.load(folder / "net.pt")
 
 
 PROGRAMS: dict[str, Callable[[Path], Any]] = {

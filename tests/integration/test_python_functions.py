@@ -62,6 +62,22 @@ def test_export_names_the_keyword_of_an_unknown_one(
         winml.export_model(model, tmp_path / "net.onnx", cfg=1)
 
 
+@pytest.mark.parametrize(
+    ("transform", "keyword", "right"),
+    [
+        (winml.compile_model, "overwite", "overwrite"),
+        (winml.optimize_model, "lvel", "level"),
+        (winml.quantize_model, "ouput", "output"),
+    ],
+)
+def test_transformations_know_their_arguments_and_their_options(transform: Any, keyword: str, right: str) -> None:
+    """The nearest keyword is one of the function or an option."""
+    with pytest.raises(
+        winml.ConfigError, match=f"{transform.__name__}: unknown key '{keyword}'; did you mean '{right}'"
+    ):
+        transform("model.onnx", "out.onnx", **{keyword: 1})
+
+
 def test_build_takes_the_options_of_the_command(checkpoint: Path, exported: Path, tmp_path: Path) -> None:
     """A checkpoint and a file are built by one function; options override the config."""
     built = winml.build_model(

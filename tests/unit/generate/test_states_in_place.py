@@ -157,6 +157,25 @@ def test_cache_copy_stays_unchanged(path: Path) -> None:
     np.testing.assert_allclose(logits["in place"], logits["copied"], rtol=1e-6)
 
 
+def test_steps_among_other_runs_equal_those_with_copied_states(path: Path) -> None:
+    """A step after a step keeps its inputs bound; runs of several tokens, or with a mask, come in between.
+
+    The tokens of the caller, and earlier scores, stay unchanged.
+    """
+    runs = [[1, 2, 3], [4], [5], [6, 7], [8], [9], [4], [5]]
+    logits = {}
+    for kind in (Session, _CopyingSession):
+        graph = DecoderGraph(kind(path))
+        cache, scores = graph.empty_cache(1), []
+        for number, tokens in enumerate(runs):
+            mask = np.ones((1, cache.length + len(tokens)), np.int64) if number == 5 else None
+            fed = np.array([tokens])
+            scores.append(graph.run(fed, mask, cache=cache))
+            assert tokens == fed[0].tolist()
+        logits[kind] = np.concatenate(scores, axis=1)
+    np.testing.assert_allclose(logits[Session], logits[_CopyingSession], rtol=1e-6)
+
+
 def test_rewound_cache_gives_equal_outputs(path: Path) -> None:
     """A step that is measured repeatedly starts from the same tokens."""
     graph = DecoderGraph(Session(path))

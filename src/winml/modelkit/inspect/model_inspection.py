@@ -25,7 +25,7 @@ from winml.modelkit.inspect import records
 from winml.modelkit.models.checkpoints import weight_files
 from winml.modelkit.models.checkpoints.processor_files import ProcessorClass, find_processor_classes
 from winml.modelkit.models.checkpoints.task import inference_class, tasks_and_variants_for
-from winml.modelkit.models.inputs.shape_run import REFUSALS
+from winml.modelkit.models.inputs.shape_run import REFUSALS, forward_on_meta
 from winml.modelkit.models.output_shapes import output_specs_of
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.preparation import FlatForward
@@ -112,7 +112,10 @@ def _run_on_meta_device(
 
     Measured on 80 layers: 0.6 of the time of fake tensors.
     """
-    values = {name: torch.empty_like(value, device="meta") for name, value in _named_tensors(model)}
+    values = {
+        name: value if value.is_meta else torch.empty_like(value, device="meta")
+        for name, value in _named_tensors(model)
+    }
     tensors = tuple(
         torch.empty(_resolve_shape(spec, sizes), dtype=getattr(torch, spec.dtype), device="meta") for spec in inputs
     )
@@ -120,7 +123,7 @@ def _run_on_meta_device(
         # Tensors stored by this forward are on the meta device, so a later forward could not use them.
         with unchanged_attributes(model), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with record_calls(model) as trace:
+            with record_calls(model) as trace, forward_on_meta():
                 result = torch.func.functional_call(model, values, tensors)
             return WeightlessRun(trace, named_outputs(result))
     except REFUSALS:

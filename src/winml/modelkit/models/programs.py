@@ -163,7 +163,10 @@ def load_program(path: Path, source_name: str) -> object:
         InputError: torch cannot read it.
     """
     hint = "Save it again with this version of torch, or pass file.py:function."
-    with foreign_parser(f"{source_name}: torch {torch.__version__} cannot read it", hint=hint):
+    reads = foreign_parser(f"{source_name}: torch {torch.__version__} cannot read it", hint=hint)
+    with reads, warnings.catch_warnings():
+        # torch 2.15 deprecates torch.jit.load, but no other function reads such files.
+        warnings.simplefilter("ignore", FutureWarning)
         if _is_exported_program(path):
             with _without_code():
                 return torch.export.load(path)

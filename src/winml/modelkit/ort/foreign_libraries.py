@@ -38,14 +38,14 @@ def local_files_only() -> Iterator[None]:
     if not has_transformers():
         yield
         return
-    # Kernels are for PyTorch, and the module is imported only with it.
-    if has_torch := importlib.util.find_spec("torch") is not None:
-        from winml.modelkit.ort.library_imports import import_transformers
+    from winml.modelkit.ort.library_imports import import_transformers
 
-        import_transformers()
+    import_transformers()
     from huggingface_hub import constants
     from transformers import dynamic_module_utils
 
+    # Kernels are for PyTorch, and the module is imported only with it.
+    has_torch = importlib.util.find_spec("torch") is not None
     hub_kernels: Any = importlib.import_module(_KERNELS) if has_torch else SimpleNamespace(get_kernel=None)
     # The only function that loads a kernel; its callers look it up on use.
     was_offline, get_kernel = constants.HF_HUB_OFFLINE, hub_kernels.get_kernel
@@ -72,6 +72,9 @@ def quiet_libraries() -> Iterator[None]:
 
     Threads share the change: the last to leave restores the original settings.
     """
+    from winml.modelkit.ort.library_imports import import_transformers
+
+    import_transformers()
     from huggingface_hub.utils import logging as hub_messages
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging as messages

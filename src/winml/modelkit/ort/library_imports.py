@@ -6,11 +6,12 @@ Importing a model class takes 2.7 s of computing; without these parts 1.6 s (mea
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -25,49 +26,64 @@ _TRACING = f"{_DYNAMO}._trace_wrapped_higher_order_op"
 _SETTINGS = f"{_DYNAMO}.config"
 _SHARDED = "torch.distributed.tensor"
 _STRUCTURE = "transformers.utils.import_utils"
+_SYMBOLIC = "torch.fx.experimental.symbolic_shapes"
+_SYMPY = "sympy"
 
 
 def import_transformers() -> None:
     """Import transformers, and list its model modules once.
 
-    transformers reads its 1,700 source files for ``transformers``, and again for ``transformers.models`` (0.2 s).
-    Nobody trains or compiles a model in a process of a command, so there
+    transformers reads its 1,700 source files line by line for ``transformers``, and again for ``transformers.models``
+    (0.2 s). Nobody trains or compiles a model in a process of a command, so there
 
     * transformers is imported as with a torch that is built without ``torch.distributed`` (0.5 s);
     * ``torch._dynamo`` is imported when something other than its decorators is used (0.5 s): transformers decorates
-      kernels for GPUs, and torch decorates functions that initialize weights.
+      kernels for GPUs, and torch decorates functions that initialize weights;
+    * ``torch.distributed.tensor`` is imported when something other than its class is used (0.5 s); torch keeps the
+      first class that it finds there, so no tensor of such a process can be sharded;
+    * sympy and torch's symbolic sizes are imported when a size is a symbol (0.2 s).
     """
-    if "transformers.models" in sys.modules:
+    if "transformers" not in sys.modules:
+        sys.meta_path.insert(0, _FinderOfStructure())
+    import transformers  # noqa: F401  # the finder changes how it lists its modules
+
+    if _COMMAND not in os.environ or "transformers.models" in sys.modules or not importlib.util.find_spec("torch"):
         return
-    import transformers
+    import torch.distributed
 
     utils: Any = importlib.import_module(_STRUCTURE)
-    if _COMMAND in os.environ:
-        import torch.distributed
-
-        with attribute_replaced(torch.distributed, "is_available", lambda: False):
-            getattr(utils, "is_torch_distributed_available", bool)()  # remembers its first answer
-        if _DYNAMO not in sys.modules:
-            _stand_in_for_dynamo()
-    known: Any = transformers
-    with suppress(AttributeError, ImportError):  # another version lists its modules otherwise
-        structure = _model_modules(known._import_structure, known._object_missing_backend)
-        with attribute_replaced(utils, "define_import_structure", lambda _path: structure):
-            importlib.import_module("transformers.models")
+    with attribute_replaced(torch.distributed, "is_available", lambda: False):
+        getattr(utils, "is_torch_distributed_available", bool)()  # remembers its first answer
+    if _DYNAMO not in sys.modules:
+        _stand_in_for_dynamo()
+    if not {_SYMBOLIC, _SYMPY} & {*sys.modules}:
+        _stand_in_for_symbolic_sizes()
+    sys.meta_path.insert(0, _ModulesOfStandIn())
+    importlib.import_module("transformers.models")
 
 
-def _model_modules(
-    modules: Mapping[str, list[str]], missing: Mapping[str, list[str]]
-) -> Mapping[frozenset[str], Mapping[str, list[str]]]:
-    """Return missing backends → module below ``transformers.models`` → its names."""
-    structure: dict[frozenset[str], dict[str, list[str]]] = {frozenset(): {}}
-    for path, names in modules.items():
-        if path.startswith("models."):
-            # The names of a module may need different libraries.
-            for name in names or [path]:
-                of_backends = structure.setdefault(frozenset(missing.get(name, ())), {})
-                of_backends.setdefault(path.removeprefix("models."), []).extend(names and [name])
-    return structure
+class _FinderOfStructure:
+    """Finder of the import system for the module that lists the modules of transformers: makes it faster."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != _STRUCTURE:
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]  # a finder by its method
+        found = PathFinder.find_spec(name, path, target)
+        if found is not None and found.loader is not None:
+            execute = found.loader.exec_module
+            found.loader.exec_module = lambda module: (execute(module), _list_faster(module))  # type: ignore[method-assign]
+        return found
+
+
+def _list_faster(utils: Any) -> None:
+    """Make transformers list its modules once for each folder, and search only the last lines of a file for names."""
+    with suppress(AttributeError):  # another version lists its modules otherwise
+        names_in, modules_in = utils.fetch__all__, utils.create_import_structure_from_path
+        utils.fetch__all__ = lambda content: names_in(content[content.rfind("\n__all__") + 1 :])
+        utils.create_import_structure_from_path = lambda path: modules_in(
+            str(path).removesuffix(f"{os.sep}__init__.py")
+        )
 
 
 def import_losses() -> None:
@@ -90,8 +106,8 @@ def import_losses() -> None:
 def _stand_in_for_dynamo() -> None:
     """Represent ``torch._dynamo`` by its decorators until another attribute or a module of it is needed.
 
-    Its module of settings, which fake tensors read, imports nothing else. The check of symbolic sizes, which imports
-    it, is off by default.
+    Its module of settings, which fake tensors read, imports nothing else; that of sources has a stand-in, too. The
+    check of symbolic sizes, which imports it, is off by default.
     """
     import torch
 
@@ -107,11 +123,40 @@ def _stand_in_for_dynamo() -> None:
     vars(sys.modules[_DYNAMO])["source"] = _stand_in(
         f"{_DYNAMO}.source", AttrSource=name_source, ConstantSource=name_source, RandomValueSource=_StandIn
     )
-    # torch asks for this class when it meets the first tensor of another class, such as a fake tensor.
-    _stand_in(_SHARDED, __path__=[], DTensor=type("DTensor", (), {}))
+    if _SHARDED not in sys.modules:
+        # torch asks for this class when it meets the first tensor of another class, such as a fake tensor.
+        _stand_in(_SHARDED, __path__=[], DTensor=type("DTensor", (), {}))
     _stand_in("torch.fx.experimental.validator", translation_validation_enabled=lambda: False)
     _stand_in(_TRACING, TransformGetItemToIndex=_imported_late(_TRACING, "TransformGetItemToIndex"))
-    sys.meta_path.insert(0, _ModulesOfStandIn())
+
+
+def _stand_in_for_symbolic_sizes() -> None:
+    """Represent sympy, and torch's functions of symbolic sizes, until a size is a symbol.
+
+    Operators on tensors without values pass all their sizes to these functions.
+    """
+    functions: dict[str, Callable[..., object]] = {
+        **dict.fromkeys(("expect_true", "guarding_hint_or_throw", "statically_known_true"), lambda value: value),
+        **dict.fromkeys(("guard_or_false", "guard_or_true", "guard_size_oblivious"), lambda value: value),
+        "has_guarding_hint": lambda _value: True,
+        "is_nested_int": lambda _value: False,
+        "sym_and": lambda *values: all(values),
+        "sym_eq": lambda left, right: left == right if isinstance(left, int) else [*left] == [*right],
+        "sym_or": lambda *values: any(values),
+    }
+    _stand_in(_SYMBOLIC, **{name: _of_numbers(name, function) for name, function in functions.items()})
+    _stand_in(_SYMPY, __path__=[], Basic=type("Basic", (), {}))
+
+
+def _of_numbers(name: str, function: Callable[..., object]) -> Callable[..., object]:
+    """Return a function of sizes that calls the real one only for symbols."""
+    real = _imported_late(_SYMBOLIC, name)
+
+    def call(*values: Any) -> object:
+        sizes = [size for value in values for size in (value if isinstance(value, (list, tuple)) else (value,))]
+        return (function if all(isinstance(size, (int, float)) for size in sizes) else real)(*values)
+
+    return call
 
 
 class _StandIn(ModuleType):
@@ -124,20 +169,24 @@ class _StandIn(ModuleType):
 
 
 class _ModulesOfStandIn:
-    """Finder of the import system for modules inside a stand-in, which is replaced by the real module."""
+    """Finder of the import system for modules inside a package: replaces its stand-in by the real package."""
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
-        package = next((package for package in (_DYNAMO, _SHARDED) if name.startswith(f"{package}.")), "")
-        if name == _SETTINGS or not isinstance(sys.modules.get(package), _StandIn):
+        package = next((package for package in (_DYNAMO, _SHARDED, _SYMPY) if name.startswith(f"{package}.")), None)
+        if package is None or name == _SETTINGS or not isinstance(sys.modules.get(package), _StandIn):
             return None
         _import_real(package)
-        return ModuleSpec(name, self)  # type: ignore[arg-type]  # a loader by its methods
+        # Otherwise the import system executes a module that the package has imported once more.
+        return ModuleSpec(name, self, loader_state=sys.modules.pop(name, None))  # type: ignore[arg-type]  # a loader by its methods
 
     def create_module(self, found: ModuleSpec) -> ModuleType:
-        return importlib.import_module(found.name)
+        module: ModuleType = found.loader_state or importlib.import_module(found.name)
+        found.loader_state = module.__spec__
+        return module
 
-    def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: the module is imported."""
+    def exec_module(self, module: Any) -> None:
+        """Restore the module's own specification: it is executed."""
+        module.__spec__ = module.__spec__.loader_state
 
 
 def _stand_in(name: str, **attributes: Any) -> ModuleType:
@@ -148,7 +197,7 @@ def _stand_in(name: str, **attributes: Any) -> ModuleType:
 
 def _import_real(name: str) -> ModuleType:
     """Import a module in place of its stand-in, which gets its attributes: other modules may hold it."""
-    replaced = _remove_stand_ins(name)
+    replaced = _remove_stand_ins(name) if isinstance(sys.modules.get(name), _StandIn) else []
     module = importlib.import_module(name)
     for stand_in in replaced:
         if stand_in.__name__ == name:

@@ -284,9 +284,14 @@ def file_request(kind: type[FileRequestT], function: str, arguments: Mapping[str
         ConfigError: an unknown flag, or a value of the wrong type.
         UsageError: options and flags are combined, or a number is below the minimum of its field.
     """
-    from winml.modelkit.options import options_of
+    from winml.modelkit.options import options_of, unknown_key_message
 
-    options = options_of(kind.options_record(), arguments["options"], arguments["flags"], function)
+    record = kind.options_record()
+    keywords = {*record.model_fields, *arguments} - {"flags"}
+    for flag in arguments["flags"]:
+        if flag not in {*keywords, *record.ways_out}:
+            raise ConfigError(unknown_key_message(flag, keywords, function))
+    options = options_of(record, arguments["options"], arguments["flags"], function)
     stated = stated_keywords(kind, {name: value for name, value in arguments.items() if value is not None})
     return kind(options=options, **stated)
 

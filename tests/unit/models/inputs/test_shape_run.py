@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from winml.modelkit.models.inputs.shape_run import run_on_shapes
+from winml.modelkit.models.inputs.shape_run import RepeatOperators, run_on_shapes
 from winml.modelkit.onnx.specs import InputTensorSpec
 
 
@@ -131,3 +132,39 @@ def test_shape_run_accepts_unknown_parts_of_sizes() -> None:
     answer = run_on_shapes(forward, {"rows": _spec("rows", (5, 3))})
     assert answer is not None
     assert ((5, 3), 3) == (tuple(answer[0].shape), answer[1])
+
+
+class _Recorder(TorchDispatchMode):
+    """Record the operators that reach the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def _apply_layers(state: torch.Tensor, counts: torch.Tensor) -> list[torch.Tensor]:
+    """Call operators that create tensors, return views, change their argument, and return several tensors."""
+    outputs = []
+    for _ in range(3):
+        state = torch.nn.functional.layer_norm(state * 2, (4,)).transpose(0, 1).contiguous().transpose(0, 1)
+        state[0].add_(1.0)
+        outputs += [counts + 1, counts + 1.0, counts + True, state > 0, *state.split(2, 1), *state.max(1)]
+    return [state, *outputs]
+
+
+def test_equal_operators_are_computed_once() -> None:
+    """Shapes, strides and types are those of computed operators; other types of a number are other arguments."""
+    arguments = torch.empty(3, 4, device="meta"), torch.empty(2, dtype=torch.int64, device="meta")
+    with _Recorder() as every:
+        expected = _apply_layers(*arguments)
+    with _Recorder() as once, RepeatOperators():
+        actual = _apply_layers(*arguments)
+    described = [[(value.shape, value.stride(), value.dtype) for value in values] for values in (expected, actual)]
+    assert described[0] == described[1]
+    assert (9, 3) == (every.names.count("aten::add.Tensor"), once.names.count("aten::add.Tensor"))
+    assert 3 == once.names.count("aten::add_.Tensor")
+    assert actual[5]._base is not None

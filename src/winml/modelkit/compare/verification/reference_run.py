@@ -20,7 +20,7 @@ from torch.func import functional_call
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.errors import ExportError, MeasureError, first_line, opt
-from winml.modelkit.models.inputs.shape_run import REFUSALS
+from winml.modelkit.models.inputs.shape_run import REFUSALS, forward_on_meta
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.preparation import FlatForward, prepared_for_export
 from winml.modelkit.models.state_restoration import AttributeState, quiet_torch, unchanged_attributes
@@ -158,7 +158,8 @@ def run_for_shapes(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) 
     def without_storage(value: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
-    outputs = _run_with(prepared, without_storage, (tensor.to("meta") for tensor in tensors.values()))
+    with forward_on_meta():
+        outputs = _run_with(prepared, without_storage, (tensor.to("meta") for tensor in tensors.values()))
     return run_reference(prepared, tensors) if outputs is None else outputs
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,8 +85,7 @@ def _softmax_scores(scores: Scores) -> NDArray[np.float64]:
     return np.asarray(weights / weights.sum())
 
 
-@dataclass(frozen=True)
-class GeneratedToken:
+class GeneratedToken(NamedTuple):
     """One token of a text."""
 
     token: int
