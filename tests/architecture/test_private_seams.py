@@ -51,9 +51,21 @@ SEAMS: dict[str, dict[str, str]] = {
         "torch.onnx._internal.exporter": "tests/integration/test_exact_operators.py::"
         "test_loop_body_belongs_to_the_calling_module",
     },
+    "export.dynamo.repeated_operators": dict.fromkeys(
+        (
+            "._cdata",
+            "._schema",
+            "._target_to_str",
+            "torch._C",
+            "torch._subclasses.fake_tensor",
+            "torch.fx.experimental.proxy_tensor",
+            "torch.utils._pytree",
+        ),
+        f"{_DYNAMO}/test_repeated_operators.py::test_program_of_equal_layers_is_the_same_after_fewer_inferences",
+    ),
     "export.dynamo.shortcuts": dict.fromkeys(
         (
-            "._expr",
+            "._cdata",
             "._maybe_promote_node",
             "._schema",
             "._set_current_node",

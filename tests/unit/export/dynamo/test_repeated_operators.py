@@ -63,7 +63,7 @@ def describe(program: torch.export.ExportedProgram) -> list[Any]:
     storages: dict[int, str] = {}
     rows: list[Any] = []
     for module in program.graph_module.modules():
-        for node in module.graph.nodes:  # type: ignore[union-attr]
+        for node in module.graph.nodes:
             value = node.meta.get("val")
             layout: Any = str(value)
             if isinstance(value, torch.Tensor):

@@ -59,7 +59,7 @@ class Residual(nn.Module):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Add the input to the normalized values, and clip them in place."""
-        states = self.norm(self.conv(values[:, None]))
+        states: torch.Tensor = self.norm(self.conv(values[:, None]))
         states += values[:, None]
         states.relu_()
         return nn.functional.adaptive_avg_pool2d(states[..., None], 1)
@@ -70,7 +70,7 @@ class Remembering(Plain):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Write into a view of a result."""
-        first = self.layer(values)
+        first: torch.Tensor = self.layer(values)
         second = first.view(-1)
         second += 1
         return first * 2
@@ -81,7 +81,7 @@ class Widening(Plain):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Add floats of 64 bits in place, which leaves 32 bits."""
-        states = self.layer(values)
+        states: torch.Tensor = self.layer(values)
         states += values.double() / 3
         return states
 
@@ -198,7 +198,7 @@ def places() -> tuple[object, ...]:
         vars(FakeTensorMode)["_cached_dispatch_impl"],
         torch._prims_common.check_contiguous_sizes_strides,
         proxy_tensor.proxy_call,
-        proxy_tensor._extract_tensor_metadata,
+        vars(proxy_tensor)["_extract_tensor_metadata"],
         vars(ir.schemas.OpSignature)["from_op_schema"],
         getattr(torch.fx.config, "do_not_emit_stack_traces", None),
     )

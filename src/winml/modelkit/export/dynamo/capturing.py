@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import onnx_ir as ir
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import _AttrProxy, _ModuleStackTracer

@@ -1,13 +1,15 @@
 """Omission of work of torch's dynamo exporter that does not change the graph, during one export.
 
 * torch traces the exported program a second time, to decompose operators. Most graphs of transformers write into no
-  tensor, and their few operators without an ONNX form are replaced one by one.
+  tensor that is read by another name, and their few operators without an ONNX form are replaced one by one.
 * torch runs the program once more to insert casts; each node has its result already.
 * torch caches the result of each operator on fake tensors. With dynamic sizes no entry is ever found again, and making
   entries takes a third of the trace (measured on a Llama with KV cache: 4.8 s of 8 layers, without it 3.0).
 * torch compares the strides of a tensor with its sizes at each operator, symbol by symbol; a program has few layouts
   (measured on gpt2 with KV cache: 11,000 comparisons, a fifth of the trace).
-* torch parses the sources of a thousand ONNX forms; a graph uses about thirty.
+* torch infers the result of each operator: ``repeated_operators.py``.
+* torch parses the sources of a thousand ONNX forms; a graph uses about thirty. It converts the schema of an ONNX
+  operator for each node.
 * torch reads the Python source lines of each node, which are dropped afterwards.
 
 NOTE: these functions are private in torch (docs/decisions/0004-private-seams.md).
@@ -252,7 +254,7 @@ def _replace_flatten(x: torch.fx.Node, *_axes: int, out: torch.Tensor, **_option
 
 def _replace_batch_norm(*args: Any, **_options: Any) -> _Form | None:
     *operands, is_training, momentum, epsilon, _is_fast = args
-    form = _aten._native_batch_norm_legit_no_training.default, (*operands, momentum, epsilon), {}
+    form: _Form = torch.ops.aten._native_batch_norm_legit_no_training.default, (*operands, momentum, epsilon), {}
     return None if is_training or operands[-1] is None else form
 
 
