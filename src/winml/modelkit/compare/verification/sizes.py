@@ -33,7 +33,7 @@ from winml.modelkit.words import shape_words
 Sizes = Mapping[str, int]
 Bounds = tuple[int, int]
 """Smallest and largest size of a dimension."""
-_Asked = TypeVar("_Asked")
+_SizesOrSample = TypeVar("_SizesOrSample")
 
 _LARGER_SHARE = 8
 """Chosen: an eighth above the traced size; enough to exceed a table of the traced size, and quick to run."""
@@ -460,16 +460,16 @@ def _dimension_notes(dimension: DynamicDimension, smallest: int, accepted: int) 
     return notes
 
 
-def _run_accepted(run: Callable[[_Asked], Draw], several: Iterable[_Asked]) -> list[Draw]:
+def _run_accepted(run: Callable[[_SizesOrSample], Draw], several: Iterable[_SizesOrSample]) -> list[Draw]:
     """Return the samples that the model supports, of several sizes or samples."""
-    draws = (_run_if_accepted(run, asked) for asked in several)
+    draws = (_run_if_accepted(run, tried) for tried in several)
     return [draw for draw in draws if draw is not None]
 
 
-def _run_if_accepted(run: Callable[[_Asked], Draw], asked: _Asked) -> Draw | None:
+def _run_if_accepted(run: Callable[[_SizesOrSample], Draw], tried: _SizesOrSample) -> Draw | None:
     """Run a sample, or one of these sizes; ``None`` if the model refuses it."""
     try:
-        return run(asked)
+        return run(tried)
     except ExportError:
         return None
 
