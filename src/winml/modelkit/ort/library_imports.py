@@ -39,8 +39,8 @@ def import_transformers() -> None:
     * transformers is imported as with a torch that is built without ``torch.distributed`` (0.5 s);
     * ``torch._dynamo`` is imported when something other than its decorators is used (0.5 s): transformers decorates
       kernels for GPUs, and torch decorates functions that initialize weights;
-    * ``torch.distributed.tensor`` is imported when something other than its class is used (0.5 s); torch keeps the
-      first class that it finds there, so no tensor of such a process can be sharded;
+    * ``torch.distributed.tensor`` is imported when something other than its class is used (0.5 s); torch keeps its
+      stand-in for that class, so tensors of such a process cannot be sharded;
     * sympy and torch's symbolic sizes are imported when a size is a symbol (0.2 s).
     """
     if "transformers" not in sys.modules:

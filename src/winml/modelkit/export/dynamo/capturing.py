@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import onnx_ir as ir
-import sympy  # type: ignore[import-untyped]
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import _AttrProxy, _ModuleStackTracer
@@ -477,7 +476,7 @@ def _unite_dimensions(inputs: Mapping[str, torch.Tensor], axes: Mapping[str, Map
             size: Any = tensor.shape[axis]
             first = first_sizes.setdefault(dimension, size)
             if isinstance(size, torch.SymInt) and isinstance(first, torch.SymInt):
-                size.node.shape_env.evaluate_expr(sympy.Eq(size.node.expr, first.node.expr))
+                bool(size == first)  # torch decides that they are equal, and remembers it
 
 
 def _clone_repeated(outputs: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

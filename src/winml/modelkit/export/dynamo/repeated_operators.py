@@ -32,7 +32,7 @@ class _Result(NamedTuple):
     is_base: bool
     dtype: torch.dtype
     device: torch.device
-    layout: list[tuple[int | None, Any]]
+    sizes: list[tuple[int | None, Any]]
     """Sizes, strides and offset, each with its position among the symbolic sizes of the operands."""
 
 
@@ -80,13 +80,13 @@ class _Operands:
         if result.is_base:
             return base
         nodes = [size for _, size in self.sizes.values()]
-        *layout, offset = (size if place is None else nodes[place] for place, size in result.layout)
+        *layout, offset = (size if place is None else nodes[place] for place, size in result.sizes)
         sizes, strides = layout[: len(layout) // 2], layout[len(layout) // 2 :]
         with in_kernel_invocation_manager(base.fake_mode):
-            made = torch.empty_strided(sizes, strides, dtype=result.dtype, device="meta")
+            tensor = torch.empty_strided(sizes, strides, dtype=result.dtype, device="meta")
             if result.base is not None:
-                made.set_(base.untyped_storage(), offset, sizes, strides)
-        return FakeTensor(base.fake_mode, made, result.device)
+                tensor.set_(base.untyped_storage(), offset, sizes, strides)
+        return FakeTensor(base.fake_mode, tensor, result.device)
 
 
 def _has_layout_only(value: Any) -> bool:
@@ -119,12 +119,12 @@ def reused_results() -> Callable[..., Any]:
             known[key] = operands.relate(inferred)
             return inferred
         _, proxies, _ = proxy_tensor._fetch_proxies_and_all_constant_flag(flat, mode.tracer)
-        made = mode.tracer.create_proxy(
+        proxy = mode.tracer.create_proxy(
             "call_function",
             operator,
             *pytree.tree_unflatten(list(proxies), structure),
             name=mode.tracer.graph._target_to_str(operator.overloadpacket.__name__),
         )
-        return proxy_tensor.track_tensor_tree(operands.make(result), made, constant=None, tracer=mode.tracer)
+        return proxy_tensor.track_tensor_tree(operands.make(result), proxy, constant=None, tracer=mode.tracer)
 
     return call
