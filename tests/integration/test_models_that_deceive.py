@@ -948,6 +948,14 @@ def chosen_by_where(self: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.where(x.abs().max() < 8, self.linear(x), self.other(x))
 
 
+@deceives("refused", x=torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(1)))
+def lost_write_beside_a_blocked_action(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Writes into a view, which TorchScript drops; a constant of -1e9 is the largest value of the output."""
+    y = self.linear(x)
+    y.view(-1)[::2].mul_(3)
+    return torch.cat([y, torch.full_like(y[..., :1], -1e9)], -1)
+
+
 # --- The judgement.
 
 

@@ -265,10 +265,28 @@ def test_compare_slice_constant_since_the_first_draw_is_refused() -> None:
     """A constant slice beside large values is within the threshold of each draw."""
     large, small = np.full((2, 4), 1e9, np.float32), np.arange(8, dtype=np.float32).reshape(2, 4)
     reference = [{"y": np.stack([large * draw, small * draw], 1)} for draw in (1, 2)]
-    answers = [{"y": np.stack([large * draw, small], 1)} for draw in (1, 2)]
+    rounded = np.nextafter(large, np.float32(np.inf))
+    answers = [{"y": np.stack([rounded * draw, small], 1)} for draw in (1, 2)]
     comparisons = compare_outputs(reference, answers).comparisons
     assert [item.is_equal for item in comparisons] == [True, False]
     assert "samples 1 and 2" in comparisons[1].problem
+
+
+@pytest.mark.parametrize("constant", [np.finfo(np.float32).min, -1e9, -65504])
+def test_scores_beside_a_large_constant_are_judged_by_their_own_scale(constant: float) -> None:
+    """A wrong score is refused, and rounding is accepted, beside blocked actions; other inputs change the scores."""
+    scores = np.random.default_rng(0).standard_normal((2, 3, 6)).astype(np.float32)
+
+    def blocked(values: Array) -> list[dict[str, Array]]:
+        rows = np.concatenate([values, np.full((2, 3, 1), constant, np.float32)], -1)
+        return [{"y": sample} for sample in rows]
+
+    rounded, wrong = np.nextafter(scores, np.float32(np.inf)), scores.copy()
+    wrong[..., 0] *= 3
+    accepted = compare_outputs(blocked(scores), blocked(rounded))
+    assert accepted.is_verified
+    assert accepted.has_signal
+    assert not any(item.is_equal for item in compare_outputs(blocked(scores), blocked(wrong)).comparisons)
 
 
 def _near_zero(seed: int) -> Array:

@@ -73,6 +73,9 @@ TEXT_KINDS = "USO"
 _ZEROS, _FADED, _NAN, _INFINITIES = "zeros", f"values below {MINIMUM_SCALE:g}", "NaN", "infinities"
 
 
+_CONSTANT_SCALE = 1e4
+"""Minimum of a constant that hides others, such as -65504 or -1e9 for blocked actions. Chosen: eight units in its last
+place, which single channels may differ by, are 0.01; below, they are small beside values of about 1."""
 _FIRST_VALUES = 1024
 """Values of an output that are examined first. Chosen: most outputs carry information there, and others are large."""
 
@@ -345,7 +348,7 @@ def _compare_one(name: str, draw: int, expected: Array, actual: Array, tolerance
         return unequal(problem=text)
     if (values := finite_values(expected, actual)) is None:
         return unequal(problem="NaN or infinity in different places")
-    x, y = values
+    x, y = _without_large_constants(*values)
     is_integer, is_finite = expected.dtype.kind in "biu", x.size == expected.size
     difference = _integer_distance(expected, actual) if is_integer else float(_distances(x, y).max(initial=0.0))
     floor, scale = tolerance.absolute(name, expected), float(np.abs(x).max(initial=0.0))
@@ -372,6 +375,19 @@ def finite_values(expected: Array, actual: Array) -> tuple[_Floats, _Floats] | N
         return x, y
     are_same = np.array_equal(x[~finite], y[~finite], equal_nan=True) and np.isfinite(y[finite]).all()
     return (x[finite], y[finite]) if are_same else None
+
+
+def _without_large_constants(x: _Floats, y: _Floats) -> tuple[_Floats, _Floats]:
+    """Replace values by 0 that are equal in both arrays and far above those that differ.
+
+    The largest value is the measure of a difference: beside -1e9 in a mask of actions, wrong scores would be equal.
+    """
+    if np.abs(x).max(initial=0.0) < _CONSTANT_SCALE:
+        return x, y
+    is_equal = x == y
+    largest = max(1.0, float(np.abs(x[~is_equal]).max(initial=0.0)))
+    is_constant = is_equal & (np.abs(x) >= _CONSTANT_SCALE * largest)
+    return np.where(is_constant, 0, x), np.where(is_constant, 0, y)
 
 
 def _channel_axes(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str]]:
@@ -495,10 +511,8 @@ def _has_signal(reference: Sequence[Arrays], tolerance: _Tolerance) -> bool:
     first, *later_draws = reference
     for name, value in first.items() if later_draws else ():
         values = _as_floats(value)
-        scale = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
-        if scale < MINIMUM_SCALE:
+        if np.abs(values[np.isfinite(values)]).max(initial=0.0) < MINIMUM_SCALE:
             continue
-        bound = max(tolerance.absolute(name, value), tolerance.relative(str(value.dtype)) * scale)
         for draw in later_draws:
             if name not in draw:
                 return True
@@ -506,8 +520,11 @@ def _has_signal(reference: Sequence[Arrays], tolerance: _Tolerance) -> bool:
             if later_values.shape != values.shape:
                 return True
             both = np.isfinite(values) & np.isfinite(later_values)
-            change = float(_distances(values[both], later_values[both]).max(initial=0.0))
-            if change > bound:
+            x, y = _without_large_constants(values[both], later_values[both])
+            bound = max(
+                tolerance.absolute(name, value), tolerance.relative(str(value.dtype)) * np.abs(x).max(initial=0)
+            )
+            if _distances(x, y).max(initial=0.0) > bound:
                 return True
     return False
 
