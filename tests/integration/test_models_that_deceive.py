@@ -398,6 +398,12 @@ def table_that_may_be_short(self: Any, x: torch.Tensor) -> torch.Tensor:
         return self.other(x)
 
 
+@deceives("noted", exporter="dynamo")
+def factor_of_some_sizes(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Scales rows of a multiple of eight tokens, and rows of five."""
+    return self.linear(x) * (2 if x.shape[1] % 8 == 0 else 1) + (3 if x.shape[1] == 5 else 0)
+
+
 # --- What a forward keeps from an earlier call.
 
 

@@ -54,8 +54,9 @@ from winml.modelkit.metadata_keys import (
 )
 from winml.modelkit.models.fake_parameters import WEIGHT_ENTRY, fresh_shape_envs, is_fake, weight_by_reference
 from winml.modelkit.models.preparation import FlatForward
+from winml.modelkit.models.source_lines import asserts_only, is_of_user
 from winml.modelkit.models.state_restoration import quiet_torch, unprinted_failures
-from winml.modelkit.onnx.assumptions import Assumption
+from winml.modelkit.onnx.assumptions import Assumption, SourceLine, assume_size
 from winml.modelkit.ort.shared_settings import attribute_replaced
 from winml.modelkit.tags.torch_modules import module_of_error, operator_remedy
 from winml.modelkit.tags.tree import ModuleTree
@@ -69,6 +70,7 @@ _T = TypeVar("_T")
 _LEAST_TRACED, _LARGEST_SIZE = 2, 2**20
 """Specified: the smallest dynamic size that torch traces. Chosen: an upper bound beyond a million comes from 32-bit
 integers, not from the forward."""
+_ORDERS = frozenset({"<", "<=", ">", ">="})
 _LIBRARIES = frozenset({"torch", "winml", "onnxscript", "onnx_ir"})
 """Packages whose source lines are not reported, because the user cannot change them."""
 _SIZE_HINT = "Fix the size (omit the dynamic option), or read sizes from x.shape only in the forward."
@@ -287,7 +289,7 @@ def capture_dynamo(
             if options.takes_example_values:
                 stack.enter_context(decided_by_examples(assumed))
             with loops.in_trace():
-                captured, bounds = loops.call(
+                captured, bounds, branches = loops.call(
                     lambda: _export_with_dynamo(model, inputs, forward, stacks, options, loops)
                 )
     except TimeIsUpError:
@@ -300,7 +302,7 @@ def capture_dynamo(
     # torch writes some operators as functions; inlined, every node has a module.
     ir.passes.common.InlinePass()(captured)
     capture = _make_capture(captured, model, tree, stacks, options)
-    return replace(capture, bounds=bounds, assumed=tuple(assumed.values()), notes=loops.notes)
+    return replace(capture, bounds=bounds, assumed=tuple({**branches, **assumed}.values()), notes=loops.notes)
 
 
 def _export_with_dynamo(
@@ -310,8 +312,9 @@ def _export_with_dynamo(
     stacks: ModuleStacks,
     options: CaptureOptions,
     loops: ExportedLoops,
-) -> tuple[ir.Model, dict[str, tuple[int, int]]]:
-    """Return the graph of torch's dynamo exporter, with our repairs for transformers, and the bounds of dynamic sizes.
+) -> tuple[ir.Model, dict[str, tuple[int, int]], dict[SourceLine, Assumption]]:
+    """Return the graph of torch's dynamo exporter, with our repairs for transformers; the bounds of dynamic sizes, and
+    the lines that branch on them otherwise.
 
     Args:
         model: The prepared model.
@@ -340,7 +343,8 @@ def _export_with_dynamo(
                 dynamic_shapes=_dynamic_shapes(inputs, options.dynamic_axes),
                 strict=False,
             )
-        bounds = _find_size_bounds(program, forward, options.dynamic_axes)
+        sizes = _read_sizes(program, forward, options.dynamic_axes)
+        bounds, branches = _find_size_bounds(program, sizes), _find_size_branches(sizes)
         repairs.repair_program(program)
         converted = torch.onnx.export(
             program,
@@ -354,32 +358,65 @@ def _export_with_dynamo(
         )
         assert converted is not None  # None only after a file was written
         repairs.repair_graph(converted)
-    return converted.model, bounds
+    return converted.model, bounds, branches
+
+
+def _read_sizes(
+    program: torch.export.ExportedProgram, forward: FlatForward, axes: Mapping[str, Mapping[int, str]]
+) -> list[tuple[str, torch.SymInt]]:
+    """Return dimension and symbolic size for each dynamic axis of the inputs that torch left open."""
+    names = program.graph_signature.user_inputs
+    placeholders = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    sizes = []
+    for name, argument in zip(forward.input_names, names, strict=True):
+        shape = getattr(placeholders.get(argument) if isinstance(argument, str) else None, "shape", ())
+        for axis, dimension in axes.get(name, {}).items() if shape else ():
+            if isinstance(size := shape[axis], torch.SymInt):
+                sizes.append((dimension, size))
+    return sizes
 
 
 def _find_size_bounds(
-    program: torch.export.ExportedProgram, forward: FlatForward, axes: Mapping[str, Mapping[int, str]]
+    program: torch.export.ExportedProgram, sizes: Sequence[tuple[str, torch.SymInt]]
 ) -> dict[str, tuple[int, int]]:
     """Return the ranges of dynamic sizes for which torch made the graph; unlimited ranges are left out.
 
     Beyond the range the forward branches differently or fails. A range from 2 on is unlimited: torch never traces a
     size of 0 or 1. The outputs for these sizes are compared later.
     """
-    names = program.graph_signature.user_inputs
-    placeholders = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     bounds: dict[str, tuple[int, int]] = {}
-    for name, argument in zip(forward.input_names, names, strict=True):
-        shape = getattr(placeholders.get(argument) if isinstance(argument, str) else None, "shape", ())
-        for axis, dimension in axes.get(name, {}).items() if shape else ():
-            size = shape[axis]
-            limits = program.range_constraints.get(size.node.expr) if isinstance(size, torch.SymInt) else None
-            if limits is None:
-                continue
-            low, high = (int(bound) if bound.is_Integer else sys.maxsize for bound in (limits.lower, limits.upper))
-            if low > _LEAST_TRACED or high < _LARGEST_SIZE:
-                before = bounds.get(dimension, (0, sys.maxsize))
-                bounds[dimension] = (max(before[0], low if low > _LEAST_TRACED else 0), min(before[1], high))
+    for dimension, size in sizes:
+        limits = program.range_constraints.get(size.node.expr)
+        if limits is None:
+            continue
+        low, high = (int(bound) if bound.is_Integer else sys.maxsize for bound in (limits.lower, limits.upper))
+        if low > _LEAST_TRACED or high < _LARGEST_SIZE:
+            before = bounds.get(dimension, (0, sys.maxsize))
+            bounds[dimension] = (max(before[0], low if low > _LEAST_TRACED else 0), min(before[1], high))
     return bounds
+
+
+def _find_size_branches(sizes: Sequence[tuple[str, torch.SymInt]]) -> dict[SourceLine, Assumption]:
+    """Return the lines of the user's Python that branch on a size, such as ``size % 4 == 0``, and their assumptions.
+
+    A comparison with a number by order is none: torch limits the range of the size to the branch taken.
+    """
+    names: dict[Any, str] = {}
+    for dimension, size in sizes:
+        names.setdefault(size.node.expr, dimension)
+    found: dict[SourceLine, Assumption] = {}
+    for guard in sizes[0][1].node.shape_env.guards if sizes else ():
+        # A line of text, if torch knows no frame.
+        frame = getattr(guard.sloc, "framework_loc", None)
+        symbols = guard.expr.free_symbols
+        is_bound = guard.expr.rel_op in _ORDERS and len(symbols) == 1 if guard.expr.is_Relational else False
+        if is_bound or not isinstance(frame, traceback.FrameSummary) or not is_of_user(frame.filename):
+            continue
+        if frame.lineno is not None and not asserts_only(frame.filename, frame.lineno):
+            line = (Path(frame.filename).name, frame.lineno)
+            read = {names[symbol] for symbol in symbols if symbol in names}
+            found.setdefault(line, replace(assume_size(line, "True", read), value=None))
+    return found
 
 
 def _make_capture(
