@@ -97,10 +97,10 @@ def test_value_turning_nan_or_infinite_is_detected(expected: Array, data: st.Dat
 @given(
     arrays.arrays("float64", 5, elements=st.floats(-10, 10, width=16)),
     arrays.arrays("float64", 5, elements=st.floats(-1, 1, width=16)),
-    st.integers(-40, 40),
+    st.integers(-40, 16),
 )
 def test_scaling_both_sides_has_no_effect(expected: Array, noise: Array, exponent: int) -> None:
-    """The verdict depends on the relative values of the outputs, not on their unit."""
+    """The verdict depends on the relative values of the outputs, not on their unit, below the constants of masks."""
     actual = expected + noise * THRESHOLDS["float64"]
     factor = 2.0**exponent
     before = compare_outputs([{"y": expected}, {"y": actual}], [{"y": actual}, {"y": actual}])

@@ -272,16 +272,19 @@ def test_compare_slice_constant_since_the_first_draw_is_refused() -> None:
     assert "samples 1 and 2" in comparisons[1].problem
 
 
-@pytest.mark.parametrize("constant", [np.finfo(np.float32).min, -1e9, -65504])
-def test_scores_beside_a_large_constant_are_judged_by_their_own_scale(constant: float) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "constant"),
+    [("float32", np.finfo(np.float32).min), ("float32", -1e9), ("float32", -1e6), ("float16", -65504)],
+)
+def test_scores_beside_a_large_constant_are_judged_by_their_own_scale(dtype: str, constant: float) -> None:
     """A wrong score is refused, and rounding is accepted, beside blocked actions; other inputs change the scores."""
-    scores = np.random.default_rng(0).standard_normal((2, 3, 6)).astype(np.float32)
+    scores = np.random.default_rng(0).standard_normal((2, 3, 6)).astype(dtype)
 
     def blocked(values: Array) -> list[dict[str, Array]]:
-        rows = np.concatenate([values, np.full((2, 3, 1), constant, np.float32)], -1)
+        rows = np.concatenate([values, np.full((2, 3, 1), constant, dtype)], -1)
         return [{"y": sample} for sample in rows]
 
-    rounded, wrong = np.nextafter(scores, np.float32(np.inf)), scores.copy()
+    rounded, wrong = np.nextafter(scores, np.array(np.inf, dtype)), scores.copy()
     wrong[..., 0] *= 3
     accepted = compare_outputs(blocked(scores), blocked(rounded))
     assert accepted.is_verified

@@ -73,9 +73,10 @@ TEXT_KINDS = "USO"
 _ZEROS, _FADED, _NAN, _INFINITIES = "zeros", f"values below {MINIMUM_SCALE:g}", "NaN", "infinities"
 
 
-_CONSTANT_SCALE = 1e4
-"""Minimum of a constant that hides others, such as -65504 or -1e9 for blocked actions. Chosen: eight units in its last
-place, which single channels may differ by, are 0.01; below, they are small beside values of about 1."""
+_LARGE_CONSTANT, _SHARE_OF_CONSTANT = 1e6, 1e-3
+"""Minimum of a constant that hides other values, such as blocked actions, and the largest share that these are of it.
+Chosen: masks are -1e9, -65504 in float16, or the minimum of the type. Beside smaller ones, a wrong value is found by
+index."""
 _FIRST_VALUES = 1024
 """Values of an output that are examined first. Chosen: most outputs carry information there, and others are large."""
 
@@ -348,7 +349,7 @@ def _compare_one(name: str, draw: int, expected: Array, actual: Array, tolerance
         return unequal(problem=text)
     if (values := finite_values(expected, actual)) is None:
         return unequal(problem="NaN or infinity in different places")
-    x, y = _without_large_constants(*values)
+    x, y = _without_large_constant(*values, dtype)
     is_integer, is_finite = expected.dtype.kind in "biu", x.size == expected.size
     difference = _integer_distance(expected, actual) if is_integer else float(_distances(x, y).max(initial=0.0))
     floor, scale = tolerance.absolute(name, expected), float(np.abs(x).max(initial=0.0))
@@ -377,17 +378,19 @@ def finite_values(expected: Array, actual: Array) -> tuple[_Floats, _Floats] | N
     return (x[finite], y[finite]) if are_same else None
 
 
-def _without_large_constants(x: _Floats, y: _Floats) -> tuple[_Floats, _Floats]:
-    """Replace values by 0 that are equal in both arrays and far above those that differ.
+def _without_large_constant(x: _Floats, y: _Floats, dtype: str) -> tuple[_Floats, _Floats]:
+    """Replace a large constant that both arrays have in the same places by 0, if other values remain.
 
     The largest value is the measure of a difference: beside -1e9 in a mask of actions, wrong scores would be equal.
     """
-    if np.abs(x).max(initial=0.0) < _CONSTANT_SCALE:
+    least = float(np.finfo(np.float16).max) if dtype == "float16" else _LARGE_CONSTANT
+    is_large = (x == y) & (np.abs(x) >= least)
+    if not is_large.any() or (constant := x[is_large]).min() != constant.max():
         return x, y
-    is_equal = x == y
-    largest = max(1.0, float(np.abs(x[~is_equal]).max(initial=0.0)))
-    is_constant = is_equal & (np.abs(x) >= _CONSTANT_SCALE * largest)
-    return np.where(is_constant, 0, x), np.where(is_constant, 0, y)
+    others = float(np.abs(x[~is_large]).max(initial=0.0))
+    if not 0 < others <= _SHARE_OF_CONSTANT * abs(float(constant[0])):
+        return x, y
+    return np.where(is_large, 0, x), np.where(is_large, 0, y)
 
 
 def _channel_axes(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str]]:
@@ -520,7 +523,7 @@ def _has_signal(reference: Sequence[Arrays], tolerance: _Tolerance) -> bool:
             if later_values.shape != values.shape:
                 return True
             both = np.isfinite(values) & np.isfinite(later_values)
-            x, y = _without_large_constants(values[both], later_values[both])
+            x, y = _without_large_constant(values[both], later_values[both], str(value.dtype))
             bound = max(
                 tolerance.absolute(name, value), tolerance.relative(str(value.dtype)) * np.abs(x).max(initial=0)
             )
