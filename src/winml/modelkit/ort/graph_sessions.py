@@ -33,7 +33,6 @@ from winml.modelkit.onnx.files.graph_reading import load_by_reference
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.files.reading import read_referring, read_structure, refer_to_data
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
-from winml.modelkit.onnx.files.wire_format import varint
 from winml.modelkit.onnx.random_numbers import FIXABLE_OPERATORS, fix_random_numbers
 from winml.modelkit.onnx.weights import to_weightless
 from winml.modelkit.onnx.widening import widen_floats
@@ -45,8 +44,6 @@ from winml.modelkit.ort.sessions import CPU, Session
 
 _READ = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 """Types that ONNX Runtime's CPU provider casts; tensors stored in other types are converted in memory."""
-_IR_VERSION_TAG = bytes([1 << 3])
-"""Specified: tag of field 1 of a model, a varint."""
 _OLDEST = 3
 """Specified: the first with opsets."""
 _COMMON_OPSET = 13
@@ -299,11 +296,16 @@ def open_session(
     # Windows replaces no mapped file, and a verified file is moved to its name while its session may be open.
     maps = tuple(providers) == CPU and os.name != "nt"
     if not as_written and not maps:
-        is_newer = read_structure(path).ir_version > newest_ir_version()
-        # Specified: where a scalar field occurs twice, protobuf uses the last.
-        model = path.read_bytes() + _IR_VERSION_TAG + varint(newest_ir_version()) if is_newer else path
+        structure = read_structure(path)
+        changes = onnx.ModelProto()
+        if structure.ir_version > newest_ir_version():
+            changes.ir_version = newest_ir_version()
+        if not copies_tables:
+            changes.graph.input.extend(_tables_read_transposed(structure.graph))
+        # Specified: of two messages in a row, protobuf joins repeated fields and takes other fields from the second.
+        model = path.read_bytes() + changes.SerializeToString() if changes.ByteSize() else path
         return Session(
-            model, data_folder=path.absolute().parent if is_newer else None, source=path, **session_arguments
+            model, data_folder=None if model is path else path.absolute().parent, source=path, **session_arguments
         )
     # ONNX Runtime maps no weights through a symbolic link: embedded weights are in the target of the link.
     file = path.absolute() if external_files(path) else path.resolve()
