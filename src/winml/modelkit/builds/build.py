@@ -219,29 +219,21 @@ class _Build(StageWalk):
             UsageError: all of several parts are within the limit of the quantization.
             WinMLError: the stage failed.
         """
-        if stage.name == "quantize" and len(self.parts) > 1 and not skip_reason(stage, self.plan):
-            self._refuse_met_limit()
+        section, quantizes = self.plan.config.quant, stage.takes_bits and not skip_reason(stage, self.plan)
+        if quantizes and section is not None and len(self.parts) > 1:
+            # A part alone may stay float.
+            sources = [part.current for part in self.parts if part.current is not None]
+            quantize_options(section).refuse_files_within_limit(sources)
         super().walk_stage(stage)
         if stage.makes_graph:
             self.layout.refuse(self.parts)
-        elif stage.takes_bits and not skip_reason(stage, self.plan):
+        elif quantizes:
             _compare_generated_text(self.plan, self.parts, self.earlier)
             self.folder.save(self._make_manifest("unfinished", {}))
         elif stage.name == "compile" and opens_on_provider(self.plan):
             for part in self.parts:
                 comparison = self._compare_on_provider(part)
                 part.records[-1] = part.records[-1].model_copy(update={"on_provider": comparison})
-
-    def _refuse_met_limit(self) -> None:
-        """Refuse a limit of the quantization that the files of all parts are within: one part alone may stay float.
-
-        Raises:
-            UsageError: names the sizes or bits of the parts.
-        """
-        section = self.plan.config.quant
-        budget = None if section is None else quantize_options(section).bit_budget
-        if budget is not None:
-            budget.refuse_files_within_limit([part.current for part in self.parts if part.current is not None])
 
     def _compare_on_provider(self, part: BuiltPart) -> ProviderComparison:
         """Compare the result of a part on its provider; a reused part has the comparison of the earlier build."""

@@ -349,7 +349,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             UsageError: the part is within the limit, and no other part exceeds the limit.
         """
         budget = self.options.bit_budget
-        if budget is None or budget.is_smallest:
+        if budget is None:
             return False
         from winml.modelkit.onnx.contents import read_contents
         from winml.modelkit.onnx.module_costs import weights_cost  # needed only for a limit
