@@ -41,7 +41,7 @@ from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.contexts import context_file_names, proto_nodes, rename_context_files
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.onnx.files.moving import move_file
-from winml.modelkit.onnx.files.output_files import write_error
+from winml.modelkit.onnx.files.output_files import write_errors_of
 from winml.modelkit.onnx.files.placing import name_data
 from winml.modelkit.onnx.files.reading import read_metadata, read_structure
 from winml.modelkit.onnx.files.recovery import temporary_folder
@@ -292,11 +292,8 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         task.recover()
         is_compared_on_samples = self.chosen.provider.compiles or self.data.is_stated
         work = self._with_comparison(task) if task.verify and is_compared_on_samples else self
-        try:
-            with temporary_folder(beside=task.output) as folder:
-                yield replace(work, folder=folder)
-        except OSError as error:
-            raise write_error(task.output, error) from error
+        with write_errors_of(task.output), temporary_folder(beside=task.output) as folder:
+            yield replace(work, folder=folder)
 
     def _with_comparison(self, task: graph_file.GraphFileTask) -> Compilation:
         """Return the work with its reference and samples."""

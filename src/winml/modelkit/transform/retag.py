@@ -98,14 +98,12 @@ def write_transfer(transfer: CarriedTags, *, overwrite: bool) -> RetaggedModel:
     """
     target, after, model = transfer.target, transfer.after, transfer.model
     with output_files.OutputFiles() as files:
-        try:
+        with output_files.write_errors_of(target):
             staged = files.reserve(target)
             copies = {} if transfer.shares_data else place_data(transfer.data, staged)
             names = {name: copies[after.parent / name].name for name in data_names(after)} if copies else {}
             rewrite_metadata(after, staged, model.metadata_props, *_node_metadata(model), locations=names)
             files.keep(transfer.original_data)
-        except OSError as error:
-            raise output_files.write_error(target, error) from error
         file_sizes = files.commit(overwrite=overwrite)
     return RetaggedModel(
         model_path=target,
