@@ -331,7 +331,7 @@ def _refuse_inputs(
         entry = inputs[name]
         if entry.kind != "text" and not values[0].startswith("@"):
             raise UsageError(
-                f"input {name!r}: {values[0]!r} is no file; {task} takes {_add_article(entry.kind)}",
+                f"input {name!r}: {values[0]!r} is no file; {task} takes {_KIND_WORDS[entry.kind]}",
                 hint=f"{opt.input} {name}=@{entry.example}",
             )
     several = [name for name, values in texts.items() if len(values) > 1 and not inputs[name].is_repeatable]
@@ -352,10 +352,6 @@ def _refuse_inputs(
             f"input {missing[0].name!r} is missing: {task} takes {', '.join(inputs)}",
             hint=f"For example: {_format_run_command(_command_words(request), definition)}",
         )
-
-
-def _add_article(kind: str) -> str:
-    return {"image": "an image", "audio": "a recording"}[kind]
 
 
 def _check_save(request: RunRequest, definition: RunTask, subject: str) -> None:
@@ -802,8 +798,8 @@ def _read_value(task_input: TaskInput, text: str) -> Any:
     opened: Any = (open_image if task_input.kind == "image" else open_recording)(str(path), None, str(path))
     if isinstance(opened, Unreadable):
         raise InputError(
-            f"input {task_input.name!r}: {path} cannot be read as {_add_article(task_input.kind)}: {opened.reason}",
-            hint=f"Pass {_add_article(task_input.kind)}, such as {task_input.example}.",
+            f"input {task_input.name!r}: {path} cannot be read as {_KIND_WORDS[task_input.kind]}: {opened.reason}",
+            hint=f"Pass {_KIND_WORDS[task_input.kind]}, such as {task_input.example}.",
         )
     return opened.convert("RGB") if task_input.kind == "image" else opened
 
