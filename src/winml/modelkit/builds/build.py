@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -422,25 +422,23 @@ class _Build(StageWalk):
         reported = (note if note in common else f"{name}: {note}" for name, texts in notes.items() for note in texts)
         return list(dict.fromkeys(reported))
 
-    def _optimization_notes(self) -> tuple[str, ...]:
+    def _optimization_notes(self) -> Iterator[str]:
         """Note a build without an optimization, and decoders whose inputs of 16-bit floats prevent fusions."""
         section = self.plan.config.optim
         if section is None or self.plan.skip_pre_normalization:
-            return ()
+            return
         if section.states_optimization and not self.plan.has_default_level:
-            return ()
+            return
         from winml.modelkit.builds.decoder_fusions import is_fused, note_on_bfloat16  # imports onnx
 
         models = [part.current for part in self.parts if part.current is not None]
         if fused_models := [model for model in models if is_fused(model, self.plan)]:
-            return tuple(dict.fromkeys(filter(None, map(note_on_bfloat16, fused_models))))
-        if self.plan.has_default_level:
-            return ()
-        note = (
-            "Nothing was optimized: the weights were converted in memory, and ONNX Runtime would read them in float "
-            f"from a temporary file. Pass {opt.level} full (optim.level in the config) to optimize."
-        )
-        return (note,)
+            yield from dict.fromkeys(filter(None, map(note_on_bfloat16, fused_models)))
+        elif not self.plan.has_default_level:
+            yield (
+                "Nothing was optimized: the weights were converted in memory, and ONNX Runtime would read them in "
+                f"float from a temporary file. Pass {opt.level} full (optim.level in the config) to optimize."
+            )
 
     def _part_record(self, part: BuiltPart, status: str, placed: PlacedModel) -> PartRecord:
         """Return the manifest record of a part; an unfinished build keeps earlier results of later stages."""

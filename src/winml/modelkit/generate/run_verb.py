@@ -7,7 +7,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -440,13 +440,12 @@ def _example_words(task_input: TaskInput) -> str:
     return f"{_input_option(task_input)}{'' if _input_option(task_input).endswith('=') else ' '}{value}"
 
 
-def _read_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
-    """Return the inputs or outputs of the graphs as their files declare them."""
+def _read_tensors(files: Mapping[str, Path], which: str) -> Iterator[SchemaTensor]:
+    """Yield the inputs or outputs of the graphs as their files declare them."""
     from winml.modelkit.generate.records import SchemaTensor
     from winml.modelkit.onnx.contents import declared_shape, dtype_name
     from winml.modelkit.onnx.files.reading import read_structure, required_inputs
 
-    tensors: list[SchemaTensor] = []
     for part, path in files.items():
         graph = read_structure(path).graph
         for value in required_inputs(graph) if which == "inputs" else graph.output:
@@ -455,8 +454,7 @@ def _read_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
             data_type = declared.tensor_type.elem_type
             kind = (declared.WhichOneof("value") or "").removesuffix("_type")
             dtype = dtype_name(data_type) if data_type else "" if kind == "tensor" else kind
-            tensors.append(SchemaTensor(part, value.name, dtype, declared_shape(declared) or ()))
-    return tensors
+            yield SchemaTensor(part, value.name, dtype, declared_shape(declared) or ())
 
 
 def _read_metadata(files: Mapping[str, Path]) -> list[dict[str, str]]:
@@ -490,8 +488,8 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
     subject, bounds = plan.subject, _graph_bounds(request.files)
     name, tensors, outputs = (
         subject.task,
-        _read_tensors(request.files, "inputs"),
-        _read_tensors(request.files, "outputs"),
+        list(_read_tensors(request.files, "inputs")),
+        list(_read_tensors(request.files, "outputs")),
     )
     if request.checkpoint is not None:
         from winml.modelkit.models.resolution import resolve_model

@@ -686,9 +686,7 @@ def _size_notes(before: GraphSummary, after: GraphSummary, *, has_left: bool) ->
     return (f"Compared with its source, the result is {change} ({sizes}): {reason}.",)
 
 
-def _range_notes(model: ir.Model) -> tuple[str, ...]:
+def _range_notes(model: ir.Model) -> Iterator[str]:
     """Note weights clipped to the range of float16."""
-    count = clipped_values(model)
-    if not count:
-        return ()
-    return (f"{count_noun(count, 'weight value', 'were')} beyond the range of float16 and clipped to 65504.",)
+    if count := clipped_values(model):
+        yield f"{count_noun(count, 'weight value', 'were')} beyond the range of float16 and clipped to 65504."
