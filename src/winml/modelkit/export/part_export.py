@@ -642,7 +642,8 @@ def _make_exported_part(
     compared = () if fidelity is None else (f"Compared with PyTorch: {fidelity_words(fidelity)}.",)
     skipped = () if comparison else (f"Not verified: the file was not compared with the model ({opt.no_verify}).",)
     if part.dimensions and not comparison:
-        skipped = (*skipped, f"Not verified: whether the dynamic dimensions work at different sizes ({opt.no_verify}).")
+        traced = " and ".join(f"{name} {size}" for name, size in tagged_graph.draw.sizes.items())
+        skipped += (f"Not verified: the file may run at the traced {traced} only ({opt.no_verify}).",)
     model, exporter, handed_graph = tagged_graph.model, tagged_graph.exporter, tagged_graph.handed
     checked_sizes = tagged_graph.proof.other_sizes(tagged_graph.draw.sizes) if comparison else {}
     return ExportedPart(

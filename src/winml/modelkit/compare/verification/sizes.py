@@ -452,12 +452,12 @@ def _output_words(draw: Draw) -> str:
 
 def _dimension_notes(dimension: DynamicDimension, smallest: int, accepted: int) -> list[str]:
     """Note unexpected limits of a dimension."""
-    notes = []
-    if (lowest := min(smallest, dimension.example or smallest)) > dimension.min:
-        notes.append(f"{dimension.name}: the model rejects size {dimension.min}; {lowest} is the smallest size tried.")
+    lowest, highest = sorted((smallest, dimension.example or smallest))
     if accepted == 1:
-        notes.append(f"{dimension.name}: the model accepts only one of the sizes tried, {smallest}.")
-    return notes
+        return [f"{dimension.name}: of the sizes tried, the model accepts {lowest} and {highest} only."]
+    if lowest > dimension.min:
+        return [f"{dimension.name}: the model rejects size {dimension.min}; {lowest} is the smallest size tried."]
+    return []
 
 
 def _run_accepted(run: Callable[[_SizesOrSample], Draw], several: Iterable[_SizesOrSample]) -> list[Draw]:
