@@ -25,7 +25,8 @@ from winml.modelkit.compare.by_module.value_matching import MatchedBoundary
 from winml.modelkit.compare.fidelity import FidelitySum, OutputFidelity
 from winml.modelkit.compare.records import ComparedModule
 from winml.modelkit.onnx.contents import VALUE_FIELDS, PlacedNode, node_signature
-from winml.modelkit.onnx.files.initializer_bytes import WeightEquality, locate_initializers
+from winml.modelkit.onnx.contexts import proto_graphs
+from winml.modelkit.onnx.files.initializer_bytes import WeightEquality
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
 from winml.modelkit.progress import count_progress
 from winml.modelkit.tags import address
@@ -360,9 +361,11 @@ def unchanged_modules(reference: OnnxSide, candidate: OnnxSide) -> frozenset[str
     Raises:
         InputError: data of a file is missing.
     """
-    weights = [{tensor.name: tensor for tensor in side.structure.graph.initializer} for side in (reference, candidate)]
-    places = [locate_initializers(side.path) for side in (reference, candidate)]
-    equality = WeightEquality(*places)
+    weights = [
+        {tensor.name: tensor for graph in proto_graphs(side.structure) for tensor in graph.initializer}
+        for side in (reference, candidate)
+    ]
+    equality = WeightEquality(reference.path, candidate.path)
 
     def is_same_weight(name: str) -> bool:
         ours, theirs = (tensors[name] for tensors in weights)
