@@ -64,8 +64,19 @@ class StoredBytes:
                 yield piece
 
 
+def weight_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Yield name and tensor of initializers, and first output and tensor of constants and other nodes that hold one.
+
+    Subgraphs and functions are included.
+    """
+    for graph in proto_graphs(model):
+        yield from ((tensor.name, tensor) for tensor in graph.initializer)
+    for node in proto_nodes(model):
+        yield from ((node.output[0], entry.t) for entry in node.attribute if entry.HasField("t") and node.output)
+
+
 def locate_weights(path: Path) -> dict[str, list[StoredBytes]]:
-    """Return name → locations of the values, for initializers and constants; of subgraphs, several may have one name.
+    """Return name → locations of the values of :func:`weight_tensors`, several of which may have one name.
 
     Args:
         path: The ONNX file.
@@ -73,12 +84,8 @@ def locate_weights(path: Path) -> dict[str, list[StoredBytes]]:
     Raises:
         InputError: a data file is missing, shorter than the model states, or outside of its folder.
     """
-    model = read_referring(path, initializers_only=True)
-    tensors = [(tensor.name, tensor) for graph in proto_graphs(model) for tensor in graph.initializer]
-    constants = (node for node in proto_nodes(model) if node.op_type == "Constant")
-    tensors += [(node.output[0], entry.t) for node in constants for entry in node.attribute if entry.HasField("t")]
     places: defaultdict[str, list[StoredBytes]] = defaultdict(list)
-    for name, tensor in tensors:
+    for name, tensor in weight_tensors(read_referring(path, initializers_only=True)):
         is_external = tensor.data_location == onnx.TensorProto.EXTERNAL
         places[name].append(
             locate_external(path, tensor) if is_external else StoredBytes(path, inline=_inline_bytes(tensor))

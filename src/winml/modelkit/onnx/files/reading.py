@@ -99,7 +99,7 @@ def read_referring(path: Path, *, initializers_only: bool = False) -> onnx.Model
 
     Args:
         path: An ONNX file.
-        initializers_only: Larger values of constants are references, too; omit those of other large tensors.
+        initializers_only: Tensors of constants are references, too; omit the values of other large tensors.
 
     Raises:
         ModelPathError: the file is missing, is a directory or cannot be opened.
