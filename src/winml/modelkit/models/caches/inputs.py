@@ -168,8 +168,8 @@ def _rotation_notes(config: object, limit: int) -> Iterator[str]:
     kind, length = _constant_rotation(config, limit)
     if kind:
         yield (
-            f"RoPE scaling ({kind}) changes beyond {length} tokens: the graph contains that for shorter texts, and "
-            "outputs for longer texts differ from PyTorch's."
+            f"RoPE scaling ({kind}) changes beyond {length} tokens: use the graph for shorter texts. For longer ones, "
+            "outputs differ from PyTorch's, or ONNX Runtime rejects the positions."
         )
 
 
