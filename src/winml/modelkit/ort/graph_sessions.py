@@ -269,8 +269,8 @@ def open_session(
         shares_contexts: Share compiled contexts with other sessions of this process.
         as_device: Compute on the CPU as a device with float16 kernels and 16-bit activations: float16 values round and
             overflow, and activations of products are not rounded to 8 bits. False: as in an application on the CPU.
-        copies_tables: Hold tables that are also read transposed, such as tied embeddings, in the order of each reader.
-            False: once, as in the file (measured on 0.5 GB: 0.5 GB less, opened 0.4 s faster, and 20 ms slower a run).
+        copies_tables: Hold a copy for each memory layout in which a table is read, such as of tied embeddings. False:
+            one, as in the file (measured on 0.5 GB: 0.5 GB less, opened 0.4 s faster, and each run 20 ms slower).
 
     Raises:
         ModelPathError: the file cannot be read.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -334,17 +334,16 @@ def _is_inside(path: str, module: str) -> bool:
     return f"{path}.".startswith(f"{module}.")
 
 
-def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.Node, int]) -> list[ModuleBoundary]:
-    """Return the boundary of each call of a module, or one boundary with the reason for missing nodes."""
+def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.Node, int]) -> Iterator[ModuleBoundary]:
+    """Yield the boundary of each call of a module, or one boundary with the reason for missing nodes."""
     calls = parts.cut(module.tag)
     if not calls:
         identity = ModuleIdentity(module.path, module.tag, module.class_name)
-        return [ModuleBoundary(identity, reason=WITHOUT_NODES)]
-    boundaries = []
+        yield ModuleBoundary(identity, reason=WITHOUT_NODES)
     for call in calls:
         identity = ModuleIdentity(module.path, module.tag, module.class_name, call.call, call.calls)
         if isinstance(call.result, Refusal):
-            boundaries.append(ModuleBoundary(identity, reason=call.result.reason))
+            yield ModuleBoundary(identity, reason=call.result.reason)
             continue
         fed = dict.fromkeys(map(_find_float_source, call.result.inputs))
         # Inputs of the model are equal on both sides; integers are positions and masks.
@@ -355,16 +354,13 @@ def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.
             if value.dtype in _FLOATS and not _is_blocked(value)
         ]
         makers = [maker for value in outputs if (maker := value.producer()) is not None]
-        boundaries.append(
-            ModuleBoundary(
-                identity,
-                tuple(str(value.name) for value in inputs),
-                tuple(str(value.name) for value in outputs),
-                max((position[maker] for maker in makers if maker in position), default=0),
-                "" if outputs else _reason_without_outputs(call.result.outputs),
-            )
+        yield ModuleBoundary(
+            identity,
+            tuple(str(value.name) for value in inputs),
+            tuple(str(value.name) for value in outputs),
+            max((position[maker] for maker in makers if maker in position), default=0),
+            "" if outputs else _reason_without_outputs(call.result.outputs),
         )
-    return boundaries
 
 
 def _is_blocked(value: ir.Value) -> bool:

@@ -323,7 +323,7 @@ def limited_by_tables(
     """Determine the bounds set by tables of a graph; return them with the proof, extended beyond other tables.
 
     The model is run with the next larger size. If it refuses that size, the largest accepted one is the bound: the rows
-    of the table, or of a shorter table that the graph does not show. If runs would take too long, it is the rows.
+    of the table, or of a shorter table that is not in the graph. If a run would take too long, the rows are the bound.
 
     Args:
         proof: Samples at sizes other than the traced ones.
@@ -450,14 +450,13 @@ def _output_words(draw: Draw) -> str:
     return f"{', '.join(texts[:_MAX_LISTED_OUTPUTS])}{rest}"
 
 
-def _dimension_notes(dimension: DynamicDimension, smallest: int, accepted: int) -> list[str]:
+def _dimension_notes(dimension: DynamicDimension, smallest: int, accepted: int) -> Iterator[str]:
     """Note unexpected limits of a dimension."""
     lowest, highest = sorted((smallest, dimension.example or smallest))
     if accepted == 1:
-        return [f"{dimension.name}: of the sizes tried, the model accepts {lowest} and {highest} only."]
-    if lowest > dimension.min:
-        return [f"{dimension.name}: the model rejects size {dimension.min}; {lowest} is the smallest size tried."]
-    return []
+        yield f"{dimension.name}: of the sizes tried, the model accepts {lowest} and {highest} only."
+    elif lowest > dimension.min:
+        yield f"{dimension.name}: the model rejects size {dimension.min}; {lowest} is the smallest size tried."
 
 
 def _run_accepted(run: Callable[[_SizesOrSample], Draw], several: Iterable[_SizesOrSample]) -> list[Draw]:

@@ -123,7 +123,7 @@ def _verify_outputs(
         VerificationError: the outputs differ, or the comparison has no signal.
     """
     written, second, values, text = _add_reference_outputs(written, prepared, inputs, is_streamed=is_streamed)
-    written = replace(written, assumed=input_values.settled_assumptions(written, values.reads))
+    written = replace(written, assumed=tuple(input_values.settled_assumptions(written, values.reads)))
     _refuse_outputs_by_value((written.draw, second))
     file = WrittenFile(written, prepared, piece_bytes=PIECE_BYTES if is_streamed else None)
     known = [written.draw, second]
@@ -161,7 +161,7 @@ def _verify_outputs(
     draws = (second, *written.proof.draws)
     answers = [draw.reference for draw in (written.draw, *draws, *(varied.draw for varied in values.varied))]
     constant = constant_outputs(answers)
-    checked = input_values.checked_values(written, draws, values, compared)
+    checked = tuple(input_values.checked_values(written, draws, values, compared))
     generation = None
     if text is not None:
         generation = compare_generation(

@@ -414,7 +414,7 @@ def _find_size_branches(sizes: Sequence[tuple[str, torch.SymInt]]) -> dict[Sourc
         if frame.lineno is not None and not asserts_only(frame.filename, frame.lineno):
             line = (Path(frame.filename).name, frame.lineno)
             read = {names[symbol] for symbol in symbols if symbol in names}
-            found.setdefault(line, replace(assume_size(line, "True", read), value=None))
+            found.setdefault(line, assume_size(line, sizes=read, is_branch=True))
     return found
 
 

@@ -15,7 +15,6 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +160,7 @@ def capture_torchscript(
     _move_stack_traces(captured.graph)
     place_operands(node_scopes)
     name_by_module(captured.graph, node_scopes, tree)
-    counted = (
-        replace(assume_branch(source_line), input=", ".join(sorted(names)), value=value)
-        for source_line, (value, names) in numbers.values.items()
-    )
+    counted = (assume_branch(source_line, value, names) for source_line, (value, names) in numbers.values.items())
     sizes = (assume_size(source_line, value, names) for source_line, (value, names) in numbers.sizes.items())
     by_line = {assumption.place: assumption for assumption in (*sizes, *_find_value_reads(caught), *counted)}
     return Capture(captured, node_scopes, unused_inputs, tuple(by_line.values()), notes=loops.notes)

@@ -31,7 +31,7 @@ from winml.modelkit.export.value_loops import ValueLoops, call_replaced
 from winml.modelkit.models import script_modules
 from winml.modelkit.models.fake_parameters import is_fake
 from winml.modelkit.models.preparation import has_hooks
-from winml.modelkit.models.source_lines import asserts_only_at
+from winml.modelkit.models.source_lines import asserts_only_at, is_of_user
 from winml.modelkit.onnx.assumptions import SourceLine
 from winml.modelkit.ort.shared_settings import attribute_replaced, attributes_replaced
 from winml.modelkit.progress import count_progress
@@ -82,7 +82,7 @@ class NumberReads:
             frame = frame.f_back
         is_traced = torch._C._get_tracing_state() is not None and isinstance(values, torch.Tensor)
         is_scripted = frame is not None and frame.f_code.co_filename == script_modules.__file__
-        if frame is None or not is_traced or (_is_library_frame(frame) and not is_scripted):
+        if frame is None or not is_traced or not (is_scripted or is_of_user(frame.f_code.co_filename)):
             return original(values)
         if name == "__index__" and _is_subscript(frame):
             return original(values)
@@ -257,10 +257,6 @@ def _has_tagged_size(name: str) -> bool:
 def is_noted_elsewhere(file: str) -> bool:
     """Return True if a warning of the tracer comes from the patches of torch, which note by themselves."""
     return file in _PATCHES
-
-
-def _is_library_frame(frame: FrameType) -> bool:
-    return "site-packages" in Path(frame.f_code.co_filename).parts
 
 
 def _is_subscript(frame: FrameType) -> bool:
