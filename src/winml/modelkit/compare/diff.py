@@ -25,7 +25,7 @@ from winml.modelkit.onnx.contents import (
 )
 from winml.modelkit.onnx.contexts import proto_nodes
 from winml.modelkit.onnx.files.graph_reading import graph_of
-from winml.modelkit.onnx.files.initializer_bytes import StoredBytes, WeightEquality, locate_initializers
+from winml.modelkit.onnx.files.initializer_bytes import WeightEquality
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.fingerprint import fingerprint
@@ -61,7 +61,7 @@ def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -
         ```
     """
     old, new = _Side.read(Path(before)), _Side.read(Path(after))
-    weights = WeightEquality(old.places, new.places)
+    weights = WeightEquality(old.path, new.path)
     matches = _match_modules(old.modules, new.modules)
     changed = [module for match in matches if (module := _changed_module(match, weights)) is not None]
     interface = _interface_changes(old.structure, new.structure)
@@ -132,7 +132,6 @@ class _Side:
     structure: onnx.ModelProto
     tree: OnnxTree
     modules: list[_Module]
-    places: Mapping[str, StoredBytes]
 
     @classmethod
     def read(cls, path: Path) -> _Side:
@@ -140,9 +139,7 @@ class _Side:
         contents = read_contents(structure)
         metadata = {entry.key: entry.value for entry in structure.metadata_props}
         tree = read_tree([node.proto for node in contents.nodes], metadata, structure.graph.name.strip("/") or "graph")
-        return cls(
-            path, structure, tree, _read_modules(tree, contents, _imported(structure)), locate_initializers(path)
-        )
+        return cls(path, structure, tree, _read_modules(tree, contents, _imported(structure)))
 
     @property
     def operators(self) -> Counter[str]:

@@ -27,8 +27,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.onnx.contents import subgraphs
-from winml.modelkit.onnx.contexts import proto_nodes
+from winml.modelkit.onnx.contexts import proto_graphs, proto_nodes
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.files.reading import read_referring, read_structure, refer_to_data
@@ -336,8 +335,7 @@ def _tables_read_transposed(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoPr
 
 def _value_types(path: Path) -> set[int]:
     """Return the types of the values and initializers of a file, subgraphs included."""
-    structure = read_structure(path)
-    graphs = (structure.graph, *(graph for node in proto_nodes(structure) for graph in subgraphs(node)))
+    graphs = [*proto_graphs(read_structure(path))]
     values = (value for graph in graphs for value in (*graph.input, *graph.output, *graph.value_info))
     stored = {tensor.data_type for graph in graphs for tensor in graph.initializer}
     return {value.type.tensor_type.elem_type for value in values} | stored

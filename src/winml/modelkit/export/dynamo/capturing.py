@@ -126,8 +126,7 @@ def export_error(
         undecided = ExportError(
             f"the forward decides by the value of a tensor{scope}{_user_line(chain)}, which the dynamo exporter cannot "
             f"follow: {first_line(cause)}",
-            hint=f"Use torch.where or torch.cond there, or {opt.no_dynamo}, which retains the branch of the traced "
-            "inputs.",
+            hint="Use torch.where or torch.cond there.",
             module=module,
         )
         undecided.is_by_value = True

@@ -242,9 +242,7 @@ def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opse
     if isinstance(error, UnsupportedOperatorError):
         # The exporter's message names a sufficient opset: "Support for this operator was added in version 18, …".
         newer = re.search(r"version (\d+), try", str(error))
-        remedy = f"No opset has one: omit {opt.no_dynamo}, so that dynamo is tried, or replace"
-        if newer:
-            remedy = f"Use {opt.export_config} '{{\"opset_version\": {newer[1]}}}', or replace"
+        remedy = f"Use {opt.export_config} '{{\"opset_version\": {newer[1]}}}', or replace" if newer else "Replace"
         return ExportError(
             f"the TorchScript exporter has no ONNX form of {operator or error}{scope} at opset {opset_version}",
             hint=operator_remedy(module, f"{remedy} the operator in that module's forward by others."),

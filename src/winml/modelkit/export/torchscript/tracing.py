@@ -26,7 +26,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.onnx._internal.torchscript_exporter import utils as exporter
 
-from winml.modelkit.errors import ExportError, opt
+from winml.modelkit.errors import ExportError
 from winml.modelkit.export.value_loops import ValueLoops, call_replaced
 from winml.modelkit.models import script_modules
 from winml.modelkit.models.fake_parameters import is_fake
@@ -412,10 +412,6 @@ def _read_untraced(values: torch.Tensor) -> list[Any]:
 _TRACER: Any = torch._C._parse_dispatch_key("Tracer")
 
 
-def _dynamo_hint() -> str:
-    return f"Export without {opt.no_dynamo}: dynamo needs no values."
-
-
 _CONVOLUTION_BACKEND = (False, False, False, False)
 """Specified: ``benchmark``, ``deterministic``, ``cudnn_enabled`` and ``allow_tf32``, which no ONNX operator has."""
 
@@ -473,7 +469,6 @@ def missing_value_error(error: Exception, model: nn.Module) -> ExportError | Non
     place = f" in module {path or '(the root)'}" if path is not None else ""
     return ExportError(
         f"the forward reads the value of a tensor{place} ({error.func}), and the weights are not in memory",
-        hint=_dynamo_hint(),
         module=path,
     )
 
@@ -496,7 +491,6 @@ def _refuse_missing_constants(graph: Any) -> None:
             shape = list(node.t("value").shape)
             raise ExportError(
                 f"TorchScript recorded no computation of a tensor {shape}, and the weights are not in memory",
-                hint=_dynamo_hint(),
             )
         for block in node.blocks():
             _refuse_missing_constants(block)

@@ -169,8 +169,8 @@ def _rotation_notes(config: object, limit: int) -> tuple[str, ...]:
     if not kind:
         return ()
     note = (
-        f"RoPE scaling ({kind}) changes beyond {length} tokens: the graph contains that for shorter texts, and outputs "
-        "for longer texts differ from PyTorch's."
+        f"RoPE scaling ({kind}) changes beyond {length} tokens: use the graph for shorter texts. For longer ones, "
+        "outputs differ from PyTorch's, or ONNX Runtime rejects the positions."
     )
     return (note,)
 
