@@ -105,9 +105,6 @@ def export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter:
     try:
         return _export_part(run, result, part, exporter)
     except (ExportError, VerificationError) as error:
-        is_wrong_graph = isinstance(error, VerificationError) and error.is_graph_wrong
-        if is_wrong_graph and not error.is_normalization_wrong and run.refit is None:
-            suggest_other_exporter(run.config, part, error)
         if part.cache is not None:
             error.hint = hint_with_cache(error.hint)
         raise
@@ -157,6 +154,8 @@ def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter
                 return _write_part(run, result, prepared, tagged_graph)
             except VerificationError as error:
                 failed = error
+        if failed.is_graph_wrong and not failed.is_normalization_wrong:
+            suggest_other_exporter(run.config, part, failed)
         raise failed
 
 
@@ -643,7 +642,7 @@ def _make_exported_part(
     skipped = () if comparison else (f"Not verified: the file was not compared with the model ({opt.no_verify}).",)
     if part.dimensions and not comparison:
         traced = " and ".join(f"{name} {size}" for name, size in tagged_graph.draw.sizes.items())
-        skipped += (f"Not verified: the file may run at the traced {traced} only ({opt.no_verify}).",)
+        skipped = (*skipped, f"Not verified: the file may run at the traced {traced} only ({opt.no_verify}).")
     model, exporter, handed_graph = tagged_graph.model, tagged_graph.exporter, tagged_graph.handed
     checked_sizes = tagged_graph.proof.other_sizes(tagged_graph.draw.sizes) if comparison else {}
     return ExportedPart(

@@ -164,13 +164,12 @@ class QuantizeOptions(QuantizeFields, Options):
         Raises:
             UsageError: names the sizes or bits of the files.
         """
+        if (budget := self.bit_budget) is None:
+            return
         from winml.modelkit.onnx.contents import read_contents
         from winml.modelkit.onnx.files.placing import external_files
         from winml.modelkit.onnx.files.reading import read_structure
         from winml.modelkit.onnx.module_costs import weights_cost
-
-        if (budget := self.bit_budget) is None:
-            return
 
         def describe(source: Path) -> str:
             return budget.within_limit_words(

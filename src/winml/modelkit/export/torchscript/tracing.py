@@ -481,15 +481,13 @@ def _refuse_missing_constants(graph: Any) -> None:
     Raises:
         ExportError: the graph holds a constant without values.
     """
-    for node in graph.nodes():
-        has_tensor = node.kind() == "prim::Constant" and node.hasAttribute("value") and node.kindOf("value") == "t"
+    for node in graph.findAllNodes("prim::Constant"):  # also in blocks
+        has_tensor = node.hasAttribute("value") and node.kindOf("value") == "t"
         if has_tensor and is_fake(node.t("value")):
             shape = list(node.t("value").shape)
             raise ExportError(
                 f"TorchScript recorded no computation of a tensor {shape}, and the weights are not in memory",
             )
-        for block in node.blocks():
-            _refuse_missing_constants(block)
 
 
 _SEGMENT = re.compile(r"m(\d+)(?:_\d+)?")
@@ -546,6 +544,8 @@ class ModuleScopes:
                 attribute_replaced(torch._C, "_jit_pass_onnx_graph_shape_type_inference", infer_without_weights),
                 # Equal computations are merged later, where their scopes can be preserved.
                 attribute_replaced(torch._C, "_jit_pass_cse", lambda _graph: False),
+                # Checks torch's own passes, as often as they run.
+                attribute_replaced(torch._C, "_jit_pass_lint", lambda _graph: None),
                 _silence_exporter_log(),
                 _open_scopes_around_hooks(self._modules),
             ):

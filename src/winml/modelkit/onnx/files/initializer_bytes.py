@@ -75,7 +75,7 @@ def weight_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorPro
         yield from ((node.output[0], entry.t) for entry in node.attribute if entry.HasField("t") and node.output)
 
 
-def locate_weights(path: Path) -> dict[str, list[StoredBytes]]:
+def _locate_weights(path: Path) -> dict[str, list[StoredBytes]]:
     """Return name → locations of the values of :func:`weight_tensors`, several of which may have one name.
 
     Args:
@@ -160,7 +160,7 @@ class WeightEquality:
         Raises:
             InputError: a data file is missing, shorter than its model states, or outside of its folder.
         """
-        self._before, self._after = locate_weights(before), locate_weights(after)
+        self._before, self._after = _locate_weights(before), _locate_weights(after)
         self._digests: dict[StoredBytes, str] = {}
         located = (*self._before.values(), *self._after.values())
         self._total = sum(stored.size_bytes for several in located for stored in several)

@@ -189,7 +189,7 @@ class ReferringTensor(ir.LazyTensor, Generic[_SourceT]):
         """Read the values of the source, with permuted axes, in the element type of the tensor."""
         values = self._source_values()
         if self.permutation is not None:
-            values = values.transpose(self.permutation)
+            values = _contiguous_copy(values.transpose(self.permutation))
         return ir.Tensor(self._cast_values(values), dtype=self.dtype, name=self.name)
 
     def _cast_values(self, values: Array) -> Array:
