@@ -191,10 +191,11 @@ def pack_codes(codes: Array, bits: int, fill: int = 0) -> Array:
     if missing := -codes.shape[-1] % per_byte:
         padding = [(0, 0)] * (codes.ndim - 1) + [(0, missing)]
         codes = np.pad(codes, padding, constant_values=fill)
-    split = codes.reshape(*codes.shape[:-1], -1, per_byte)
-    packed = split[..., 0].copy()
-    for index in range(1, per_byte):
-        packed |= split[..., index] << (bits * index)
+    packed = np.ascontiguousarray(codes, np.uint8)
+    while bits < 8:
+        pairs = packed.view("<u2")
+        packed = (pairs | pairs >> (8 - bits)).astype(np.uint8)
+        bits *= 2
     return packed
 
 
