@@ -254,14 +254,14 @@ def test_thread_of_the_loop_ends_with_the_tokens(built: Path) -> None:
     settings = read_settings(built).updated(max_new_tokens=40, stop=("never written",))
     model = model_of_graph(open_decoder({DECODER: built / "model.onnx"}, choose_provider(None, None, {}).open), built)
     inputs = {"inputs": torch.tensor([[2, 3, 4]])}
-    before = set(threading.enumerate())
+    before = set(threading.enumerate())  # a thread of an earlier test may end meanwhile
     whole = list(generate_with_loop(model, inputs, 3, settings))
-    assert before == set(threading.enumerate())
+    assert before >= set(threading.enumerate())
     some: Any = generate_with_loop(model, inputs, 3, settings)
     assert whole[0].token == next(some).token
-    assert before != set(threading.enumerate())
+    assert set(threading.enumerate()) - before
     some.close()
-    assert before == set(threading.enumerate())
+    assert before >= set(threading.enumerate())
 
 
 def test_system_message_precedes_the_user_message(built: Path) -> None:

@@ -236,7 +236,8 @@ def _match_before_running(left: Side, right: Side, options: CompareOptions) -> l
         return []
     if isinstance(left, OnnxSide) and isinstance(right, OnnxSide):
         matched = match_files(left, right)
-        if not _has_common_module(left, right, matched) and not (left.is_tagged or right.is_tagged):
+        have_common = left.boundaries and right.boundaries and _has_common_module(left, right, matched)
+        if not (have_common or left.is_tagged or right.is_tagged):
             for file in (left, right):
                 file.read_nodes_as_modules()
             matched = match_files(left, right)
