@@ -23,7 +23,6 @@ BOUNDARIES: dict[str, str] = {
     "onnx.files.foreign_files:foreign_parser": "parsers of foreign files raise what they like; said with the file",
     "onnx.files.placing:_read_data_names": "what is replaced may be anything at all; then it names no data of ours",
     "onnx.stage:run_passes": "a library pass raises what it likes; said again with its name and place",
-    "generate.generation.transformers_loop:generate_with_loop.work": "raised again in the thread that waits",
     "samples.processors:tokenizer_call": "tokenizers raises nothing more narrow, and panics; the rest is raised",
     "samples.template_rendering:_render": "a template is foreign code; said again as its, with the folder",
     "inspect.model_inspection:run_weightless": "a foreign forward may need values; becomes a result with its reason",

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,15 @@ from winml.modelkit.compare.by_module.onnx_side import OnnxSide
 from winml.modelkit.compare.by_module.sides import SidePair
 from winml.modelkit.compare.comparing import at_step
 from winml.modelkit.errors import UsageError
+from winml.modelkit.file_names import DECODER
 from winml.modelkit.generate.generation.media_prompts import prepare_encoder_decoder
+from winml.modelkit.generate.generation.settings import read_settings
+from winml.modelkit.generate.generation.transformers_loop import generate_with_loop, model_of_graph
 from winml.modelkit.generate.generation.writing import write_texts
 from winml.modelkit.metadata_keys import MODEL_KEY
 from winml.modelkit.models.caches.layout import loop_cache_name
 from winml.modelkit.ort.decoding.inputs import DecoderRun, decoder_feeds
+from winml.modelkit.ort.decoding.parts import open_decoder
 from winml.modelkit.ort.devices import choose_provider
 from winml.modelkit.ort.graph_inputs import graph_inputs
 from winml.modelkit.ort.sessions import is_onnxruntime_at_least
@@ -239,6 +244,24 @@ def test_text_ends_at_a_stop_string(built: Path, checkpoint: Path) -> None:
     assert 5 <= len(ended["tokens"]) < 10
     assert word in tokenizer.decode(ended["tokens"])
     assert ended["reference"]["difference"] is None
+
+
+def test_thread_of_the_loop_ends_with_the_tokens(built: Path) -> None:
+    """Tokens of transformers' loop come from a thread, which ends after the last token, and when no more are read.
+
+    A thread that still runs code of torch when Python exits aborts the process.
+    """
+    settings = read_settings(built).updated(max_new_tokens=40, stop=("never written",))
+    model = model_of_graph(open_decoder({DECODER: built / "model.onnx"}, choose_provider(None, None, {}).open), built)
+    inputs = {"inputs": torch.tensor([[2, 3, 4]])}
+    before = set(threading.enumerate())  # a thread of an earlier test may end meanwhile
+    whole = list(generate_with_loop(model, inputs, 3, settings))
+    assert before >= set(threading.enumerate())
+    some: Any = generate_with_loop(model, inputs, 3, settings)
+    assert whole[0].token == next(some).token
+    assert set(threading.enumerate()) - before
+    some.close()
+    assert before >= set(threading.enumerate())
 
 
 def test_system_message_precedes_the_user_message(built: Path) -> None:

@@ -92,5 +92,5 @@ def test_every_verb_works_without_torchscript_and_a_request_for_torchscript_is_r
     # The requested exporter is not replaced silently, and no file is written.
     assert 1 == refused.code
     assert "TorchScript" in refused.err
-    assert "--dynamo" in refused.err
+    assert "Without --no-dynamo" in refused.err
     assert not (later.folder / "other.onnx").exists()

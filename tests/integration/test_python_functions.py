@@ -16,6 +16,10 @@ import torch
 import winml.modelkit as winml
 from e2e.in_process import run_here
 from evaluation_checkpoints import save_task_checkpoint, text_tokenizer
+from winml.modelkit.compile.verb import CompileRequest
+from winml.modelkit.fields import fields_of
+from winml.modelkit.optimize.verb import OptimizeRequest
+from winml.modelkit.quantize.verb import QuantizeRequest
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +80,25 @@ def test_transformations_know_their_arguments_and_their_options(transform: Any, 
         winml.ConfigError, match=f"{transform.__name__}: unknown key '{keyword}'; did you mean '{right}'"
     ):
         transform("model.onnx", "out.onnx", **{keyword: 1})
+
+
+@pytest.mark.parametrize(
+    ("transform", "request_class"),
+    [
+        (winml.compile_model, CompileRequest),
+        (winml.optimize_model, OptimizeRequest),
+        (winml.quantize_model, QuantizeRequest),
+    ],
+)
+def test_arguments_of_transformations_are_fields_of_their_request(transform: Any, request_class: type) -> None:
+    """``file_request`` drops an argument without a field of its name; the defaults are equal as well."""
+    defaults = {field.name: field.default or None for field in fields_of(request_class)}
+    parameters = dict(inspect.signature(transform).parameters)
+    for name in ("options", "on_step", "flags"):
+        del parameters[name]
+    assert parameters.keys() <= defaults.keys()
+    stated = {name: entry.default or None for name, entry in parameters.items() if entry.default is not entry.empty}
+    assert stated == {name: defaults[name] for name in stated}
 
 
 def test_build_takes_the_options_of_the_command(checkpoint: Path, exported: Path, tmp_path: Path) -> None:

@@ -153,18 +153,24 @@ def test_exporter_with_a_moved_private_name_is_replaced_by_the_other(
     with pytest.raises(ExportError) as caught:
         export(Outer(nn.Linear(4, 4)), tmp_path, exporter="torchscript")
     assert moved == caught.value.message
-    assert caught.value.hint.startswith("Use exporter='dynamo' or a different version of torch. ")
+    assert "Use a different version of torch. " in caught.value.hint
+    assert "Without exporter='torchscript', the dynamo exporter is tried too. " in caught.value.hint
     result = export(Outer(nn.Linear(4, 4)), tmp_path)
     assert f"dynamo, opset 18 (TorchScript: {moved})" == result.only_part.exporter_words
 
 
 def test_forced_exporter_does_not_change_and_both_reasons_are_reported(tmp_path: Path) -> None:
     """A requested exporter is used or fails; if both exporters fail, the error names both reasons."""
-    with pytest.raises(ExportError, match=r"TorchScript.*ONNX.*aten::rms_norm"):
+    with pytest.raises(ExportError, match=r"TorchScript.*ONNX.*aten::rms_norm") as caught:
         export(Outer(Normalization()), tmp_path, exporter="torchscript")
+    assert caught.value.hint.startswith("Without exporter='torchscript', the dynamo exporter is tried too. ")
+    with pytest.raises(ExportError) as caught:
+        export(Outer(Bessel()), tmp_path, exporter="dynamo")
+    assert caught.value.hint.startswith("Without exporter='dynamo', the TorchScript exporter is tried too. ")
     with pytest.raises(ExportError) as caught:
         export(Outer(Bessel()), tmp_path)
     assert "neither exporter" in caught.value.message
+    assert "is tried" not in caught.value.hint
     assert "aten::special_bessel_j0" in caught.value.message
     assert "prims::bessel_j0" in caught.value.message
     assert "inner" == caught.value.module

@@ -13,7 +13,8 @@ from winml.modelkit.tags.address import ModuleIdentity
 
 
 def _names(*modules: str) -> list[str]:
-    return _file_stems([ModuleIdentity(module, f"/M/{number}", "C") for number, module in enumerate(modules)])
+    identities = [ModuleIdentity(module, f"/M/{number}", "C") for number, module in enumerate(modules)]
+    return list(_file_stems(identities))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_root_is_called_after_its_tag_and_calls_are_numbered() -> None:
         ModuleIdentity("", "/BertModel", "BertModel"),
         *(ModuleIdentity("block", "/M/Block", "Block", call, 2) for call in (1, 2)),
     ]
-    assert ["BertModel", "block.call1", "block.call2"] == _file_stems(identities)
+    assert ["BertModel", "block.call1", "block.call2"] == list(_file_stems(identities))
 
 
 def test_arrays_of_any_name_are_read_back(tmp_path: Path) -> None:

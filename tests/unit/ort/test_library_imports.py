@@ -33,17 +33,13 @@ sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attent
 model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
 ids = torch.tensor([[1, 2, 3]])
 plain = model(ids).logits
-compilers = {"torch._dynamo.eval_frame", "torch.distributed.tensor._ops"}
-assert not compilers & {*sys.modules}
+assert "torch._dynamo.eval_frame" not in sys.modules
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 with FakeTensorMode(allow_non_fake_inputs=True) as mode:
     fake = mode.from_tensor(torch.ones(2, 3)) + torch.ones(3, 2).T
-assert (2, 3) == fake.shape and not compilers & {*sys.modules}
+assert (2, 3) == fake.shape
 masking_utils.TransformGetItemToIndex()
-
-from torch.distributed.tensor import DTensor, placement_types
-assert not isinstance(fake, DTensor) and issubclass(sys.modules["torch.distributed.tensor"].DTensor, torch.Tensor)
 
 import torch._dynamo.utils
 assert torch._dynamo.utils is sys.modules["torch._dynamo.utils"]
@@ -80,7 +76,7 @@ def test_import_losses_after_scipy():
 
 
 def test_process_of_a_command_imports_the_compiler_when_it_is_used():
-    """A model is made and run without ``torch._dynamo`` and ``torch.distributed``; compilation still works."""
+    """A model is made and run without ``torch._dynamo``; compilation still works."""
     run(COMMAND)
 
 

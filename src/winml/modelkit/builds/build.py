@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -219,29 +219,21 @@ class _Build(StageWalk):
             UsageError: all of several parts are within the limit of the quantization.
             WinMLError: the stage failed.
         """
-        if stage.name == "quantize" and len(self.parts) > 1 and not skip_reason(stage, self.plan):
-            self._refuse_met_limit()
+        section, quantizes = self.plan.config.quant, stage.takes_bits and not skip_reason(stage, self.plan)
+        if quantizes and section is not None and len(self.parts) > 1:
+            # A part alone may stay float.
+            sources = [part.current for part in self.parts if part.current is not None]
+            quantize_options(section).refuse_files_within_limit(sources)
         super().walk_stage(stage)
         if stage.makes_graph:
             self.layout.refuse(self.parts)
-        elif stage.takes_bits and not skip_reason(stage, self.plan):
+        elif quantizes:
             _compare_generated_text(self.plan, self.parts, self.earlier)
             self.folder.save(self._make_manifest("unfinished", {}))
         elif stage.name == "compile" and opens_on_provider(self.plan):
             for part in self.parts:
                 comparison = self._compare_on_provider(part)
                 part.records[-1] = part.records[-1].model_copy(update={"on_provider": comparison})
-
-    def _refuse_met_limit(self) -> None:
-        """Refuse a limit of the quantization that the files of all parts are within: one part alone may stay float.
-
-        Raises:
-            UsageError: names the sizes or bits of the parts.
-        """
-        section = self.plan.config.quant
-        budget = None if section is None else quantize_options(section).bit_budget
-        if budget is not None:
-            budget.refuse_files_within_limit([part.current for part in self.parts if part.current is not None])
 
     def _compare_on_provider(self, part: BuiltPart) -> ProviderComparison:
         """Compare the result of a part on its provider; a reused part has the comparison of the earlier build."""
@@ -430,25 +422,23 @@ class _Build(StageWalk):
         reported = (note if note in common else f"{name}: {note}" for name, texts in notes.items() for note in texts)
         return list(dict.fromkeys(reported))
 
-    def _optimization_notes(self) -> tuple[str, ...]:
+    def _optimization_notes(self) -> Iterator[str]:
         """Note a build without an optimization, and decoders whose inputs of 16-bit floats prevent fusions."""
         section = self.plan.config.optim
         if section is None or self.plan.skip_pre_normalization:
-            return ()
+            return
         if section.states_optimization and not self.plan.has_default_level:
-            return ()
+            return
         from winml.modelkit.builds.decoder_fusions import is_fused, note_on_bfloat16  # imports onnx
 
         models = [part.current for part in self.parts if part.current is not None]
         if fused_models := [model for model in models if is_fused(model, self.plan)]:
-            return tuple(dict.fromkeys(filter(None, map(note_on_bfloat16, fused_models))))
-        if self.plan.has_default_level:
-            return ()
-        note = (
-            "Nothing was optimized: the weights were converted in memory, and ONNX Runtime would read them in float "
-            f"from a temporary file. Pass {opt.level} full (optim.level in the config) to optimize."
-        )
-        return (note,)
+            yield from dict.fromkeys(filter(None, map(note_on_bfloat16, fused_models)))
+        elif not self.plan.has_default_level:
+            yield (
+                "Nothing was optimized: the weights were converted in memory, and ONNX Runtime would read them in "
+                f"float from a temporary file. Pass {opt.level} full (optim.level in the config) to optimize."
+            )
 
     def _part_record(self, part: BuiltPart, status: str, placed: PlacedModel) -> PartRecord:
         """Return the manifest record of a part; an unfinished build keeps earlier results of later stages."""

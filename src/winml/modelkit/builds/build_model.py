@@ -307,14 +307,13 @@ def _name_slug(name: str) -> str:
 
 
 def _without_repeated_skips(on_stage: OnStep) -> OnStep:
-    """Return a listener that is told of each skipped stage once, although sizes are tried in several attempts."""
-    told: set[tuple[int, str]] = set()
+    """Return a listener that receives a skipped stage once, even if a build tries several sizes."""
+    received: set[tuple[int, str]] = set()
 
-    def tell(event: StepEvent) -> None:
+    def receive(event: StepEvent) -> None:
         summary = "" if event.finished is None else event.finished.summary
-        if summary.startswith("skipped") and (event.number, summary) in told:
-            return
-        told.add((event.number, summary))
-        on_stage(event)
+        if not summary.startswith("skipped") or (event.number, summary) not in received:
+            received.add((event.number, summary))
+            on_stage(event)
 
-    return tell
+    return receive

@@ -22,7 +22,13 @@ from winml.modelkit.errors import OutputExistsError, UsageError, opt
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.onnx.files.foreign_names import lies_within
 from winml.modelkit.onnx.files.moving import remove_file
-from winml.modelkit.onnx.files.output_files import refuse_existing, refuse_special, waiting_files, write_error
+from winml.modelkit.onnx.files.output_files import (
+    refuse_existing,
+    refuse_special,
+    waiting_files,
+    write_error,
+    write_errors_of,
+)
 from winml.modelkit.onnx.files.recovery import settle_interrupted
 from winml.modelkit.onnx.files.resumable_results import write_atomically
 from winml.modelkit.options import read_json_file
@@ -162,10 +168,8 @@ class BuildFolder:
             WriteError: the manifest cannot be written.
         """
         path = self.path / BUILD_MANIFEST_NAME
-        try:
+        with write_errors_of(path):
             write_atomically(path, json.dumps(manifest.as_record(), indent=2, ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise write_error(path, error) from error
         self.manifest = manifest
         self._owned = {BUILD_MANIFEST_NAME, *manifest.files}
 
@@ -287,7 +291,7 @@ def _acquire_lock(path: Path, notify: Callable[[str], None]) -> filelock.BaseFil
         WriteError: the folder cannot be created or locked.
     """
     lock = filelock.FileLock(path / BUILD_LOCK_NAME)
-    try:
+    with write_errors_of(path):
         path.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
@@ -298,8 +302,6 @@ def _acquire_lock(path: Path, notify: Callable[[str], None]) -> filelock.BaseFil
                 lock.acquire()
             path.mkdir(parents=True, exist_ok=True)
             lock.acquire()
-    except OSError as error:
-        raise write_error(path, error) from error
     return lock
 
 

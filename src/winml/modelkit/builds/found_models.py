@@ -251,7 +251,7 @@ def _copy_files(files: Mapping[str, Path], identities: Iterable[str]) -> Path:
     Raises:
         WriteError: the cache cannot be written.
     """
-    from winml.modelkit.onnx.files.output_files import write_error
+    from winml.modelkit.onnx.files.output_files import write_errors_of
     from winml.modelkit.onnx.files.placing import copy_data
 
     entries = sorted(f"{name}:{identity}" for name, identity in zip(files, identities, strict=True))
@@ -259,16 +259,13 @@ def _copy_files(files: Mapping[str, Path], identities: Iterable[str]) -> Path:
     folder = cache_root() / COPIES_FOLDER / key[:32]
     if not folder.is_dir():
         unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
-        try:
+        with write_errors_of(folder), contextlib.ExitStack() as stack:
+            stack.callback(remove_folder, unfinished)
             for name, file in files.items():
                 (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
                 copy_data(file, unfinished / name)
             with contextlib.suppress(OSError):  # another process was faster
                 move_file(unfinished, folder)
-        except OSError as error:
-            raise write_error(folder, error) from error
-        finally:
-            remove_folder(unfinished)
     return folder
 
 

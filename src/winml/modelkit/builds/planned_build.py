@@ -5,7 +5,7 @@ Walks over the stages and only takes notes: writes nothing, locks no folder and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -307,19 +307,17 @@ class _Outline(StageWalk):
         earlier_files = [folder.path / name for name in self.earlier.files]
         return tuple(path for path in earlier_files if path not in current_files and path.is_file())
 
-    def _list_notes(self, *, is_fetched: bool) -> list[str]:
-        """Return notes on a model to download, and on an unknown number of parts."""
+    def _list_notes(self, *, is_fetched: bool) -> Iterator[str]:
+        """Yield notes on a model to download, and on an unknown number of parts."""
         plan = self.plan
-        notes = []
         if not is_fetched:
-            notes.append(
+            yield (
                 f"{plan.request.model} is not on this disk and is downloaded first; only then are up-to-date stages "
                 "and companion files known."
             )
         is_guessed = self.earlier is None or not self.earlier.parts
         if plan.onnx_path is None and is_guessed and all(part.current_files == () for part in self.parts):
-            notes.append(
+            yield (
                 "The number of parts is known when the model is loaded; the files of one part are listed. For several, "
                 "stages write <stage>_<part>.onnx, and the results are named <part>.onnx."
             )
-        return notes

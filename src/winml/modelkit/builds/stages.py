@@ -156,12 +156,12 @@ class Stage:
     """File name of its model; ``<stem>_<part>.onnx`` for each of several parts."""
     section: str
     """Section of the config; null skips it."""
-    libraries: tuple[str, ...]
-    """Distributions that it uses: other versions may lead to another result."""
     options: Callable[[BuildPlan], dict[str, Any]]
     """Returns the values of the plan that affect its result, as JSON values."""
     work: Callable[[StageTask], tuple[StageOutcome, ...]]
     """Returns one outcome for each graph it made."""
+    libraries: tuple[str, ...] = _GRAPH_LIBRARIES
+    """Distributions that it uses: other versions may lead to another result."""
     makes_graph: bool = False
     """True if it makes the graphs of all parts from a PyTorch model; False if it changes one graph."""
     idle: Callable[[WinMLBuildConfig], str] = lambda _config: ""
@@ -679,7 +679,6 @@ STAGES: tuple[Stage, ...] = (
         name="optimize",
         file=file_names.OPTIMIZED_NAME,
         section="optim",
-        libraries=_GRAPH_LIBRARIES,
         options=_optimize_options,
         work=_run_optimize,
     ),
@@ -687,7 +686,6 @@ STAGES: tuple[Stage, ...] = (
         name="quantize",
         file=file_names.QUANTIZED_NAME,
         section="quant",
-        libraries=_GRAPH_LIBRARIES,
         options=_quantize_options,
         work=_run_quantize,
         idle=lambda config: "" if config.quant is None or config.dtypes else idle_quantization(config),
@@ -698,7 +696,6 @@ STAGES: tuple[Stage, ...] = (
         name="compile",
         file=file_names.COMPILED_NAME,
         section="compile",
-        libraries=_GRAPH_LIBRARIES,
         options=_compile_options,
         work=_run_compile,
         idle=idle_compilation,

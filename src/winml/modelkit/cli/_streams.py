@@ -255,7 +255,7 @@ def show_result(
         describe: Makes the document of the result.
         is_answer: True if printing the result is the purpose of the verb, so that ``--quiet`` does not suppress it;
             else the printed result only describes files.
-        warnings: Rows of the text that change what the result means; printed alone without the text.
+        warnings: Notes that change the meaning of the result; printed on stderr if the text is not printed.
     """
     is_json = options["format_"] == "json"
     if is_json:

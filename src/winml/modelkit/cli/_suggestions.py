@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -209,8 +209,8 @@ def misunderstood_arguments(context: click.Context, arguments: Sequence[str], pr
         problem = f"no such option {names[0]}"
     suggested = _complete_translation(own, context.command_path.split(), arguments, _verbs(context))
     if suggested is None:
-        takers = _describe_takers(own, context, names)
-        return UsageError(problem, hint=" ".join(takers)) if takers else None
+        hint = " ".join(_describe_takers(own, context, names))
+        return UsageError(problem, hint=hint) if hint else None
     suggested.remarks = [*_describe_takers(own, context, suggested.omitted), *suggested.remarks]
     return suggested.as_error(problem)
 
@@ -257,9 +257,8 @@ def _verbs(context: click.Context) -> Mapping[str, click.Command]:
     return {verb: command for verb, command in commands.items() if command is not None}
 
 
-def _describe_takers(own: Translation, context: click.Context, names: Iterable[str]) -> list[str]:
-    """Return a sentence for each option that the command has for another value, or that few other commands have."""
-    sentences = []
+def _describe_takers(own: Translation, context: click.Context, names: Iterable[str]) -> Iterator[str]:
+    """Yield a sentence for each option that the command has for another value, or that few other commands have."""
     options = {f"winml {verb}": MeantOptions(command).by_flag for verb, command in _verbs(context).items()}
     options.pop(context.command_path, None)
     for name in names:
@@ -271,7 +270,6 @@ def _describe_takers(own: Translation, context: click.Context, names: Iterable[s
         if name in own.remarks or any(flag.split()[0] in own.line for flag in flags):
             continue
         if flags:
-            sentences.append(f"{context.command_path} has {' and '.join(dict.fromkeys(flags))}.")
+            yield f"{context.command_path} has {' and '.join(dict.fromkeys(flags))}."
         elif 0 < len(paths) < _COMMON:
-            sentences.append(f"{name} is an option of {', '.join(paths[:_MOST_TAKERS])}.")
-    return sentences
+            yield f"{name} is an option of {', '.join(paths[:_MOST_TAKERS])}."

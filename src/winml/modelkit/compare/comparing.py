@@ -236,7 +236,8 @@ def _match_before_running(left: Side, right: Side, options: CompareOptions) -> l
         return []
     if isinstance(left, OnnxSide) and isinstance(right, OnnxSide):
         matched = match_files(left, right)
-        if not _has_common_module(left, right, matched) and not (left.is_tagged or right.is_tagged):
+        have_common = left.boundaries and right.boundaries and _has_common_module(left, right, matched)
+        if not (have_common or left.is_tagged or right.is_tagged):
             for file in (left, right):
                 file.read_nodes_as_modules()
             matched = match_files(left, right)
@@ -385,24 +386,22 @@ def _within_simulation(
     return replace(options, run=run), (f"{note} ({opt.shape_config} sets another size)",)
 
 
-def _rounding_notes(reference: Side, candidate: Side) -> tuple[str, ...]:
+def _rounding_notes(reference: Side, candidate: Side) -> Iterator[str]:
     """Note files whose float16 values are rounded, unlike in an application on the CPU."""
     files = [side for side in (reference, candidate) if isinstance(side, OnnxSide)]
-    if not (rounded := [side for side in files if side.rounds_halves]):
-        return ()
-    names = " and ".join(dict.fromkeys(side.shown for side in rounded))
-    remedy = f" ({opt.ep} cpu: computed as by ONNX Runtime's CPU provider)" if candidate in rounded else ""
-    return (f"float16 values of {names} are rounded as on a device{remedy}",)
+    if rounded := [side for side in files if side.rounds_halves]:
+        names = " and ".join(dict.fromkeys(side.shown for side in rounded))
+        remedy = f" ({opt.ep} cpu: computed as by ONNX Runtime's CPU provider)" if candidate in rounded else ""
+        yield f"float16 values of {names} are rounded as on a device{remedy}"
 
 
-def _missing_notes(pair: SidePair, missing: tuple[Sequence[str], Sequence[str]]) -> tuple[str, ...]:
+def _missing_notes(pair: SidePair, missing: tuple[Sequence[str], Sequence[str]]) -> Iterator[str]:
     """Note the outputs of each side that were not compared, with advice."""
     sides = (pair.reference, pair.candidate)
     texts = [f"of {side.shown} only: {', '.join(names)}" for side, names in zip(sides, missing, strict=True) if names]
-    if not texts:
-        return ()
     advice = f" To compare two outputs with different names, use {opt.map} reference=candidate." if all(missing) else ""
-    return (f"Outputs {'; '.join(texts)}.{advice}",)
+    if texts:
+        yield f"Outputs {'; '.join(texts)}.{advice}"
 
 
 def _compare_by_module(
@@ -722,11 +721,10 @@ def _refuse_random_outputs(pair: SidePair, worst: OutputFidelity, tolerance: flo
             )
 
 
-def _node_notes(*sides: Side) -> tuple[str, ...]:
+def _node_notes(*sides: Side) -> Iterator[str]:
     """Note that nodes of files without module information are compared."""
-    if not any(isinstance(side, OnnxSide) and side.is_by_node for side in sides):
-        return ()
-    return ("The files have no module in common: nodes are compared, named after their first output.",)
+    if any(isinstance(side, OnnxSide) and side.is_by_node for side in sides):
+        yield "The files have no module in common: nodes are compared, named after their first output."
 
 
 _FEW = 0.5

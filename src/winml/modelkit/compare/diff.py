@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -25,7 +25,7 @@ from winml.modelkit.onnx.contents import (
 )
 from winml.modelkit.onnx.contexts import proto_nodes
 from winml.modelkit.onnx.files.graph_reading import graph_of
-from winml.modelkit.onnx.files.initializer_bytes import StoredBytes, WeightEquality, locate_initializers
+from winml.modelkit.onnx.files.initializer_bytes import WeightEquality
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.files.reading import read_structure
 from winml.modelkit.onnx.fingerprint import fingerprint
@@ -61,10 +61,10 @@ def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -
         ```
     """
     old, new = _Side.read(Path(before)), _Side.read(Path(after))
-    weights = WeightEquality(old.places, new.places)
+    weights = WeightEquality(old.path, new.path)
     matches = _match_modules(old.modules, new.modules)
     changed = [module for match in matches if (module := _changed_module(match, weights)) is not None]
-    interface = _interface_changes(old.structure, new.structure)
+    interface = tuple(_interface_changes(old.structure, new.structure))
     is_rewired = not changed and old.fingerprint() != new.fingerprint()
     return records.StructureDiff(
         before=old.as_compared(),
@@ -75,7 +75,7 @@ def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -
         same_modules=sum(None not in match for match in matches)
         - sum(module.status in ("changed", "renamed") for module in changed),
         is_rewired=is_rewired and not interface,
-        notes=_source_notes(old.tree, new.tree),
+        notes=tuple(_source_notes(old.tree, new.tree)),
     )
 
 
@@ -132,7 +132,6 @@ class _Side:
     structure: onnx.ModelProto
     tree: OnnxTree
     modules: list[_Module]
-    places: Mapping[str, StoredBytes]
 
     @classmethod
     def read(cls, path: Path) -> _Side:
@@ -140,9 +139,7 @@ class _Side:
         contents = read_contents(structure)
         metadata = {entry.key: entry.value for entry in structure.metadata_props}
         tree = read_tree([node.proto for node in contents.nodes], metadata, structure.graph.name.strip("/") or "graph")
-        return cls(
-            path, structure, tree, _read_modules(tree, contents, _imported(structure)), locate_initializers(path)
-        )
+        return cls(path, structure, tree, _read_modules(tree, contents, _imported(structure)))
 
     @property
     def operators(self) -> Counter[str]:
@@ -240,25 +237,24 @@ def _match_weights(
     before: Sequence[Weight],
     after: Sequence[Weight],
     are_equal: Callable[[str, str], bool],
-) -> list[tuple[Weight | None, Weight | None]]:
-    """Pair the weights of one module that differ between the sides.
+) -> Iterator[tuple[Weight | None, Weight | None]]:
+    """Yield pairs of weights of one module that differ between the sides.
 
     Args:
         before: Its weights before.
         after: Its weights after.
         are_equal: (name before, name after) of equal type and shape → True if the values are equal.
 
-    Returns:
+    Yields:
         Pairs with one name and other values, type or shape; pairs of two names with equal values, or with one shape if
         the type changed and the name was extended; and unpaired weights. Weights with one name and equal values are
         omitted.
     """
     old, new = {weight.name: weight for weight in before}, {weight.name: weight for weight in after}
-    matches: list[tuple[Weight | None, Weight | None]] = []
     for name in [name for name in new if name in old]:
         old_weight, new_weight = old.pop(name), new.pop(name)
         if _type_words(old_weight) != _type_words(new_weight) or not are_equal(name, name):
-            matches.append((old_weight, new_weight))
+            yield (old_weight, new_weight)
     by_type: defaultdict[str, list[Weight]] = defaultdict(list)
     for weight in old.values():
         by_type[_type_words(weight)].append(weight)
@@ -267,9 +263,8 @@ def _match_weights(
         twin = twin or _find_retyped(weight, by_type)
         if twin is not None:
             by_type[_type_words(twin)].remove(twin)
-        matches.append((twin, weight))
-    matches += [(weight, None) for weights in by_type.values() for weight in weights]
-    return matches
+        yield (twin, weight)
+    yield from [(weight, None) for weights in by_type.values() for weight in weights]
 
 
 def _find_retyped(weight: Weight, gone: Mapping[str, Sequence[Weight]]) -> Weight | None:
@@ -343,23 +338,21 @@ def _changed_attributes(before: _Module, after: _Module) -> int:
     return sum((by_operator[0] & by_operator[1]).values())
 
 
-def _interface_changes(before: onnx.ModelProto, after: onnx.ModelProto) -> tuple[str, ...]:
-    """List changes of inputs, outputs and opsets, one sentence each."""
-    changes = []
+def _interface_changes(before: onnx.ModelProto, after: onnx.ModelProto) -> Iterator[str]:
+    """Yield changes of inputs, outputs and opsets, one sentence each."""
     for kind in ("input", "output"):
         old, new = _declared_values(before.graph, kind), _declared_values(after.graph, kind)
-        changes += [f"{kind} {name} {old[name]} was removed" for name in old if name not in new]
-        changes += [f"{kind} {name} {new[name]} was added" for name in new if name not in old]
-        changes += [
+        yield from [f"{kind} {name} {old[name]} was removed" for name in old if name not in new]
+        yield from [f"{kind} {name} {new[name]} was added" for name in new if name not in old]
+        yield from [
             f"{kind} {name} changed from {old[name]} to {new[name]}"
             for name in old
             if name in new and old[name] != new[name]
         ]
         if [name for name in old if name in new] != [name for name in new if name in old]:
-            changes.append(f"the order of the {kind}s changed")
+            yield f"the order of the {kind}s changed"
     for domain, (left, right) in records.changed_counts(_read_opsets(before), _read_opsets(after)).items():
-        changes.append(f"opset of {domain} was {left or 'absent'}, is {right or 'absent'}")
-    return tuple(changes)
+        yield f"opset of {domain} was {left or 'absent'}, is {right or 'absent'}"
 
 
 def _read_opsets(model: onnx.ModelProto) -> dict[str, int]:
@@ -379,12 +372,10 @@ def _declared_values(graph: onnx.GraphProto, kind: str) -> dict[str, str]:
     }
 
 
-def _source_notes(before: OnnxTree, after: OnnxTree) -> tuple[str, ...]:
+def _source_notes(before: OnnxTree, after: OnnxTree) -> Iterator[str]:
     """Note that the modules of both files come from different sources."""
-    if before.source == after.source:
-        return ()
-    where = (
-        f"Modules come from {before.source} in the first file and from {after.source} in the second, so they may "
-        "not match."
-    )
-    return (f"{where} winml retag transfers tags from the source file.",)
+    if before.source != after.source:
+        yield (
+            f"Modules come from {before.source} in the first file and from {after.source} in the second, so they may "
+            "not match. winml retag transfers tags from the source file."
+        )

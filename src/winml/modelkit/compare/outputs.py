@@ -74,11 +74,12 @@ _ZEROS, _FADED, _NAN, _INFINITIES = "zeros", f"values below {MINIMUM_SCALE:g}", 
 
 
 _LARGE_CONSTANT, _SHARE_OF_CONSTANT = 1e6, 1e-3
-"""Minimum of a constant that hides other values, such as blocked actions, and the largest share that these are of it.
-Chosen: masks are -1e9, -65504 in float16, or the minimum of the type. Beside smaller ones, a wrong value is found by
-index."""
+"""Minimum magnitude of a constant of a mask, such as the score of a blocked action, and maximum ratio of other values
+to it. Chosen: masks are -1e9, -65504 in float16, or the minimum of the type. Beside smaller ones, a wrong value is
+found by index."""
 _FIRST_VALUES = 1024
-"""Values of an output that are examined first. Chosen: most outputs carry information there, and others are large."""
+"""Number of values of an output that are examined first. Chosen: most outputs carry information there, and the rest may
+be large."""
 
 
 def silent_kinds(arrays: Iterable[Array]) -> tuple[str, ...] | None:
@@ -381,7 +382,7 @@ def finite_values(expected: Array, actual: Array) -> tuple[_Floats, _Floats] | N
 def _without_large_constant(x: _Floats, y: _Floats, dtype: str) -> tuple[_Floats, _Floats]:
     """Replace a large constant that both arrays have in the same places by 0, if other values remain.
 
-    The largest value is the measure of a difference: beside -1e9 in a mask of actions, wrong scores would be equal.
+    Differences are relative to the largest value: beside -1e9 in a mask of actions, wrong scores would count as equal.
     """
     least = float(np.finfo(np.float16).max) if dtype == "float16" else _LARGE_CONSTANT
     if max(x.max(initial=0.0), -x.min(initial=0.0)) < least:

@@ -41,7 +41,7 @@ from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.contexts import context_file_names, proto_nodes, rename_context_files
 from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.onnx.files.moving import move_file
-from winml.modelkit.onnx.files.output_files import write_error
+from winml.modelkit.onnx.files.output_files import write_errors_of
 from winml.modelkit.onnx.files.placing import name_data
 from winml.modelkit.onnx.files.reading import read_metadata, read_structure
 from winml.modelkit.onnx.files.recovery import temporary_folder
@@ -189,12 +189,12 @@ _MAX_LISTED_MODULES = 4
 """Number of modules in a note. Chosen: the note stays readable."""
 
 
-def _outside_notes(result: CompileResult, chosen: ChosenProvider, source_path: str) -> tuple[str, ...]:
-    """Note the modules of the nodes outside of compiled parts, the most nodes first; `()` for a small share."""
+def _outside_notes(result: CompileResult, chosen: ChosenProvider, source_path: str) -> Iterator[str]:
+    """Note the modules of the nodes outside of compiled parts, the most nodes first; none for a small share."""
     nodes = sum(placement.nodes for placement in result.modules)
     outside = nodes - sum(placement.on_device for placement in result.modules)
     if outside < _LARGE_SHARE * nodes or not outside:
-        return ()
+        return
     affected = sorted(
         (placement for placement in result.modules if placement.reasons),
         key=lambda placement: placement.on_device - placement.nodes,
@@ -204,18 +204,17 @@ def _outside_notes(result: CompileResult, chosen: ChosenProvider, source_path: s
     )
     rest_count = len(affected) - _MAX_LISTED_MODULES
     rest_words = f"; and {count_noun(rest_count, 'more module')}" if rest_count > 0 else ""
-    note = (
+    yield (
         f"{outside} of {nodes} nodes run on the CPU, not on the {chosen.device}: {words}{rest_words}. winml inspect "
         f"{source_path} --ep {short_name(chosen.provider.name)} lists all modules, with remedies."
     )
-    return (note,)
 
 
-def _weight_notes(result: CompileResult, chosen: ChosenProvider) -> tuple[str, ...]:
-    """Warn of quantized weights dequantized outside the compiled parts; `()` without such weights."""
+def _weight_notes(result: CompileResult, chosen: ChosenProvider) -> Iterator[str]:
+    """Warn of quantized weights dequantized outside the compiled parts."""
     weights = [node for node in result.outside if node.expands_weight]
     if not weights:
-        return ()
+        return
     modules = list(dict.fromkeys(node.tag for node in weights))
     module_words = ", ".join(name or "(no tag)" for name in modules[:3])
     rest_words = f" and {len(modules) - 3} more modules" if len(modules) > 3 else ""
@@ -226,11 +225,10 @@ def _weight_notes(result: CompileResult, chosen: ChosenProvider) -> tuple[str, .
     else:
         command = f"winml quantize -m FLOAT.onnx -o QUANTIZED.onnx --mode qdq --ep {ep}"
         remedy = f"Quantize the float file for this provider: {command}"
-    note = (
+    yield (
         f"{count_noun(len(weights), 'quantized weight', 'are')} outside the compiled parts and dequantized on the CPU "
         f"in every run (DequantizeLinear in {module_words}{rest_words}). {remedy}."
     )
-    return (note,)
 
 
 def compilable_providers() -> tuple[CompilableProvider, ...]:
@@ -292,11 +290,8 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         task.recover()
         is_compared_on_samples = self.chosen.provider.compiles or self.data.is_stated
         work = self._with_comparison(task) if task.verify and is_compared_on_samples else self
-        try:
-            with temporary_folder(beside=task.output) as folder:
-                yield replace(work, folder=folder)
-        except OSError as error:
-            raise write_error(task.output, error) from error
+        with write_errors_of(task.output), temporary_folder(beside=task.output) as folder:
+            yield replace(work, folder=folder)
 
     def _with_comparison(self, task: graph_file.GraphFileTask) -> Compilation:
         """Return the work with its reference and samples."""
@@ -573,18 +568,16 @@ def _weight_hint(result: CompileResult, chosen: ChosenProvider) -> str:
     return "".join(f" {note}" for note in _weight_notes(result, chosen))
 
 
-def _machine_notes(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return notes on the required processor, and on a simulated device."""
-    notes = []
+def _machine_notes(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield notes on the required processor, and on a simulated device."""
     if "processor" in record:
         opened_for = f"{record['processor']} and ONNX Runtime {record['onnxruntime']}"
-        notes.append(f"The weight layout is for {opened_for}: compile again on a different kind of processor.")
+        yield f"The weight layout is for {opened_for}: compile again on a different kind of processor."
     if "simulated_on" in record:
         device, simulator = record["device"], record["simulated_on"]
         if record.get("shares_weights"):
-            notes.append(
+            yield (
                 f"The parts share their weights in one file, which opens on an {device} only: each part was compared "
                 "in a file of its own."
             )
-        notes.append(f"This machine has no {device}: {record['provider']} simulates it on the {simulator}.")
-    return tuple(notes)
+        yield f"This machine has no {device}: {record['provider']} simulates it on the {simulator}."

@@ -546,7 +546,7 @@ def evaluate(
             scores = prepared.scores(sides, progress or count_share("samples"))
             step.summary = f"{len(scores.references)} run"
         with clock.step(_METRICS):
-            metrics = _metric_results(prepared.metrics, scores, options.seed)
+            metrics = tuple(_metric_results(prepared.metrics, scores, options.seed))
         return _make_evaluation(model, baseline, prepared, scores, metrics, options, clock, baseline_notes)
 
 
@@ -591,12 +591,11 @@ def _batch_size(preprocessor: Preprocessor, task: TaskDefinition, options: Evalu
     return preprocessor.fixed_batch or options.batch_size or task.batch_size
 
 
-def _metric_results(metrics: Sequence[Metric], scores: Scores, seed: int) -> tuple[MetricResult, ...]:
-    """Compute the metrics of all sides with their intervals."""
+def _metric_results(metrics: Sequence[Metric], scores: Scores, seed: int) -> Iterator[MetricResult]:
+    """Yield the metrics of all sides with their intervals."""
     measured = [scores.measured(metric) for metric in metrics]
     pairs = [(sides[0], sides[1] if len(sides) > 1 else None) for sides in measured]
     samples = len(scores.references)
-    results = []
     for metric, (ours, theirs), ends in zip(metrics, pairs, intervals(pairs, samples, seed), strict=True):
         values = [ours.value] if theirs is None else [ours.value, theirs.value, ours.value - theirs.value]
         if not ends and metric.resolution == "each" and all(map(math.isfinite, values)):
@@ -606,21 +605,18 @@ def _metric_results(metrics: Sequence[Metric], scores: Scores, seed: int) -> tup
             for number, (bounds, value) in enumerate(zip(ends, values, strict=False))
         ]
         own, of_baseline, of_difference = [*resolved, None, None, None][:3]
-        results.append(
-            MetricResult(
-                metric.name,
-                ours.value,
-                metric.is_higher_better,
-                own,
-                None if theirs is None else theirs.value,
-                of_baseline,
-                of_difference,
-                metric.resamples,
-                samples,
-                least_difference(samples) if metric.resolution == "each" else None,
-            )
+        yield MetricResult(
+            metric.name,
+            ours.value,
+            metric.is_higher_better,
+            own,
+            None if theirs is None else theirs.value,
+            of_baseline,
+            of_difference,
+            metric.resamples,
+            samples,
+            least_difference(samples) if metric.resolution == "each" else None,
         )
-    return tuple(results)
 
 
 def _make_evaluation(

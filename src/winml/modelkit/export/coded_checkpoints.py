@@ -50,7 +50,7 @@ class _CodesWork(GraphWork[CarriedCodes]):
     def late_notes(self, model: ir.Model) -> tuple[str, ...]:
         """Return notes on the loss of weights converted to the nearest format."""
         del model
-        return loss_notes(self.nearest)
+        return tuple(loss_notes(self.nearest))
 
 
 def handover_of_codes(request: ModelRequest, config: WinMLExportConfig) -> GraphHandover:

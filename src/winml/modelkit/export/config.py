@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import pydantic
 
-from winml.modelkit.errors import VerificationError
+from winml.modelkit.errors import VerificationError, WinMLError, spell
 from winml.modelkit.export.declared_options import DynamicFields, ExportFields
 from winml.modelkit.onnx.specs import DynamicAxes, DynamicDimension, DynamicRequest, InputTensorSpec, OutputTensorSpec
 from winml.modelkit.options import Options
@@ -35,6 +35,7 @@ SECTION_OPTIONS = ("input_specs", "dynamic_batch", "dynamic_seq_len", "dynamic_i
 """Options of the command that keys of the section state as well."""
 
 if TYPE_CHECKING:
+    from winml.modelkit.models.parts import ModelPart
     from winml.modelkit.models.request import ModelRequest
 
 
@@ -149,3 +150,11 @@ def second_choice(config: WinMLExportConfig, current: ExporterUse, error: Verifi
     if not error.is_normalization_wrong:
         reason = f"the graph {EXPORTER_WORDS[first_exporter]} made is wrong: {reason}"
     return ExporterUse(second_exporter, reason, SECOND_TRY_S)
+
+
+def suggest_other_exporter(config: WinMLExportConfig, part: ModelPart, error: WinMLError) -> None:
+    """Extend the hint of an exporter's failure, in place, by the exporter that is tried if none is requested."""
+    if config.exporter != "auto" and part.open_grids is None:
+        other = next(name for name in EXPORTER_ORDER if name != config.exporter)
+        option = spell("dynamo" if config.exporter == "dynamo" else "no_dynamo")
+        error.hint = f"Without {option}, the {EXPORTER_WORDS[other]} exporter is tried too. {error.hint}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -394,14 +394,13 @@ def frozen_by_default(names: Collection[str], parts: Sequence[ModelPart]) -> dic
     return sizes
 
 
-def _frozen_notes(sizes: Mapping[str, int], parts: Sequence[ModelPart]) -> list[str]:
-    """Return notes on sizes that were fixed because the exporter froze the dynamic dimension.
+def _frozen_notes(sizes: Mapping[str, int], parts: Sequence[ModelPart]) -> Iterator[str]:
+    """Yield notes on sizes that were fixed because the exporter froze the dynamic dimension.
 
     Args:
         sizes: By key of ``--shape-config``.
         parts: The parts, with these sizes dynamic.
     """
-    notes = []
     for key, size in sizes.items():
         names = {
             (part.name, name) for part in parts for name, size_key in part.open_by_default.items() if size_key == key
@@ -416,8 +415,7 @@ def _frozen_notes(sizes: Mapping[str, int], parts: Sequence[ModelPart]) -> list[
         ]
         # Within the positions of any model that takes the first.
         other_size = json.dumps({key: size // 2 if size > 1 else 2})
-        notes.append(
+        yield (
             f"{key} ({', '.join(dict.fromkeys(axes))}) is fixed to {size}: as a dynamic dimension, it was frozen by "
             f"the exporter. For a different size: {opt.shape_config} '{other_size}'."
         )
-    return notes

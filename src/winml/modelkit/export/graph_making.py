@@ -40,7 +40,7 @@ from winml.modelkit.compare.verification.sizes import (
     run_at_two_sizes,
     run_at_varied_sizes,
 )
-from winml.modelkit.errors import ExportError, UsageError, missing_name, opt, spell
+from winml.modelkit.errors import ExportError, UsageError, missing_name, opt
 from winml.modelkit.export.capture import Capture, CaptureOptions, NodeTagger
 from winml.modelkit.export.config import (
     EXPORTER_ORDER,
@@ -49,6 +49,7 @@ from winml.modelkit.export.config import (
     ExporterName,
     ExporterUse,
     WinMLExportConfig,
+    suggest_other_exporter,
 )
 from winml.modelkit.export.opset_conversion import bfloat16_opset, lower_opset
 from winml.modelkit.export.table import input_words
@@ -126,6 +127,7 @@ def _capture_graph(
     first_error, *second_errors = errors.values()
     for second_error in second_errors:
         raise _combine_failures(first_error, second_error) from second_error
+    suggest_other_exporter(config, prepared.part, first_error)
     raise first_error
 
 
@@ -188,11 +190,9 @@ def _convert_failure(name: ExporterName, error: ExportError | ImportError | Attr
     """Convert an exporter's failure to an ExportError, also for a missing library name; re-raise any other error."""
     missing = missing_name(error) or missing_name(error.__cause__ or error)
     if missing:
-        option = spell("dynamo" if name == "torchscript" else "no_dynamo")
         failure = ExportError(
             f"{missing}, which the exporter {EXPORTER_WORDS[name]} needs",
-            hint=f"Use {option} or a different version of {missing.partition(' ')[0]}. Commands that take an ONNX "
-            "file still work.",
+            hint=f"Use a different version of {missing.partition(' ')[0]}. Commands that take an ONNX file still work.",
         )
         failure.__cause__ = error
         return failure
@@ -212,8 +212,7 @@ def _summarize_failure(name: ExporterName, error: ExportError) -> str:
 def _combine_failures(first_error: ExportError, second_error: ExportError) -> ExportError:
     error = ExportError(
         f"neither exporter can make a graph of this model: {first_error.message}; {second_error.message}",
-        # The hint of an operator missing in TorchScript recommends dynamo.
-        hint=second_error.hint if first_error.operator else first_error.hint,
+        hint=first_error.hint,
         operator=first_error.operator,
         module=first_error.module,
     )

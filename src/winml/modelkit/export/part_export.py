@@ -38,6 +38,7 @@ from winml.modelkit.export.config import (
     WinMLExportConfig,
     configured_request,
     second_choice,
+    suggest_other_exporter,
 )
 from winml.modelkit.export.graph_making import (
     ExportRun,
@@ -153,6 +154,8 @@ def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter
                 return _write_part(run, result, prepared, tagged_graph)
             except VerificationError as error:
                 failed = error
+        if failed.is_graph_wrong and not failed.is_normalization_wrong:
+            suggest_other_exporter(run.config, part, failed)
         raise failed
 
 
@@ -432,22 +435,14 @@ def _verify_part(
         minimum, piece_bytes = tagged_graph.handed.minimum, run.handover.piece_bytes
         fidelity = measure_written_file(graph, prepared, run.inputs(part), minimum, piece_bytes, samples)
         return fidelity if len(run.loaded.parts) == 1 else _measure_text(run, prepared, fidelity)
-    advice = (
-        (
-            f"Without {opt.no_dynamo}, the dynamo exporter is tried too: it supports dynamic sizes that TorchScript "
-            "freezes. "
-        )
-        if run.config.exporter == "torchscript"
-        else ""
-    )
     try:
         is_streamed = streams_weights(prepared)
-        verification = verify_written_file(graph, prepared, run.inputs(part), advice=advice, is_streamed=is_streamed)
+        verification = verify_written_file(graph, prepared, run.inputs(part), is_streamed=is_streamed)
     except VerificationError as error:
         unchecked: VerificationInfo | None = error.unchecked
         if unchecked is None:
             raise
-        verified = _verify_on_copy(run, prepared, tagged_graph, advice)
+        verified = _verify_on_copy(run, prepared, tagged_graph)
         if verified is None:
             if unchecked.lacks_numbers:
                 raise
@@ -457,7 +452,7 @@ def _verify_part(
     follows = partial(_follows_inputs, tagged_graph.model)
     if not verification.on_drawn_weights and any(map(follows, verification.constant)):
         # A head, or a neighbouring scale, may be zero.
-        verified = _verify_on_copy(run, prepared, tagged_graph, advice)
+        verified = _verify_on_copy(run, prepared, tagged_graph)
         if verified is not None and len(verified.constant) < len(verification.constant):
             disproved = {*verification.constant} - {*verified.constant}
             assumed = (assumption for assumption in verification.assumed or () if assumption.value not in disproved)
@@ -466,9 +461,7 @@ def _verify_part(
     return _verify_image(run, prepared, _verify_text(run, prepared, verification))
 
 
-def _verify_on_copy(
-    run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, advice: str
-) -> VerificationInfo | None:
+def _verify_on_copy(run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph) -> VerificationInfo | None:
     """Export and compare the same model with random weights.
 
     `None` if the comparison proves nothing, or the copy has a different graph.
@@ -477,7 +470,6 @@ def _verify_on_copy(
         run: The export; unchanged.
         prepared: The part.
         tagged_graph: The graph of the part.
-        advice: Hint for an error at other sizes.
 
     Raises:
         VerificationError: the graph does not match the model.
@@ -498,7 +490,7 @@ def _verify_on_copy(
         write_model(copied.model, path)
         try:
             graph = _make_written_graph(drawn.part, copied, path)
-            return verify_written_file(graph, drawn, copied_run.inputs(drawn.part), advice=advice)
+            return verify_written_file(graph, drawn, copied_run.inputs(drawn.part))
         except VerificationError as error:
             if not error.is_graph_wrong:
                 return None
@@ -649,7 +641,8 @@ def _make_exported_part(
     compared = () if fidelity is None else (f"Compared with PyTorch: {fidelity_words(fidelity)}.",)
     skipped = () if comparison else (f"Not verified: the file was not compared with the model ({opt.no_verify}).",)
     if part.dimensions and not comparison:
-        skipped = (*skipped, f"Not verified: whether the dynamic dimensions work at different sizes ({opt.no_verify}).")
+        traced = " and ".join(f"{name} {size}" for name, size in tagged_graph.draw.sizes.items())
+        skipped = (*skipped, f"Not verified: the file may run at the traced {traced} only ({opt.no_verify}).")
     model, exporter, handed_graph = tagged_graph.model, tagged_graph.exporter, tagged_graph.handed
     checked_sizes = tagged_graph.proof.other_sizes(tagged_graph.draw.sizes) if comparison else {}
     return ExportedPart(

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -256,10 +256,9 @@ def _node_names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
     return tuple(node.name or node.op_type for node in nodes)
 
 
-def _file_stems(identities: Sequence[ModuleIdentity]) -> list[str]:
-    """Return unique, portable file names without suffix, aligned with ``identities``."""
+def _file_stems(identities: Sequence[ModuleIdentity]) -> Iterator[str]:
+    """Yield unique, portable file names without suffix, aligned with ``identities``."""
     used_stems: set[str] = set()
-    stems = []
     for identity in identities:
         base_stem = _plain_stem(identity)
         number, stem = 1, base_stem
@@ -268,8 +267,7 @@ def _file_stems(identities: Sequence[ModuleIdentity]) -> list[str]:
             number += 1
             stem = f"{base_stem}-{number}"
         used_stems.add(stem.lower())
-        stems.append(stem)
-    return stems
+        yield stem
 
 
 def _plain_stem(identity: ModuleIdentity) -> str:

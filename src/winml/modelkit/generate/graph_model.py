@@ -209,7 +209,7 @@ class GraphModel:
             return
         session = self._session
         if draws_numbers(Path(self.path)):
-            # Only the CPU session fixes the numbers, without which every run differs.
+            # Only a session on the CPU fixes random numbers; otherwise each run differs.
             with fixed_random_numbers():
                 session = open_session(Path(self.path), as_written=False)
             outputs = self._run_padded(session, arrays, padding, self.pad_token_id or 0)

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -331,7 +331,7 @@ def _refuse_inputs(
         entry = inputs[name]
         if entry.kind != "text" and not values[0].startswith("@"):
             raise UsageError(
-                f"input {name!r}: {values[0]!r} is no file; {task} takes {_add_article(entry.kind)}",
+                f"input {name!r}: {values[0]!r} is no file; {task} takes {_KIND_WORDS[entry.kind]}",
                 hint=f"{opt.input} {name}=@{entry.example}",
             )
     several = [name for name, values in texts.items() if len(values) > 1 and not inputs[name].is_repeatable]
@@ -352,10 +352,6 @@ def _refuse_inputs(
             f"input {missing[0].name!r} is missing: {task} takes {', '.join(inputs)}",
             hint=f"For example: {_format_run_command(_command_words(request), definition)}",
         )
-
-
-def _add_article(kind: str) -> str:
-    return {"image": "an image", "audio": "a recording"}[kind]
 
 
 def _check_save(request: RunRequest, definition: RunTask, subject: str) -> None:
@@ -444,13 +440,12 @@ def _example_words(task_input: TaskInput) -> str:
     return f"{_input_option(task_input)}{'' if _input_option(task_input).endswith('=') else ' '}{value}"
 
 
-def _read_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
-    """Return the inputs or outputs of the graphs as their files declare them."""
+def _read_tensors(files: Mapping[str, Path], which: str) -> Iterator[SchemaTensor]:
+    """Yield the inputs or outputs of the graphs as their files declare them."""
     from winml.modelkit.generate.records import SchemaTensor
     from winml.modelkit.onnx.contents import declared_shape, dtype_name
     from winml.modelkit.onnx.files.reading import read_structure, required_inputs
 
-    tensors: list[SchemaTensor] = []
     for part, path in files.items():
         graph = read_structure(path).graph
         for value in required_inputs(graph) if which == "inputs" else graph.output:
@@ -459,8 +454,7 @@ def _read_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
             data_type = declared.tensor_type.elem_type
             kind = (declared.WhichOneof("value") or "").removesuffix("_type")
             dtype = dtype_name(data_type) if data_type else "" if kind == "tensor" else kind
-            tensors.append(SchemaTensor(part, value.name, dtype, declared_shape(declared) or ()))
-    return tensors
+            yield SchemaTensor(part, value.name, dtype, declared_shape(declared) or ())
 
 
 def _read_metadata(files: Mapping[str, Path]) -> list[dict[str, str]]:
@@ -494,8 +488,8 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
     subject, bounds = plan.subject, _graph_bounds(request.files)
     name, tensors, outputs = (
         subject.task,
-        _read_tensors(request.files, "inputs"),
-        _read_tensors(request.files, "outputs"),
+        list(_read_tensors(request.files, "inputs")),
+        list(_read_tensors(request.files, "outputs")),
     )
     if request.checkpoint is not None:
         from winml.modelkit.models.resolution import resolve_model
@@ -802,8 +796,8 @@ def _read_value(task_input: TaskInput, text: str) -> Any:
     opened: Any = (open_image if task_input.kind == "image" else open_recording)(str(path), None, str(path))
     if isinstance(opened, Unreadable):
         raise InputError(
-            f"input {task_input.name!r}: {path} cannot be read as {_add_article(task_input.kind)}: {opened.reason}",
-            hint=f"Pass {_add_article(task_input.kind)}, such as {task_input.example}.",
+            f"input {task_input.name!r}: {path} cannot be read as {_KIND_WORDS[task_input.kind]}: {opened.reason}",
+            hint=f"Pass {_KIND_WORDS[task_input.kind]}, such as {task_input.example}.",
         )
     return opened.convert("RGB") if task_input.kind == "image" else opened
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -141,11 +142,10 @@ def _load_parts(
     return resolved.parts_with(model), notes
 
 
-def dtype_notes(model: torch.nn.Module, request: ModelRequest) -> tuple[str, ...]:
-    """Return a note if floating point parameters are not float32, with the reason."""
+def dtype_notes(model: torch.nn.Module, request: ModelRequest) -> Iterator[str]:
+    """Yield a note if floating point parameters are not float32, with the reason."""
     dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()})
     reason = "as in the checkpoint" if request.dtype is None else f"as requested by {opt.dtype} {request.dtype}"
-    if dtypes in ([], ["float32"]):
-        return ()
     cpu = f"; ONNX Runtime's CPU provider has few bfloat16 kernels, {opt.dtype} fp32 or fp16 is for the CPU"
-    return (f"the weights are {' and '.join(dtypes)}, {reason}{cpu if 'bfloat16' in dtypes else ''}",)
+    if dtypes not in ([], ["float32"]):
+        yield f"the weights are {' and '.join(dtypes)}, {reason}{cpu if 'bfloat16' in dtypes else ''}"

@@ -196,7 +196,7 @@ def _explain_division(observed: _Observations, output: str, axis: int) -> str | 
 
     `None` if there is no fit, or several remain.
     """
-    while candidates := _fitting_divisions(observed.list_points(output, axis)):
+    while candidates := [*_fitting_divisions(observed.list_points(output, axis))]:
         if len(candidates) == 1 and candidates[0].is_exact:
             return candidates[0].text
         if not any(
@@ -206,16 +206,14 @@ def _explain_division(observed: _Observations, output: str, axis: int) -> str | 
     return None
 
 
-def _fitting_divisions(points: Sequence[tuple[Sizes, int]]) -> list[_Division]:
-    """Return every division of one dimension that fits all points."""
-    divisions = []
+def _fitting_divisions(points: Sequence[tuple[Sizes, int]]) -> Iterator[_Division]:
+    """Yield every division of one dimension that fits all points."""
     for symbol in points[0][0]:
         for divisor in range(2, max(sizes[symbol] for sizes, _ in points) + 1):
             low = max(divisor * value - sizes[symbol] for sizes, value in points)
             high = min(divisor * value + divisor - 1 - sizes[symbol] for sizes, value in points)
             if low <= high:
-                divisions.append(_Division(symbol, divisor, low, high))
-    return divisions
+                yield _Division(symbol, divisor, low, high)
 
 
 def _distinguishing_sizes(candidates: Sequence[_Division], traced: Sizes) -> list[tuple[str, int]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -119,13 +119,11 @@ def _without_functions(graph: Any) -> Any:
     return copy
 
 
-def _all_nodes(block: Any) -> list[Any]:
-    nodes = []
+def _all_nodes(block: Any) -> Iterator[Any]:
     for node in block.nodes():
-        nodes.append(node)
+        yield node
         for inner in node.blocks():
-            nodes += _all_nodes(inner)
-    return nodes
+            yield from _all_nodes(inner)
 
 
 _Values = dict[str, Any]

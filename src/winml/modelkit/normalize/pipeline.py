@@ -127,16 +127,15 @@ def _ordered_passes(options: NormalizeOptions) -> tuple[DeclaredPass, ...]:
     )
 
 
-def _shape_notes(model: ir.Model) -> tuple[str, ...]:
+def _shape_notes(model: ir.Model) -> Iterator[str]:
     values = [value for node in all_nodes(model) for value in node.outputs if value.name]
     shapeless = [
         value
         for value in values
         if value.shape is None and not isinstance(value.type, (ir.SequenceType, ir.OptionalType))
     ]
-    if not shapeless:
-        return ()
-    return (f"{len(shapeless)} of {len(values)} values have no inferred shape, the first is {shapeless[0].name}.",)
+    if shapeless:
+        yield f"{len(shapeless)} of {len(values)} values have no inferred shape, the first is {shapeless[0].name}."
 
 
 _INPUT_LIMIT_ELEMENTS = 8192

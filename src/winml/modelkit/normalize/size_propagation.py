@@ -102,12 +102,8 @@ def _make_polynomial(terms: Iterable[tuple[_Monomial, int]]) -> Size:
     for names, coefficient in terms:
         sums[names] = sums.get(names, 0) + coefficient
     # By degree, then by names: an order that multiplication keeps, as division needs.
-    ordered = sorted(((names, number) for names, number in sums.items() if number), key=_make_sort_key)
-    return Size(tuple(ordered))
-
-
-def _make_sort_key(term: tuple[_Monomial, int]) -> tuple[int, _Monomial]:
-    return len(term[0]), term[0]
+    present = [(names, number) for names, number in sums.items() if number]
+    return Size(tuple(sorted(present, key=lambda term: (len(term[0]), term[0]))))
 
 
 def _divide_names(names: _Monomial, divisor: _Monomial) -> _Monomial | None:
@@ -548,7 +544,7 @@ def _shapes_of_split(known_sizes: KnownSizes, node: ir.Node) -> list[_PartialSha
     return [(*shape[:axis], size, *shape[axis + 1 :]) for size in parts]
 
 
-def _shape_from_elements(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
+def _content_of_first_input(known_sizes: KnownSizes, node: ir.Node) -> _Content:
     return known_sizes.content(node.inputs[0])
 
 
@@ -585,7 +581,7 @@ _SHAPES: Mapping[str, _ShapeRule] = {
     "Range": _shape_of_range,
     "Shape": _shape_of_shape,
     "Flatten": _shape_of_flatten,
-    "ConstantOfShape": _shape_from_elements,
+    "ConstantOfShape": _content_of_first_input,
 }
 """Operator → rule for the shape of its first output; other operators use the shape inferred by onnx."""
 
@@ -598,10 +594,6 @@ _ContentRule = Callable[[KnownSizes, ir.Node], "_Content | None"]
 def _content_of_shape(known_sizes: KnownSizes, node: ir.Node) -> _Content:
     shape = known_sizes.shape(node.inputs[0])
     return shape[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(shape))]
-
-
-def _content_of_first_input(known_sizes: KnownSizes, node: ir.Node) -> _Content:
-    return known_sizes.content(node.inputs[0])
 
 
 def casts_to_sizes(node: ir.Node) -> bool:

@@ -43,43 +43,51 @@ class Assumption(Record):
         return f"{self.kind}{at}{f' ({detail})' if detail else ''}"
 
 
-def _reader(source_line: SourceLine | None) -> str:
-    return "A scripted module" if source_line is None else f"{source_line[0]}:{source_line[1]}"
-
-
-def assume_branch(source_line: SourceLine | None) -> Assumption:
-    """Create the assumption of a line that reads a value, fixed in the trace; None: in a scripted module."""
+def _assume(
+    kind: AssumptionKind, source_line: SourceLine | None, clause: str, value: str | None = None, names: str = ""
+) -> Assumption:
+    """Create an assumption whose message names the source line, or a scripted module, and continues with a clause."""
     file, line = source_line or (None, None)
-    reader = _reader(source_line)
-    message = f"{reader} reads the value of a tensor: the graph contains the branch taken for the traced inputs."
-    return Assumption("branch", file=file, line=line, message=message)
+    reader = "A scripted module" if source_line is None else f"{file}:{line}"
+    return Assumption(kind, input=names, value=value, file=file, line=line, message=f"{reader} {clause}")
+
+
+def assume_branch(source_line: SourceLine | None, value: str | None = None, inputs: Iterable[str] = ()) -> Assumption:
+    """Create the assumption of a line that reads a value, fixed in the trace.
+
+    Args:
+        source_line: The line; None: in a scripted module.
+        value: The traced value.
+        inputs: Names of the inputs it depends on.
+    """
+    clause = "reads the value of a tensor: the graph contains the branch taken for the traced inputs."
+    return _assume("branch", source_line, clause, value, ", ".join(sorted(inputs)))
 
 
 def assume_values(source_line: SourceLine) -> Assumption:
-    """Create the assumption of a line that converts a tensor to a list or a NumPy array."""
-    file, line = source_line
-    message = f"{file}:{line} converts a tensor to Python values: the graph contains those of the traced inputs."
-    return Assumption("value", file=file, line=line, message=message)
+    """Create the assumption of a line that converts a tensor to Python values."""
+    return _assume(
+        "value", source_line, "converts a tensor to Python values: the graph contains those of the traced inputs."
+    )
 
 
-def assume_size(source_line: SourceLine | None, value: str | None = None, sizes: Iterable[str] = ()) -> Assumption:
+def assume_size(
+    source_line: SourceLine | None, value: str | None = None, sizes: Iterable[str] = (), *, is_branch: bool = False
+) -> Assumption:
     """Create the assumption of a line that converts a dynamic size to a number, or branches on it.
 
     Args:
         source_line: The line; None: in a scripted module.
         value: The traced value.
         sizes: Names of the dynamic sizes it may depend on.
+        is_branch: The line is known to branch; otherwise it does if the traced value is a truth value.
     """
-    file, line = source_line or (None, None)
     names = ", ".join(sorted(sizes))
-    if value in ("True", "False"):
-        message = f"branches on the size{f' {names}' * bool(names)}: the graph contains the branch for the traced one."
-    else:
-        message = (
-            f"converts {f'the size {names}' if names else 'a size'} to a number: the graph contains the traced one."
-        )
-    message = f"{_reader(source_line)} {message}"
-    return Assumption("size", input=names, value=value, file=file, line=line, message=message)
+    size = f"the size {names}" if names else "a size"
+    clause = f"converts {size} to a number: the graph contains the traced one."
+    if is_branch or value in ("True", "False"):
+        clause = f"branches on {size}: the graph contains the branch for the traced one."
+    return _assume("size", source_line, clause, value, names)
 
 
 def constant_output(name: str) -> Assumption:

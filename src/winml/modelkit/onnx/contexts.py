@@ -30,6 +30,13 @@ def proto_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from _nested_nodes(function.node)
 
 
+def proto_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graph of a model and every subgraph, including those in functions."""
+    yield model.graph
+    for node in proto_nodes(model):
+        yield from subgraphs(node)
+
+
 DROPOUT = "Dropout"
 
 

@@ -92,7 +92,7 @@ def read_facts(model: onnx.ModelProto) -> GraphFacts:
     value_names = {name for node in contents.nodes if node.place == "graph" for name in node.proto.output if name}
     types, notes = read_value_types(model, value_names, "some types are unknown")
     axes_by_dimension = _find_open_axes(model.graph)
-    nodes = []
+    nodes, functions = [], {(function.domain, function.name) for function in model.functions}
     scopes: dict[str, str] = {}
     module_of_value: dict[str, str] = {}
     for node, tag in zip(contents.nodes, tree.tags, strict=True):
@@ -102,7 +102,8 @@ def read_facts(model: onnx.ModelProto) -> GraphFacts:
             scopes.setdefault(scope_path(name_scope(proto.name, proto.op_type)), module)
         for name in (*proto.input, *proto.output):
             module_of_value.setdefault(name, module)
-        if proto.op_type == "Constant" and not proto.domain:
+        # A session replaces a call by the nodes of the function, which are counted.
+        if node.callee == ("", "Constant") or node.callee in functions:
             continue
         names = [name for name in (*proto.input, *proto.output) if name in types.dtypes]
         open_names, is_unknown = _find_open_dimensions(map(types.shapes.get, names), axes_by_dimension)

@@ -1,6 +1,8 @@
-"""Recognizes nodes and producers of values by operator."""
+"""Recognizes nodes and producers of values by operator, and walks back along values."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -26,6 +28,26 @@ def _is_probability(value: ir.Value | None) -> bool:
         moved = node.inputs if node.op_type == "Concat" else node.inputs[:1]
         return all(map(_is_probability, moved))
     return node.op_type in _MAKING
+
+
+def walk_back(
+    values: Iterable[ir.Value | None],
+    read: Callable[[ir.Node], Iterable[ir.Value | None]] = lambda node: node.inputs,
+) -> Iterator[ir.Node]:
+    """Yield the nodes that compute values, directly or through others; each once.
+
+    Args:
+        values: The values.
+        read: Node → inputs to follow.
+    """
+    waiting, visited = [*values], set[ir.Node]()
+    while waiting:
+        value = waiting.pop()
+        node = None if value is None else value.producer()
+        if node is not None and node not in visited:
+            visited.add(node)
+            yield node
+            waiting += read(node)
 
 
 def is_operator(node: ir.Node, *operators: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 
@@ -440,23 +440,18 @@ def stated_bounds(metadata: Mapping[str, str]) -> dict[str, DynamicDimension]:
     return bounds
 
 
-def damaged_bounds_notes(metadata: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a note if the metadata of a file has damaged bounds of dimensions, which are ignored."""
-    text = metadata.get(DIMENSIONS_KEY)
-    if text is None:
-        return ()
+def damaged_bounds_notes(metadata: Mapping[str, str]) -> Iterator[str]:
+    """Yield a note if the metadata of a file has damaged bounds of dimensions, which are ignored."""
     try:
-        records = load_metadata(text)
+        records = load_metadata(metadata.get(DIMENSIONS_KEY, "[]"))
         is_damaged = not isinstance(records, list) or len(stated_bounds(metadata)) != len(records)
     except ValueError:
         is_damaged = True
-    if not is_damaged:
-        return ()
-    note = (
-        f"{DIMENSIONS_KEY} of the file is damaged: bounds of dynamic dimensions that cannot be read are ignored, and "
-        "outputs for other sizes may be wrong. Export the model again."
-    )
-    return (note,)
+    if is_damaged:
+        yield (
+            f"{DIMENSIONS_KEY} of the file is damaged: bounds of dynamic dimensions that cannot be read are ignored, "
+            "and outputs for other sizes may be wrong. Export the model again."
+        )
 
 
 UNNAMED = ""

@@ -98,9 +98,7 @@ class AttentionFusionPass(GraphPass):
             if match is not None:
                 _replace_attention(match)
                 count += 1
-        if count:
-            model.opset_imports.setdefault(graph_matching.CONTRIB_DOMAIN, 1)
-        return ir.passes.PassResult(model, bool(count))
+        return graph_matching.contrib_result(model, count)
 
 
 def _match_attention(softmax: ir.Node) -> _Attention | None:

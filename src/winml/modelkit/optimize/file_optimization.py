@@ -11,7 +11,7 @@ import os
 import time
 from abc import abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -331,9 +331,8 @@ def _options_of_next_round(flags: Mapping[str, Any]) -> OptimizeOptions:
     return parse_options(OptimizeOptions, dict(flags), "run_optimize_analyze_loop")
 
 
-def _explain_idle(model: ir.Model, idle: Sequence[Capability], options: OptimizeOptions) -> list[str]:
-    """Return a note for each capability enabled by name that changed nothing: dynamic sizes, or no matching nodes."""
-    notes = []
+def _explain_idle(model: ir.Model, idle: Sequence[Capability], options: OptimizeOptions) -> Iterator[str]:
+    """Yield a note for each capability enabled by name that changed nothing: dynamic sizes, or no matching nodes."""
     for entry in idle:
         blocked, _ = _find_blocked(model, _enable_only(entry, options), {})
         dynamic = [fusion for fusion in blocked.get(entry.name, ()) if not fusion.only_at_one]
@@ -345,8 +344,7 @@ def _explain_idle(model: ir.Model, idle: Sequence[Capability], options: Optimize
                 f"dynamic sizes ({sizes}) prevent it in {count} place{'' if count == 1 else 's'}. Fix them first "
                 "(winml export -m FILE.onnx --shape-config); winml optimize --check shows the modules"
             )
-        notes.append(f"{spell('enable_' + entry.name)} changed nothing: {reason}.")
-    return notes
+        yield f"{spell('enable_' + entry.name)} changed nothing: {reason}."
 
 
 def _idle_selector_notes(original: ir.Model, optimized: ir.Model, options: OptimizeOptions) -> tuple[str, ...]:

@@ -53,9 +53,7 @@ class TanhGeluFusionPass(GraphPass):
                 last.graph.insert_after(last, node)
                 graph_matching.take_over(last.outputs[0], node.outputs[0])
                 count += 1
-        if count:
-            model.opset_imports.setdefault(graph_matching.CONTRIB_DOMAIN, 1)
-        return ir.passes.PassResult(model, bool(count))
+        return graph_matching.contrib_result(model, count)
 
 
 def _find_source(tanh: ir.Node) -> ir.Value | None:

@@ -25,6 +25,13 @@ _WHOLE = 2**62
 """Chosen: exporters write an end this large for a slice without an end."""
 
 
+def contrib_result(model: ir.Model, count: int) -> ir.passes.PassResult:
+    """Return the result of a fusion into ``count`` operators of ONNX Runtime, and import their domain."""
+    if count:
+        model.opset_imports.setdefault(CONTRIB_DOMAIN, 1)
+    return ir.passes.PassResult(model, bool(count))
+
+
 def rank_of(value: ir.Value) -> int | None:
     """Return the number of axes; `None` if unknown."""
     return len(value.shape) if value.shape is not None else None

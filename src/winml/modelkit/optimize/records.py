@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class OptimizedFile(TransformedFile, document="optimize.table:optimization_docum
     @recorded(entry("modules", before="coverage"))
     def module_changes(self) -> tuple[ModuleChange, ...]:
         """Return the modules with changed operators, in the order of the source, new modules last."""
-        return _changes_by_module(self.before, self.after)
+        return tuple(_changes_by_module(self.before, self.after))
 
 
 class OptimizationRound(Record):
@@ -64,7 +64,7 @@ class OptimizationRound(Record):
     @recorded(entry("modules", before="milliseconds"))
     def module_changes(self) -> tuple[ModuleChange, ...]:
         """Return the modules with changed operators, in the order of the graph, new modules last."""
-        return _changes_by_module(self.before, self.after)
+        return tuple(_changes_by_module(self.before, self.after))
 
 
 class OptimizationLoop(Record):
@@ -81,14 +81,12 @@ class OptimizationLoop(Record):
         return not self.rounds[-1].changed
 
 
-def _changes_by_module(before: GraphSummary, after: GraphSummary) -> tuple[ModuleChange, ...]:
-    changes = []
+def _changes_by_module(before: GraphSummary, after: GraphSummary) -> Iterator[ModuleChange]:
     for tag in dict.fromkeys([*before.modules, *after.modules]):
         old, new = before.modules.get(tag, {}), after.modules.get(tag, {})
         changed = {name: count - earlier for name, (earlier, count) in changed_counts(old, new).items()}
         if changed:
-            changes.append(ModuleChange(tag, sum(old.values()), sum(new.values()), changed))
-    return tuple(changes)
+            yield ModuleChange(tag, sum(old.values()), sum(new.values()), changed)
 
 
 class BlockedFusion(Record):

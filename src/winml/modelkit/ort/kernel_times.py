@@ -12,7 +12,7 @@ import json
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -145,9 +145,8 @@ def _inner_times(kernels: Sequence[Mapping[str, Any]]) -> list[float]:
     return inner
 
 
-def _enclosing_pairs(positions: Iterable[int], kernels: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
-    """Return (kernel, innermost enclosing kernel) for kernels sorted by start and duration."""
-    pairs: list[tuple[int, int]] = []
+def _enclosing_pairs(positions: Iterable[int], kernels: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int]]:
+    """Yield (kernel, innermost enclosing kernel) for kernels sorted by start and duration."""
     running: list[int] = []
     for position in positions:
         event = kernels[position]
@@ -155,9 +154,8 @@ def _enclosing_pairs(positions: Iterable[int], kernels: Sequence[Mapping[str, An
             running.pop()
         # A kernel of length 0 at the end of another kernel is its successor, not inside it.
         if running and event["dur"] and _start_us(event) < _end_us(kernels[running[-1]]):
-            pairs.append((position, running[-1]))
+            yield (position, running[-1])
         running.append(position)
-    return pairs
 
 
 def _end_us(event: Mapping[str, Any]) -> float:

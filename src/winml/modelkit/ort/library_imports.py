@@ -24,7 +24,6 @@ _OPTIMIZE = "scipy.optimize"
 _DYNAMO = "torch._dynamo"
 _TRACING = f"{_DYNAMO}._trace_wrapped_higher_order_op"
 _SETTINGS = f"{_DYNAMO}.config"
-_SHARDED = "torch.distributed.tensor"
 _STRUCTURE = "transformers.utils.import_utils"
 _SYMBOLIC = "torch.fx.experimental.symbolic_shapes"
 _SYMPY = "sympy"
@@ -39,8 +38,6 @@ def import_transformers() -> None:
     * transformers is imported as with a torch that is built without ``torch.distributed`` (0.5 s);
     * ``torch._dynamo`` is imported when something other than its decorators is used (0.5 s): transformers decorates
       kernels for GPUs, and torch decorates functions that initialize weights;
-    * ``torch.distributed.tensor`` is imported when something other than its class is used (0.5 s); torch keeps its
-      stand-in for that class, so tensors of such a process cannot be sharded;
     * sympy and torch's symbolic sizes are imported when a size is a symbol (0.2 s).
     """
     if "transformers" not in sys.modules:
@@ -127,9 +124,6 @@ def _stand_in_for_dynamo() -> None:
     vars(sys.modules[_DYNAMO])["source"] = _stand_in(
         f"{_DYNAMO}.source", AttrSource=name_source, ConstantSource=name_source, RandomValueSource=_StandIn
     )
-    if _SHARDED not in sys.modules:
-        # torch asks for this class when it meets the first tensor of another class, such as a fake tensor.
-        _stand_in(_SHARDED, __path__=[], DTensor=type("DTensor", (), {}))
     _stand_in("torch.fx.experimental.validator", translation_validation_enabled=lambda: False)
     _stand_in(_TRACING, TransformGetItemToIndex=_imported_late(_TRACING, "TransformGetItemToIndex"))
 
@@ -141,7 +135,7 @@ def _stand_in_for_symbolic_sizes() -> None:
     """
     functions: dict[str, Callable[..., object]] = {
         **dict.fromkeys(("expect_true", "guarding_hint_or_throw", "statically_known_true"), lambda value: value),
-        **dict.fromkeys(("guard_or_false", "guard_or_true", "guard_size_oblivious"), lambda value: value),
+        **dict.fromkeys(("guard_or_false", "guard_or_true", "guard_size_oblivious", "size_hint"), lambda value: value),
         "has_guarding_hint": lambda _value: True,
         "is_nested_int": lambda _value: False,
         "sym_and": lambda *values: all(values),
@@ -156,9 +150,9 @@ def _of_numbers(name: str, function: Callable[..., object]) -> Callable[..., obj
     """Return a function of sizes that calls the real one only for symbols."""
     real = _imported_late(_SYMBOLIC, name)
 
-    def call(*values: Any) -> object:
+    def call(*values: Any, **keywords: Any) -> object:
         sizes = [size for value in values for size in (value if isinstance(value, (list, tuple)) else (value,))]
-        return (function if all(isinstance(size, (int, float)) for size in sizes) else real)(*values)
+        return function(*values) if all(isinstance(size, (int, float)) for size in sizes) else real(*values, **keywords)
 
     return call
 
@@ -176,7 +170,7 @@ class _ModulesOfStandIn:
     """Finder of the import system for modules inside a stand-in, which is replaced by the real module."""
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
-        package = next((package for package in (_DYNAMO, _SHARDED, _SYMPY) if name.startswith(f"{package}.")), "")
+        package = next((package for package in (_DYNAMO, _SYMPY) if name.startswith(f"{package}.")), "")
         if name == _SETTINGS or not isinstance(sys.modules.get(package), _StandIn):
             return None
         _import_real(package)

@@ -144,7 +144,7 @@ def values_for(session: Session, options: RunOptions) -> Values:
         UsageError: sizes or values do not fit the inputs of the graph.
         InputError: the user's file is damaged.
     """
-    inputs, damaged = graph_inputs(session), damaged_bounds_notes(session.metadata)
+    inputs, damaged = graph_inputs(session), tuple(damaged_bounds_notes(session.metadata))
     if options.decoding is not None or options.input_data is None:
         drawn = random_values(inputs, options)
         return replace(drawn, notes=(*damaged, *drawn.notes))

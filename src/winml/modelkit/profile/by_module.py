@@ -692,11 +692,10 @@ def _overhead_note(result: PerfResult, profile: ModuleProfile) -> str:
     return f"{text}: profiling adds time to every kernel, so that the share of short kernels is too large"
 
 
-def _source_notes(tree: OnnxTree) -> tuple[str, ...]:
+def _source_notes(tree: OnnxTree) -> Iterator[str]:
     """Note another source of the module tree than winml tags."""
-    if tree.source == "winml tags":
-        return ()
-    return (f"the file has no winml tags; modules were read from its {tree.source}",)
+    if tree.source != "winml tags":
+        yield f"the file has no winml tags; modules were read from its {tree.source}"
 
 
 def _tags_by_name(executed: ir.Model, report: CarryReport) -> dict[str, str]:

@@ -125,18 +125,16 @@ def fold_layers(
         first = last + 1
 
 
-def folded_rows(rows: Sequence[TimedRow[ModuleTime]]) -> list[ModuleRow]:
-    """List the rows of a tree with one row for the same module of equal layers."""
+def folded_rows(rows: Sequence[TimedRow[ModuleTime]]) -> Iterator[ModuleRow]:
+    """Yield the rows of a tree, with one row for the same module of equal layers."""
     folds = {fold.start: fold for fold in fold_layers(rows)}
-    folded: list[ModuleRow] = []
     end = 0
     for place, row in enumerate(rows):
         if place in folds:
-            folded += folds[place].layers
+            yield from folds[place].layers
             end = folds[place].stop
         elif place >= end:
-            folded.append(_single_row(row))
-    return folded
+            yield _single_row(row)
 
 
 def _single_row(row: TimedRow[ModuleTime]) -> ModuleRow:

@@ -19,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.onnx.operators import walk_back
 from winml.modelkit.onnx.weights import add_initializer, constant_tensor, drop_unused_initializers
 
 _MASKING = -1e4
@@ -100,15 +101,8 @@ def _find_softmaxes(model: ir.Model) -> list[ir.Node]:
 
 def _masking_nodes(softmax: ir.Node) -> Iterator[ir.Node]:
     """Yield the nodes between a mask and a Softmax."""
-    waiting, visited = [softmax.inputs[0]], set()
-    while waiting:
-        value = waiting.pop()
-        node = value.producer() if value is not None else None
-        if node is None or node in visited or node.op_type not in _PASSING:
-            continue
-        visited.add(node)
-        yield node
-        waiting += [value for value in node.inputs if value is not None]
+    nodes = walk_back([softmax.inputs[0]], lambda node: node.inputs if node.op_type in _PASSING else ())
+    return (node for node in nodes if node.op_type in _PASSING)
 
 
 def _constant_minimum(value: ir.Value | None) -> float | None:

@@ -494,7 +494,7 @@ class _Study:
                 for beside, compared in ((smaller, operator.ge), (larger, operator.le)):
                     best = max(beside, key=self._measure_decibels, default=None)
                     if best is not None and self._measure_decibels(best) > reached:
-                        tried.append(self._solve_fitting(step, self._filter_choices(best, compared)))
+                        tried.append(self._solve_fitting(step, [*self._filter_choices(best, compared)]))
                 candidates += (measured_forms := [formats for formats in tried if formats is not None])
                 if is_enough is not None and any(is_enough(formats) for formats in measured_forms):
                     break
@@ -507,15 +507,11 @@ class _Study:
 
     def _filter_choices(
         self, formats: tuple[_Format, ...], compared: Callable[[int, int], bool]
-    ) -> list[dict[_Format, Choice]]:
-        """Choices of each module that cost at least (``ge``) or at most (``le``) as much as its format in a variant."""
-        filtered = []
+    ) -> Iterator[dict[_Format, Choice]]:
+        """Yield the choices of each module that cost at least (``ge``) or at most (``le``) as much as in a variant."""
         for unit, fmt in zip(self._units, formats, strict=True):
             current = unit.choices.get(fmt, unit.choices[_Format(FLOAT32)])
-            filtered.append(
-                {candidate: choice for candidate, choice in unit.choices.items() if compared(choice.cost, current.cost)}
-            )
-        return filtered
+            yield {tried: choice for tried, choice in unit.choices.items() if compared(choice.cost, current.cost)}
 
     def _solve_fitting(
         self, limit: int, choices: Sequence[Mapping[_Format, Choice]] | None = None

@@ -150,8 +150,8 @@ def carry_codes(
     _retain_halves(model.graph)
     if packing.done:
         model.opset_imports.setdefault(DOMAIN, 1)
-    modules = _list_modules(model.graph)
-    notes = _dequantization_notes(model.graph)
+    modules = tuple(_list_modules(model.graph))
+    notes = tuple(_dequantization_notes(model.graph))
     formats = dict.fromkeys(weight.source_format for weight in packing.done)
     if packing.done:
         record = {
@@ -429,8 +429,8 @@ def _find_first(graph: ir.Graph, uses: Sequence[tuple[ir.Node, int]]) -> ir.Node
     return next(node for node in graph if node in nodes)
 
 
-def _list_modules(graph: ir.Graph) -> tuple[ModulePrecision, ...]:
-    """Results by module and precision; weights that are float in the checkpoint have no precision."""
+def _list_modules(graph: ir.Graph) -> Iterator[ModulePrecision]:
+    """Yield results by module and precision; weights that are float in the checkpoint have no precision."""
     nodes: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for node in graph:
         tag = read_tag(node)
@@ -440,14 +440,12 @@ def _list_modules(graph: ir.Graph) -> tuple[ModulePrecision, ...]:
             nodes[name, precision][precision] += 1
         elif (half := _float_precision(node)) is not None:
             nodes[name, ""][half] += 1
-    modules = []
     for (name, precision), counts in nodes.items():
         if precision:
-            modules.append(ModulePrecision(name, precision, counts.total(), {}))
+            yield ModulePrecision(name, precision, counts.total(), {})
         else:
             types = tuple(counts)
-            modules.append(ModulePrecision(name, types[0], 0, {"as in the checkpoint": counts.total()}, types))
-    return tuple(modules)
+            yield ModulePrecision(name, types[0], 0, {"as in the checkpoint": counts.total()}, types)
 
 
 def _float_precision(node: ir.Node) -> str | None:
@@ -465,23 +463,21 @@ def _float_precision(node: ir.Node) -> str | None:
     return float_name(value.dtype.name) if value.dtype is not None else None
 
 
-def _dequantization_notes(graph: ir.Graph) -> tuple[str, ...]:
+def _dequantization_notes(graph: ir.Graph) -> Iterator[str]:
     """Note the quantized weights that are written as floats, since one of their readers supports no codes."""
     float_weights = {
         name: value
         for name, value in graph.initializers.items()
         if isinstance(value.const_value, coded_weights.CodedTensor)
     }
-    if not float_weights:
-        return ()
-    operators = Counter(node.op_type for value in float_weights.values() for node, _ in value.uses())
-    operator_counts = ", ".join(f"{count} {name}" for name, count in operators.most_common())
-    count = count_noun(len(float_weights), "weight")
-    note = (
-        f"{count} dequantized to floating point, since no operator that reads them supports quantized weights "
-        f"({operator_counts}): {', '.join(list(float_weights)[:3])}."
-    )
-    return (note,)
+    if float_weights:
+        operators = Counter(node.op_type for value in float_weights.values() for node, _ in value.uses())
+        operator_counts = ", ".join(f"{count} {name}" for name, count in operators.most_common())
+        count = count_noun(len(float_weights), "weight")
+        yield (
+            f"{count} dequantized to floating point, since no operator that reads them supports quantized weights "
+            f"({operator_counts}): {', '.join(list(float_weights)[:3])}."
+        )
 
 
 def _loss_words(total_db: float, worst_db: float) -> str:
@@ -495,19 +491,16 @@ def _loss_words(total_db: float, worst_db: float) -> str:
     return f"SQNR {total_db:.1f} dB overall, {worst_db:.1f} dB for the worst"
 
 
-def loss_notes(nearest: Sequence[NearestWeight]) -> tuple[str, ...]:
+def loss_notes(nearest: Sequence[NearestWeight]) -> Iterator[str]:
     """Note the error of weights without an operator for their codes, after the weights are written."""
-    measured = [weight for weight in nearest if weight.signal]
-    if not measured:
-        return ()
-    ratios = sorted(_compute_decibels(weight.signal, weight.lost) for weight in measured)
-    total = _compute_decibels(sum(weight.signal for weight in measured), sum(weight.lost for weight in measured))
-    count = count_noun(len(measured), "weight")
-    note = (
-        f"{count} requantized to 8 bits in blocks of {_NEAREST_BLOCK_SIZE}, since the CPU provider of ONNX "
-        f"Runtime has no operator for their format: {_loss_words(total, ratios[0])}."
-    )
-    return (note,)
+    if measured := [weight for weight in nearest if weight.signal]:
+        ratios = sorted(_compute_decibels(weight.signal, weight.lost) for weight in measured)
+        total = _compute_decibels(sum(weight.signal for weight in measured), sum(weight.lost for weight in measured))
+        yield (
+            f"{count_noun(len(measured), 'weight')} requantized to 8 bits in blocks of {_NEAREST_BLOCK_SIZE}, since "
+            "the CPU provider of ONNX Runtime has no operator for their format: "
+            f"{_loss_words(total, ratios[0])}."
+        )
 
 
 def _compute_decibels(signal: float, lost: float) -> float:

@@ -349,7 +349,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             UsageError: the part is within the limit, and no other part exceeds the limit.
         """
         budget = self.options.bit_budget
-        if budget is None or budget.is_smallest:
+        if budget is None:
             return False
         from winml.modelkit.onnx.contents import read_contents
         from winml.modelkit.onnx.module_costs import weights_cost  # needed only for a limit
@@ -686,9 +686,7 @@ def _size_notes(before: GraphSummary, after: GraphSummary, *, has_left: bool) ->
     return (f"Compared with its source, the result is {change} ({sizes}): {reason}.",)
 
 
-def _range_notes(model: ir.Model) -> tuple[str, ...]:
+def _range_notes(model: ir.Model) -> Iterator[str]:
     """Note weights clipped to the range of float16."""
-    count = clipped_values(model)
-    if not count:
-        return ()
-    return (f"{count_noun(count, 'weight value', 'were')} beyond the range of float16 and clipped to 65504.",)
+    if count := clipped_values(model):
+        yield f"{count_noun(count, 'weight value', 'were')} beyond the range of float16 and clipped to 65504."

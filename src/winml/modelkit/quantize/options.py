@@ -74,26 +74,6 @@ class BitBudget:
             hint=f"Use a lower limit, or {opt.budget} smallest with {opt.min_sqnr}.",
         )
 
-    def refuse_files_within_limit(self, sources: Sequence[Path]) -> None:
-        """Refuse a limit that every source file is within already.
-
-        Raises:
-            UsageError: names the sizes or bits of the files.
-        """
-        from winml.modelkit.onnx.contents import read_contents
-        from winml.modelkit.onnx.files.placing import external_files
-        from winml.modelkit.onnx.files.reading import read_structure
-        from winml.modelkit.onnx.module_costs import weights_cost
-
-        def describe(source: Path) -> str:
-            return self.within_limit_words(
-                lambda: sum(path.stat().st_size for path in (source, *external_files(source))),
-                lambda: weights_cost(read_contents(read_structure(source))).bits,
-            )
-
-        if sources and not self.is_smallest and all(sizes := [describe(source) for source in sources]):
-            self.refuse_met_limit(sizes)
-
     @property
     def words(self) -> str:
         """Description of the limit."""
@@ -177,6 +157,28 @@ class QuantizeOptions(QuantizeFields, Options):
         if self.budget is not None:
             return _read_budget(self.budget)
         return None if self.max_size is None else BitBudget(max_bytes=parse_size(self.max_size, opt.max_size))
+
+    def refuse_files_within_limit(self, sources: Sequence[Path]) -> None:
+        """Refuse a limit that every source file is within already.
+
+        Raises:
+            UsageError: names the sizes or bits of the files.
+        """
+        if (budget := self.bit_budget) is None:
+            return
+        from winml.modelkit.onnx.contents import read_contents
+        from winml.modelkit.onnx.files.placing import external_files
+        from winml.modelkit.onnx.files.reading import read_structure
+        from winml.modelkit.onnx.module_costs import weights_cost
+
+        def describe(source: Path) -> str:
+            return budget.within_limit_words(
+                lambda: sum(path.stat().st_size for path in (source, *external_files(source))),
+                lambda: weights_cost(read_contents(read_structure(source))).bits,
+            )
+
+        if sources and all(sizes := [describe(source) for source in sources]):
+            budget.refuse_met_limit(sizes)
 
     @property
     def words(self) -> str:

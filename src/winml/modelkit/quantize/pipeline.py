@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -21,6 +21,7 @@ from winml.modelkit.errors import InternalError, QuantizeError, opt
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.cutting import Cutter, GraphModules
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
+from winml.modelkit.onnx.operators import walk_back
 from winml.modelkit.onnx.stage import StageResult
 from winml.modelkit.onnx.weights import constant_tensor, give_products_own_weights
 from winml.modelkit.options import load_json, parse_options
@@ -85,9 +86,13 @@ def _mark_quantized_nodes(
     before.update(
         (value.name, value.dtype) for value in (*original.graph.inputs, *original.graph.initializers.values())
     )
-    makers = {value.name: node for node in quantized.graph for value in node.outputs}
+    computed = {value.name: value for node in quantized.graph for value in node.outputs}
     by_name = {node.name: node for node in all_nodes(quantized)}
     reached = set()
+
+    def new_inputs(node: ir.Node) -> Iterable[ir.Value]:
+        return (value for value in node.inputs if value is not None and value.name not in before)
+
     for decision in planned:
         if decision.mode is None:
             continue
@@ -97,7 +102,7 @@ def _mark_quantized_nodes(
                 reached.add(decision.name)
             continue
         if decision.name in outputs:
-            new = list(_iterate_new_ancestors(makers.get(outputs[decision.name]), before))
+            new = list(walk_back([computed.get(outputs[decision.name])], new_inputs))
         else:  # in a subgraph: values of two branches may have one name, and the new node has the name of the old one
             new = _list_inner_node(by_name.get(decision.name), quantized.graph, before)
         half = ir.DataType[decision.requested.float_type] if decision.requested.float_type else None
@@ -122,18 +127,6 @@ def _list_inner_node(node: ir.Node | None, main: ir.Graph, before: Container[str
         return []
     makers = (value.producer() for value in node.inputs if value is not None and value.name not in before)
     return [node, *(maker for maker in makers if maker is not None and maker.graph is main)]
-
-
-def _iterate_new_ancestors(node: ir.Node | None, before: Container[str | None]) -> Iterator[ir.Node]:
-    """Yield a node and its new ancestors, up to values of the original graph."""
-    waiting, visited = [node], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        yield node
-        waiting += [value.producer() for value in node.inputs if value is not None and value.name not in before]
 
 
 def _reads_few_bits(node: ir.Node) -> bool:
@@ -277,11 +270,11 @@ def quantize(
         *_subgraph_notes(plan, options),
     )
     earlier = _read_earlier_record(model)
-    outcome = _module_outcomes(model, plan.nodes, reached, reasons or {})
+    outcome = tuple(_module_outcomes(model, plan.nodes, reached, reasons or {}))
     if not reached:
         causes = dict.fromkeys(reason for module in outcome for reason in module.left)
         other = planning.WIDE_WEIGHTS if planning.has_wide_weights(model) else "no selected node has a weight"
-        # Without a cause, no precision finds a weight.
+        # Without a cause, no node has a weight, whatever the precision.
         is_done = all(cause.startswith(planning.ALREADY) for cause in causes)
         raise QuantizeError(
             f"no node was quantized: {'; '.join(causes) or other}",
@@ -310,7 +303,7 @@ def quantize(
     )
 
 
-def _solved_integer_notes(model: ir.Model, tasks: Sequence[planning.EngineTask]) -> tuple[str, ...]:
+def _solved_integer_notes(model: ir.Model, tasks: Sequence[planning.EngineTask]) -> Iterator[str]:
     """Note the numbers of weights with solved integers, and of those that were rounded to nearest."""
     nodes = frozenset().union(*(task.nodes for task in tasks if task.mode == "qdq" and task.solved))
     solved = {key.name for task in tasks for key in task.solved}
@@ -319,12 +312,10 @@ def _solved_integer_notes(model: ir.Model, tasks: Sequence[planning.EngineTask])
         for node in model.graph
         if node.name in nodes and (weight := planning.constant_weight(node)) is not None
     )
-    count = counts.pop("solved", 0)
-    if not count:
-        return ()
-    others = ", ".join(f"{operator} {number}" for operator, number in counts.items())
-    rounded = f" Rounded to nearest: {others}." if others else ""
-    return (f"{count_noun(count, 'product')} got integers from the calibration samples (gptq).{rounded}",)
+    if count := counts.pop("solved", 0):
+        others = ", ".join(f"{operator} {number}" for operator, number in counts.items())
+        rounded = f" Rounded to nearest: {others}." if others else ""
+        yield f"{count_noun(count, 'product')} got integers from the calibration samples (gptq).{rounded}"
 
 
 def _rounded_integer_notes(model: ir.Model, tasks: Sequence[planning.EngineTask]) -> Iterator[str]:
@@ -341,16 +332,14 @@ def _rounded_integer_notes(model: ir.Model, tasks: Sequence[planning.EngineTask]
         )
 
 
-def _subgraph_notes(plan: planning.QuantizationPlan, options: QuantizeOptions) -> tuple[str, ...]:
+def _subgraph_notes(plan: planning.QuantizationPlan, options: QuantizeOptions) -> Iterator[str]:
     """Note the nodes of subgraphs that have another mode than the requested one."""
     dynamic = [node for node in plan.nodes if node.mode == "dynamic" and options.mode_of(node.requested) == "qdq"]
-    if not dynamic:
-        return ()
-    note = (
-        f"Mode dynamic quantizes {count_noun(len(dynamic), 'node')} in subgraphs (If, Loop, Scan), with "
-        "scales of activations computed at run time: calibration measures the main graph only."
-    )
-    return (note,)
+    if dynamic:
+        yield (
+            f"Mode dynamic quantizes {count_noun(len(dynamic), 'node')} in subgraphs (If, Loop, Scan), with "
+            "scales of activations computed at run time: calibration measures the main graph only."
+        )
 
 
 def _missing_block_notes(model: ir.Model, tasks: Sequence[planning.EngineTask]) -> Iterator[str]:
@@ -501,7 +490,7 @@ weights, whose scores range over 57, has 32.7 instead of 28.1 dB."""
 
 
 def _wide_score_projections(model: ir.Model, ranges: Mapping[str, tuple[float, float]]) -> list[ir.Node]:
-    """Return the products that make the operands of attention scores with a wide range and without a scale."""
+    """Return the projections of queries and keys whose unscaled attention scores have a wide range."""
     return [
         product
         for scores, products in find_score_projections(model).items()
@@ -511,9 +500,9 @@ def _wide_score_projections(model: ir.Model, ranges: Mapping[str, tuple[float, f
 
 
 def _widened(task: planning.EngineTask, projections: Sequence[ir.Node]) -> frozenset[str]:
-    """Return the names of the projections whose weights get 16 bits in a task: of w8a16, if the provider runs it.
+    """Return the names of the projections whose weights get 16 bits in a task: those of w8a16, if the provider runs it.
 
-    Blocks stay, which lose less than a scale per channel.
+    Weights in blocks keep their bits: they lose less than those with a scale per channel.
     """
     if task.precision.name != W8A16 or task.options.has_bits_by_kind or not task.is_per_channel:
         return frozenset()
@@ -582,8 +571,8 @@ def _run_engine(model: ir.Model, task: planning.EngineTask) -> ir.Model:
 
 def _module_outcomes(
     model: ir.Model, planned: Sequence[planning.PlannedNode], reached: frozenset[str], reasons: Mapping[str, str]
-) -> tuple[planning.ModulePrecision, ...]:
-    """Count the quantized and the unchanged nodes of each module, with reasons."""
+) -> Iterator[planning.ModulePrecision]:
+    """Yield the counts of quantized and of unchanged nodes of each module, with reasons."""
     weights = {node.name: planning.constant_weight(node) for node in all_nodes(model)}
     cutter = Cutter(model)
     constants = {node.name for node in model.graph if cutter.is_constant(node)}
@@ -592,7 +581,6 @@ def _module_outcomes(
         if not node.has_weight:
             continue
         by_module[node.tag, node.requested.name].append(node)
-    outcomes = []
     for (tag, requested), nodes in by_module.items():
         causes: defaultdict[str, int] = defaultdict(int)
         unchanged: dict[str, None] = {}
@@ -607,8 +595,7 @@ def _module_outcomes(
                 ] = None
         quantized = len(nodes) - sum(causes.values())
         types = tuple(unchanged) or (FLOAT32,)
-        outcomes.append(planning.ModulePrecision(tag, requested, quantized, dict(causes), types, reasons.get(tag, "")))
-    return tuple(outcomes)
+        yield planning.ModulePrecision(tag, requested, quantized, dict(causes), types, reasons.get(tag, ""))
 
 
 @dataclass(frozen=True)

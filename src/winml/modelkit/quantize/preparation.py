@@ -30,6 +30,7 @@ from winml.modelkit.normalize.pipeline import normalize
 from winml.modelkit.onnx.bundle import is_one_of_several
 from winml.modelkit.onnx.cutting import Cutter, GraphModules, cut_model
 from winml.modelkit.onnx.fresh_names import FreshNames
+from winml.modelkit.onnx.operators import walk_back
 from winml.modelkit.onnx.weights import add_initializer
 from winml.modelkit.onnx.widening import computes_in
 from winml.modelkit.optimize.options import OptimizeOptions
@@ -255,13 +256,7 @@ def _fold_recurrent_weights(model: ir.Model) -> None:
                 computed[value] = None
     if not computed:
         return
-    waiting, makers = [*computed], set[ir.Node]()
-    while waiting:
-        maker = waiting.pop().producer()
-        if maker is not None and maker not in makers:
-            makers.add(maker)
-            waiting += [value for value in maker.inputs if value is not None]
-    cut = replace(cutter.cut_exactly(makers), outputs=tuple(computed))
+    cut = replace(cutter.cut_exactly({*walk_back(computed)}), outputs=tuple(computed))
     arrays = GraphSessions(model).open(cut_model(model, cut)).run({})
     fresh = FreshNames.of_graph(model.graph)
     for value in computed:

@@ -11,6 +11,7 @@ from collections.abc import Container, Iterator
 import onnx_ir as ir
 
 from winml.modelkit.onnx.cutting import Cutter
+from winml.modelkit.onnx.operators import walk_back
 from winml.modelkit.onnx.weights import constant_tensor
 from winml.modelkit.quantize.placements import BLOCK_OPERATORS
 from winml.modelkit.quantize.precisions import ValueKind
@@ -38,7 +39,7 @@ def classify_nodes(model: ir.Model) -> dict[str, ValueKind]:
 
 
 def find_score_projections(model: ir.Model) -> dict[str, tuple[ir.Node, ...]]:
-    """Return name of attention scores → products with a weight that make their operands.
+    """Return name of attention scores → products with a weight that compute their operands.
 
     Before the Softmax, scores have a bias and a mask added. Scores that are multiplied or divided are omitted.
 
@@ -60,18 +61,9 @@ def find_score_projections(model: ir.Model) -> dict[str, tuple[ir.Node, ...]]:
 
 
 def _iterate_makers(value: ir.Value | None, passed: Container[str]) -> Iterator[ir.Node]:
-    """Yield the nodes that a value is computed by, up to the first ones of other operators than those passed."""
-    waiting, visited = [value], set()
-    while waiting:
-        value = waiting.pop()
-        node = None if value is None else value.producer()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        if node.op_type in passed:
-            waiting += node.inputs
-        else:
-            yield node
+    """Yield the nearest nodes that a value is computed by, other than operators of ``passed``."""
+    nodes = walk_back([value], lambda node: node.inputs if node.op_type in passed else ())
+    return (node for node in nodes if node.op_type not in passed)
 
 
 class _Classification:

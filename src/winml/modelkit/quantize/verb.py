@@ -136,8 +136,8 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
         """
         options = self.options
         sources = [part.task.source for part in plan.parts.values() if part.checked is not None]
-        if (budget := options.bit_budget) is not None and len(sources) == len(plan.parts):
-            budget.refuse_files_within_limit(sources)
+        if len(sources) == len(plan.parts):
+            options.refuse_files_within_limit(sources)
         for name in (options.calibration_data, options.dataset):
             if name is not None and (data := Path(name)).exists():
                 plan = replace(plan, reads=(*plan.reads, data))

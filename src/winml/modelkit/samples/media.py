@@ -85,6 +85,19 @@ def install_hint() -> str:
     return f"Install the packages for datasets: {install_command('eval')}"
 
 
+def require_pillow(user: str = "") -> None:
+    """Refuse images without Pillow.
+
+    Raises:
+        UsageError: begins with the option or the input that reads images.
+    """
+    try:
+        import PIL.Image  # noqa: F401  # checks the import
+    except ImportError as error:
+        message = f"{user}images require Pillow, which is not installed"
+        raise UsageError(message, hint="Install it: pip install pillow") from error
+
+
 def open_image(cell: object, folders: Sequence[Path] | None, label: str) -> Image | Unreadable:
     """Open the image of a cell, decoded and in upright orientation, or return why it cannot be opened.
 
@@ -97,13 +110,10 @@ def open_image(cell: object, folders: Sequence[Path] | None, label: str) -> Imag
     Raises:
         UsageError: Pillow is missing.
     """
-    try:
-        import PIL.Image
-        import PIL.ImageOps
-    except ImportError as error:
-        raise UsageError(
-            "images require Pillow, which is not installed", hint="Install it: pip install pillow"
-        ) from error
+    require_pillow()
+    import PIL.Image
+    import PIL.ImageOps
+
     source, name = (cell, label) if isinstance(cell, PIL.Image.Image) else _find_source(cell, folders, label)
     if isinstance(source, Unreadable):
         return source

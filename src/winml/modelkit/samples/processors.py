@@ -20,6 +20,7 @@ from winml.modelkit.onnx.files.foreign_files import foreign_parser, library_file
 from winml.modelkit.options import read_json_file
 from winml.modelkit.ort.foreign_libraries import has_transformers, library_folder
 from winml.modelkit.ort.shared_settings import shared_by_threads
+from winml.modelkit.samples.media import require_pillow
 
 
 class _FileConfig:
@@ -163,7 +164,7 @@ def open_processor(kind: ProcessorKind, folder: Path, option: str, *, instead: s
             hint=f"Copy the checkpoint's {kind} files there ({', '.join(info.files)}), {instead}.",
         )
     if kind == "image processor":
-        _require_pillow(option)
+        require_pillow(f"{option}: ")
     if not has_transformers():
         return _open_file_processor(kind, folder, option)
     with library_folder(folder, f"the {kind} in {folder} cannot be read", hint="Correct or replace its files."):
@@ -236,15 +237,6 @@ def _read_json_object(folder: Path, name: str) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path} contains no JSON object", hint=hint)
     return content
-
-
-def _require_pillow(option: str) -> None:
-    try:
-        import PIL.Image  # noqa: F401  # checks the import
-    except ImportError as error:
-        raise UsageError(
-            f"{option}: images require Pillow, which is not installed", hint="Install it: pip install pillow"
-        ) from error
 
 
 LONGEST_TEXT_CHARACTERS: Final = 4_000_000

@@ -19,7 +19,7 @@ from winml.modelkit.builds.cache import digest, place_state, resume_identity
 from winml.modelkit.builds.plan import is_onnx_path
 from winml.modelkit.errors import OutputExistsError, UsageError
 from winml.modelkit.models.checkpoints.task import canonical_task
-from winml.modelkit.onnx.files.output_files import write_error
+from winml.modelkit.onnx.files.output_files import write_errors_of
 from winml.modelkit.onnx.files.resumable_results import ResumableResults, locked_folder, write_atomically
 from winml.modelkit.options import suggest
 from winml.modelkit.sweep.plan import (
@@ -214,10 +214,8 @@ class SweepFolder:
         Raises:
             WriteError: the file cannot be written.
         """
-        try:
+        with write_errors_of(path):
             write_atomically(path, text)
-        except OSError as error:
-            raise write_error(path, error) from error
 
 
 def refuse_foreign_sweep(path: Path) -> None:

@@ -186,7 +186,7 @@ class SweepResult(Result, Record, schema_version=SCHEMA_VERSION, document="sweep
     @recorded(entry("against", before="notes"))
     def changes(self) -> dict[str, object] | None:
         """Return the differences from the earlier sweep; None without an earlier sweep."""
-        return None if self.against is None else {"folder": self.against.folder, "changes": self._list_changes()}
+        return None if self.against is None else {"folder": self.against.folder, "changes": [*self._list_changes()]}
 
     def earlier(self, cell: CellResult) -> CellResult | None:
         """Return the cell of the same model and configuration in the earlier sweep; None if missing."""
@@ -196,10 +196,9 @@ class SweepResult(Result, Record, schema_version=SCHEMA_VERSION, document="sweep
         # The id is derived from the model and its whole configuration, including settings common to all cells.
         return {} if self.against is None else {cell.cell_id: cell for cell in self.against.cells}
 
-    def _list_changes(self) -> list[dict[str, object]]:
-        """Return the cells with changes of state or measures since the earlier sweep."""
+    def _list_changes(self) -> Iterator[dict[str, object]]:
+        """Yield the cells with changes of state or measures since the earlier sweep."""
         earlier = self._earlier_by_id()
-        changes: list[dict[str, object]] = []
         for cell in self.cells:
             earlier_cell = earlier.get(cell.cell_id)
             if earlier_cell is None:
@@ -211,8 +210,7 @@ class SweepResult(Result, Record, schema_version=SCHEMA_VERSION, document="sweep
             }
             if measures or earlier_cell.state != cell.state:
                 states = {"before": earlier_cell.state, "after": cell.state}
-                changes.append({"cell_id": cell.cell_id, "state": states, "measures": measures})
-        return changes
+                yield {"cell_id": cell.cell_id, "state": states, "measures": measures}
 
 
 def measure_names(cells: Iterable[CellResult]) -> tuple[str, ...]:

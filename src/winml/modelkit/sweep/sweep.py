@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -296,12 +296,11 @@ def _check_limits(plan: SweepPlan, rows: Sequence[CellResult]) -> tuple[SweepLim
     return (*minima, *(SweepLimit.of("max", name, value, rows) for name, value in plan.max.items()))
 
 
-def _latency_notes(plan: SweepPlan, queue: WorkQueue) -> tuple[str, ...]:
+def _latency_notes(plan: SweepPlan, queue: WorkQueue) -> Iterator[str]:
     """Note that latencies were measured while other processes ran."""
     if "perf" in plan.do and queue.jobs != 1:
         number = queue.jobs or "several"
-        return (f"{number} processes ran in parallel: latencies are those of a busy machine",)
-    return ()
+        yield f"{number} processes ran in parallel: latencies are those of a busy machine"
 
 
 def read_results(path: Path) -> SweepResult:

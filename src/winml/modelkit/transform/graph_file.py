@@ -557,7 +557,7 @@ class _TransformationRun(Generic[ResultT]):
             result = self._apply_work(model)
         if original is not None:
             carry_metadata(original, result.model)
-            notes += lost_metadata_notes(original, result.model)
+            notes = (*notes, *lost_metadata_notes(original, result.model))
         # Decided after the work, which may have requested more.
         is_copy = can_copy and not work.is_requested
         if is_copy:
@@ -724,14 +724,12 @@ def _compare_if_fed(
     return comparison, (*filter(None, verified), *_random_notes(source))
 
 
-def _random_notes(source: Path) -> tuple[str, ...]:
+def _random_notes(source: Path) -> Iterator[str]:
     """Note a source whose outputs differ from run to run."""
-    operators = {node.op_type for node in random_nodes(read_structure(source))}
-    if not operators:
-        return ()
-    is_fixed = operators <= FIXABLE_OPERATORS
-    ending = "they are fixed in the comparison" if is_fixed else "the comparison includes the difference"
-    return (f"The source generates random numbers, and its outputs differ from run to run; {ending}.",)
+    if operators := {node.op_type for node in random_nodes(read_structure(source))}:
+        is_fixed = operators <= FIXABLE_OPERATORS
+        ending = "they are fixed in the comparison" if is_fixed else "the comparison includes the difference"
+        yield f"The source generates random numbers, and its outputs differ from run to run; {ending}."
 
 
 @contextlib.contextmanager

@@ -147,7 +147,7 @@ class Pinning(FileWork[_PinResult, PinnedModel]):
             model_path=file.model_path,
             sizes=result.sizes,
             still_open=result.still_open,
-            inputs=_input_specs(result.model),
+            inputs=tuple(_input_specs(result.model)),
             outputs=output_specs(result.model.graph),
             coverage=file.coverage,
             verification=file.verification,
@@ -260,14 +260,13 @@ def _drop_fixed_bounds(model: ir.Model, sizes: Mapping[str, int]) -> None:
         model.metadata_props[DIMENSIONS_KEY] = json.dumps(bounds)
 
 
-def _input_specs(model: ir.Model) -> tuple[specs.InputTensorSpec, ...]:
-    """Return the inputs of the graph, with the value ranges recorded in the file.
+def _input_specs(model: ir.Model) -> Iterator[specs.InputTensorSpec]:
+    """Yield the inputs of the graph, with the value ranges recorded in the file.
 
     Raises:
         InputError: an input has no rank or dtype, or a dynamic size without a name.
     """
     file_records = specs.input_records(model.metadata_props)
-    input_specs = []
     for value in model.graph.inputs:
         if value.name in model.graph.initializers:
             continue
@@ -279,11 +278,10 @@ def _input_specs(model: ir.Model) -> tuple[specs.InputTensorSpec, ...]:
             **{key: file_record[key] for key in specs.STATED_FIELDS if key in file_record},
         }
         try:
-            input_specs.append(specs.InputTensorSpec.model_validate_json(json.dumps(record)))
+            yield specs.InputTensorSpec.model_validate_json(json.dumps(record))
         except pydantic.ValidationError as error:
             reason = error.errors(include_url=False)[0]["msg"]
             raise InputError(
                 f"input {value.name}: {record['dtype']}{record['shape']}: {reason}",
                 hint="Sizes can be fixed only for inputs with a known rank and dtype and named dynamic dimensions.",
             ) from None
-    return tuple(input_specs)

@@ -7,7 +7,7 @@ and, in another folder, the names of its data files. No weight is read and no gr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,14 +98,12 @@ def write_transfer(transfer: CarriedTags, *, overwrite: bool) -> RetaggedModel:
     """
     target, after, model = transfer.target, transfer.after, transfer.model
     with output_files.OutputFiles() as files:
-        try:
+        with output_files.write_errors_of(target):
             staged = files.reserve(target)
             copies = {} if transfer.shares_data else place_data(transfer.data, staged)
             names = {name: copies[after.parent / name].name for name in data_names(after)} if copies else {}
             rewrite_metadata(after, staged, model.metadata_props, *_node_metadata(model), locations=names)
             files.keep(transfer.original_data)
-        except OSError as error:
-            raise output_files.write_error(target, error) from error
         file_sizes = files.commit(overwrite=overwrite)
     return RetaggedModel(
         model_path=target,
@@ -190,9 +188,8 @@ def _node_metadata(model: ir.Model) -> tuple[list[Mapping[str, str]], list[Mappi
     return [node.metadata_props for node, _ in walk(model.graph)], list(functions)
 
 
-def _sharing_notes(target: Path, after: Path, shared: tuple[Path, ...]) -> tuple[str, ...]:
-    """Return a note on the data files that the output shares with ``after``; `()` if none is shared."""
-    if not shared or target == after:
-        return ()
-    names = ", ".join(file.name for file in shared)
-    return (f"its weights remain in {names}, which {after.name} also references",)
+def _sharing_notes(target: Path, after: Path, shared: tuple[Path, ...]) -> Iterator[str]:
+    """Yield a note on the data files that the output shares with ``after``."""
+    if shared and target != after:
+        names = ", ".join(file.name for file in shared)
+        yield f"its weights remain in {names}, which {after.name} also references"

@@ -197,9 +197,8 @@ def results_in(record: Mapping[str, Any], path: Path) -> list[EarlierResult]:
     return [result for result in _find_results(record, path, 0) if result.measures or result.verdict]
 
 
-def results_beside(paths: Iterable[Path]) -> list[EarlierResult]:
-    """Read the results of earlier runs and the proofs in the folders of some models; other files are ignored."""
-    results: list[EarlierResult] = []
+def results_beside(paths: Iterable[Path]) -> Iterator[EarlierResult]:
+    """Yield the results of earlier runs and the proofs in the folders of some models; other files are ignored."""
     for folder in dict.fromkeys(path.parent for path in paths):
         for file in (*sorted(folder.glob("*.json")), proof_paths(folder)[0]):
             try:
@@ -207,10 +206,9 @@ def results_beside(paths: Iterable[Path]) -> list[EarlierResult]:
                     continue
                 text = file.read_text(encoding="utf-8")
                 if '"fingerprint"' in text:
-                    results += results_in(json.loads(text), file)
+                    yield from results_in(json.loads(text), file)
             except (OSError, ValueError, RecursionError, *_OTHER_JSON):
                 continue
-    return results
 
 
 def _find_results(record: Mapping[str, Any], path: Path, depth: int, name: str = "") -> Iterator[EarlierResult]:

@@ -61,7 +61,7 @@ def test_error_of_one_reader_is_raised_and_no_thread_is_left() -> None:
     with pytest.raises(ValueError, match="torn page"):
         run_in_lock_step([_reader(1, 2, 3), fail, _reader(3)], book.serve)
     assert [(1, 2)] == book.read
-    assert before == threading.active_count()
+    assert before >= threading.active_count()
 
 
 def test_error_of_the_book_ends_every_reader() -> None:
@@ -73,4 +73,4 @@ def test_error_of_the_book_ends_every_reader() -> None:
 
     with pytest.raises(OSError, match="no such book"):
         run_in_lock_step([_reader(1, 2), _reader(1)], serve)
-    assert before == threading.active_count()
+    assert before >= threading.active_count()

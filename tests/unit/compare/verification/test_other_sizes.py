@@ -138,6 +138,14 @@ def test_dimension_the_model_cannot_vary_is_refused_with_its_reason() -> None:
         run_at_varied_sizes(run({"n": 8}), [DynamicDimension(name="n", example=8)], run)
 
 
+def test_notes_on_accepted_sizes_agree() -> None:
+    """A model of two sizes has one note with both, although it also refuses the smallest size."""
+    run = runner(lambda n: n in (32, 37))
+    (note,) = run_at_varied_sizes(run({"n": 32}), [DynamicDimension(name="n", example=32)], run).notes
+    assert note.startswith("n: ")
+    assert "accepts 32 and 37 only" in note
+
+
 def test_static_export_runs_no_further_forward() -> None:
     """A static export costs no further forward."""
     proof = run_at_varied_sizes(Draw({}, {}, {}), [], runner(lambda n: n < 0))
@@ -322,10 +330,10 @@ def test_dimensions_that_decide_together_are_refused_together() -> None:
 
 
 def test_frozen_axis_without_verification_is_written_and_noted(tmp_path: Path) -> None:
-    """A note names the dimensions that were not checked."""
+    """A note states the traced size, at which the file runs for certain."""
     config = WinMLExportConfig(dynamic_axes={"x": {1: "tokens"}}, verify=False)
     result = HTPExporter(config).export(Averaging(), tmp_path / "model.onnx", {"x": torch.randn(3, 6, 4)})
-    assert any("dynamic dimensions" in note for note in result.notes)
+    assert any("traced tokens 6 only" in note for note in result.notes)
     assert {} == dict(result.only_part.checked_sizes)
 
 

@@ -24,8 +24,8 @@ from winml.modelkit.compare.by_module.sides import GROUP_BYTES, NamesOfBoth, Val
 from winml.modelkit.compare.by_module.value_matching import MatchedBoundary
 from winml.modelkit.compare.fidelity import FidelitySum, OutputFidelity
 from winml.modelkit.compare.records import ComparedModule
-from winml.modelkit.onnx.contents import VALUE_FIELDS, PlacedNode, node_signature
-from winml.modelkit.onnx.files.initializer_bytes import WeightEquality, locate_initializers
+from winml.modelkit.onnx.contents import PlacedNode, node_signature
+from winml.modelkit.onnx.files.initializer_bytes import WeightEquality, weight_tensors
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
 from winml.modelkit.progress import count_progress
 from winml.modelkit.tags import address
@@ -360,9 +360,8 @@ def unchanged_modules(reference: OnnxSide, candidate: OnnxSide) -> frozenset[str
     Raises:
         InputError: data of a file is missing.
     """
-    weights = [{tensor.name: tensor for tensor in side.structure.graph.initializer} for side in (reference, candidate)]
-    places = [locate_initializers(side.path) for side in (reference, candidate)]
-    equality = WeightEquality(*places)
+    weights = [dict(weight_tensors(side.structure)) for side in (reference, candidate)]
+    equality = WeightEquality(reference.path, candidate.path)
 
     def is_same_weight(name: str) -> bool:
         ours, theirs = (tensors[name] for tensors in weights)
@@ -371,7 +370,7 @@ def unchanged_modules(reference: OnnxSide, candidate: OnnxSide) -> frozenset[str
         return equality.are_equal(name, name)
 
     forms = _node_signatures(reference), _node_signatures(candidate)
-    used = _initializers_read(reference, weights[0]), _initializers_read(candidate, weights[1])
+    used = _find_weights(reference, weights[0]), _find_weights(candidate, weights[1])
     tags = [module.tag for side in (reference, candidate) if side.tree is not None for module in side.tree.modules]
     return frozenset(
         tag
@@ -402,25 +401,17 @@ def are_quantized_alike(reference: OnnxSide, candidate: OnnxSide, unchanged: Col
 def _node_signatures(side: OnnxSide) -> _Signatures:
     forms: defaultdict[str, Counter[tuple[object, ...]]] = defaultdict(Counter)
     opsets = {entry.domain: entry.version for entry in side.structure.opset_import}
-    for number, (placed, tag) in enumerate(_tagged_nodes(side)):
+    for placed, tag in _tagged_nodes(side):
         node = placed.proto
-        # Large constants are not read, so their equality is unknown.
-        unknown = (id(side), number) if any(map(_is_without_values, node.attribute)) else ()
-        forms[tag][node_signature(placed, opsets), tuple(node.input), tuple(node.output), unknown] += 1
+        forms[tag][node_signature(placed, opsets), tuple(node.input), tuple(node.output)] += 1
     return forms
 
 
-def _is_without_values(attribute: onnx.AttributeProto) -> bool:
-    """Return True for a tensor attribute whose values were not read."""
-    tensor = attribute.t
-    has_values = any(getattr(tensor, field) for field in (*VALUE_FIELDS, "string_data"))
-    return attribute.HasField("t") and 0 not in tensor.dims and not has_values
-
-
-def _initializers_read(side: OnnxSide, weights: Mapping[str, onnx.TensorProto]) -> defaultdict[str, frozenset[str]]:
+def _find_weights(side: OnnxSide, weights: Mapping[str, onnx.TensorProto]) -> defaultdict[str, frozenset[str]]:
+    """Return tag of a module → names of the weights that its nodes read or, as constants, hold."""
     names: defaultdict[str, set[str]] = defaultdict(set)
     for placed, tag in _tagged_nodes(side):
-        names[tag].update(name for name in placed.proto.input if name in weights)
+        names[tag].update(weights.keys() & {*placed.proto.input, *placed.proto.output})
     return defaultdict(frozenset, {tag: frozenset(read_names) for tag, read_names in names.items()})
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -244,7 +244,7 @@ class OnnxSide:
     @property
     def is_tagged(self) -> bool:
         """True if nodes have tags, in contrast to modules that are read from the names of nodes."""
-        return any(entry.key == TAG_KEY for placed in self.nodes for entry in placed.proto.metadata_props)
+        return self.tree is not None and self.tree.source == "winml tags"
 
     def read_nodes_as_modules(self) -> None:
         """Treat each node as a module, named after its first output, instead of the modules of the file, if any.
@@ -259,8 +259,7 @@ class OnnxSide:
             path = node.output[0] or node.name
             tag = address.format_tag(map(address.escape_name, (root, f"{node.op_type}.{path}")))
             del node.metadata_props[:]
-            node.metadata_props.add(key=TAG_KEY, value=tag)
-            node.metadata_props.add(key=MODULE_KEY, value=path)
+            _add_tag(node, tag, path)
         self.is_by_node = True
         self.boundaries.clear()
         self._read_modules()
@@ -274,6 +273,11 @@ class OnnxSide:
         refuse_cycles(self.structure, self.path)
         self.nodes = self._placed_nodes()
         self.tree = self._read_tree(self.nodes)
+        tags = {module.path: module.tag for module in self.tree.modules}
+        paths = {tag: path for path, tag in tags.items()}
+        for placed, tag in zip(self.nodes, self.tree.tags, strict=True):
+            if tag and not self.is_tagged:
+                _add_tag(placed.proto, tag, paths.get(tag, ""))
         model = graph_of(self.structure, self.path)
         self.value_names = frozenset(
             str(value.name) for node in model.graph for value in node.outputs if not _is_blocked(value)
@@ -284,12 +288,17 @@ class OnnxSide:
             fused_ends = _find_fused_ends(model)
         except ValueError as error:
             raise InputError(f"{self.path}: {error}", hint="Write the file again.") from error
-        tags = {module.path: module.tag for module in self.tree.modules}
         for module in self.tree.modules:
             end = fused_ends.get(module.path, _FusedEnd("", frozenset()))
             others = tuple(sorted(tags[path] for path in end.others if path in tags))
             for boundary in _boundaries(module, parts, position):
                 self.boundaries[boundary.key] = replace(boundary, ends_in=end.node, fused_with=others)
+
+
+def _add_tag(node: onnx.NodeProto, tag: str, path: str) -> None:
+    """Tag a node of a structure, in place."""
+    node.metadata_props.add(key=TAG_KEY, value=tag)
+    node.metadata_props.add(key=MODULE_KEY, value=path)
 
 
 class _FusedEnd(NamedTuple):
@@ -325,17 +334,16 @@ def _is_inside(path: str, module: str) -> bool:
     return f"{path}.".startswith(f"{module}.")
 
 
-def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.Node, int]) -> list[ModuleBoundary]:
-    """Return the boundary of each call of a module, or one boundary with the reason for missing nodes."""
+def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.Node, int]) -> Iterator[ModuleBoundary]:
+    """Yield the boundary of each call of a module, or one boundary with the reason for missing nodes."""
     calls = parts.cut(module.tag)
     if not calls:
         identity = ModuleIdentity(module.path, module.tag, module.class_name)
-        return [ModuleBoundary(identity, reason=WITHOUT_NODES)]
-    boundaries = []
+        yield ModuleBoundary(identity, reason=WITHOUT_NODES)
     for call in calls:
         identity = ModuleIdentity(module.path, module.tag, module.class_name, call.call, call.calls)
         if isinstance(call.result, Refusal):
-            boundaries.append(ModuleBoundary(identity, reason=call.result.reason))
+            yield ModuleBoundary(identity, reason=call.result.reason)
             continue
         fed = dict.fromkeys(map(_find_float_source, call.result.inputs))
         # Inputs of the model are equal on both sides; integers are positions and masks.
@@ -346,16 +354,13 @@ def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.
             if value.dtype in _FLOATS and not _is_blocked(value)
         ]
         makers = [maker for value in outputs if (maker := value.producer()) is not None]
-        boundaries.append(
-            ModuleBoundary(
-                identity,
-                tuple(str(value.name) for value in inputs),
-                tuple(str(value.name) for value in outputs),
-                max((position[maker] for maker in makers if maker in position), default=0),
-                "" if outputs else _reason_without_outputs(call.result.outputs),
-            )
+        yield ModuleBoundary(
+            identity,
+            tuple(str(value.name) for value in inputs),
+            tuple(str(value.name) for value in outputs),
+            max((position[maker] for maker in makers if maker in position), default=0),
+            "" if outputs else _reason_without_outputs(call.result.outputs),
         )
-    return boundaries
 
 
 def _is_blocked(value: ir.Value) -> bool:

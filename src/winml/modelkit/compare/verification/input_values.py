@@ -38,8 +38,8 @@ from winml.modelkit.ort.feeds import FeedRules, holds_lengths, is_mask
 from winml.modelkit.tags.tagging import read_tag
 
 
-def settled_assumptions(written: WrittenGraph, reads: ValueReads) -> tuple[Assumption, ...]:
-    """Complete the assumptions with the source lines that read values, their inputs and values.
+def settled_assumptions(written: WrittenGraph, reads: ValueReads) -> Iterator[Assumption]:
+    """Yield the assumptions, completed with the source lines that read values, their inputs and values.
 
     A line that reads only weights assumes nothing about inputs; nor does a line that reads sizes, if all sizes are
     static.
@@ -54,22 +54,20 @@ def settled_assumptions(written: WrittenGraph, reads: ValueReads) -> tuple[Assum
         for place, read in reads.lines.items()
         if read.is_unseen and read.inputs
     )
-    settled = []
     for fact in (*written.assumed, *(fact for fact in unseen if fact.place not in assumed_places)):
         is_read = fact.kind in ("branch", "value") and reads.has_run
         if not is_read or fact.file is None or fact.line is None:
-            settled.append(fact)
+            yield fact
             continue
         place = (fact.file, fact.line)
         read = reads.lines.get(place)
         if read is not None and read.inputs:
-            settled.append(replace(fact, input=", ".join(sorted(read.inputs)), value=fact.value or read.value or None))
+            yield replace(fact, input=", ".join(sorted(read.inputs)), value=fact.value or read.value or None)
         elif read is None and fact.value is None and fact.kind == "branch":
             sizes = {size for axes in axes_of(written.inputs).values() for size in axes.values()}
-            settled += [assume_size(place, sizes=sizes)] if sizes else []
+            yield from [assume_size(place, sizes=sizes)] if sizes else []
         elif read is None:
-            settled.append(fact)
-    return tuple(settled)
+            yield fact
 
 
 Tensors = Mapping[str, torch.Tensor]
@@ -498,8 +496,8 @@ def value_words(values: torch.Tensor) -> str:
 
 def checked_values(
     written: WrittenGraph, draws: Sequence[Draw], values: VariedValues, compared: Sequence[Varied]
-) -> tuple[CheckedValue, ...]:
-    """List the inputs that were varied alone, and the inputs with one value in all comparisons.
+) -> Iterator[CheckedValue]:
+    """Yield the inputs that were varied alone, and the inputs with one value in all comparisons.
 
     Args:
         written: The file, and the traced sample.
@@ -507,7 +505,6 @@ def checked_values(
         values: Outputs of PyTorch at other values.
         compared: The compared part of these values.
     """
-    checked = []
     for spec in written.inputs:
         traced = written.draw.inputs[spec.name]
         labels = tuple(varied.words for varied in compared if varied.names == (spec.name,))
@@ -515,8 +512,7 @@ def checked_values(
         is_varied = any(spec.name in varied.names for varied in compared)
         is_fixed = not is_varied and not any(_have_other_values(traced, draw.inputs[spec.name]) for draw in draws)
         if traced.numel() and (is_fixed or refused or (labels and labels[0] not in _DECIDING)):
-            checked.append(CheckedValue(spec.name, value_words(traced), labels, refused, is_fixed))
-    return tuple(checked)
+            yield CheckedValue(spec.name, value_words(traced), labels, refused, is_fixed)
 
 
 def _have_other_values(traced: torch.Tensor, sample: torch.Tensor) -> bool:

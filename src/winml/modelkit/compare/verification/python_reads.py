@@ -97,7 +97,7 @@ def recorded_reads(inputs: Mapping[str, torch.Tensor]) -> Iterator[Callable[[], 
 
 
 def run_watched(prepared: PreparedPart, inputs: Mapping[str, torch.Tensor]) -> tuple[Arrays, ValueReads]:
-    """Run the part; return its outputs and the values that Python reads, empty if the part runs only unwatched.
+    """Run the part; return its outputs and the values that Python reads, empty if it fails while reads are recorded.
 
     Args:
         prepared: The part, with weights.
@@ -110,7 +110,7 @@ def run_watched(prepared: PreparedPart, inputs: Mapping[str, torch.Tensor]) -> t
         with recorded_reads(inputs) as reads:
             outputs = run_reference(prepared, inputs)
     except ExportError:
-        # Operators that call functions, such as torch.cond, do not run while reads are watched.
+        # Higher-order operators, such as torch.cond, fail while reads are recorded.
         return run_reference(prepared, inputs), ValueReads()
     return outputs, reads()
 

@@ -323,7 +323,7 @@ def limited_by_tables(
     """Determine the bounds set by tables of a graph; return them with the proof, extended beyond other tables.
 
     The model is run with the next larger size. If it refuses that size, the largest accepted one is the bound: the rows
-    of the table, or of a shorter table that the graph does not show. If runs would take too long, it is the rows.
+    of the table, or of a shorter table that is not in the graph. If a run would take too long, the rows are the bound.
 
     Args:
         proof: Samples at sizes other than the traced ones.
@@ -450,14 +450,13 @@ def _output_words(draw: Draw) -> str:
     return f"{', '.join(texts[:_MAX_LISTED_OUTPUTS])}{rest}"
 
 
-def _dimension_notes(dimension: DynamicDimension, smallest: int, accepted: int) -> list[str]:
+def _dimension_notes(dimension: DynamicDimension, smallest: int, accepted: int) -> Iterator[str]:
     """Note unexpected limits of a dimension."""
-    notes = []
-    if (lowest := min(smallest, dimension.example or smallest)) > dimension.min:
-        notes.append(f"{dimension.name}: the model rejects size {dimension.min}; {lowest} is the smallest size tried.")
+    lowest, highest = sorted((smallest, dimension.example or smallest))
     if accepted == 1:
-        notes.append(f"{dimension.name}: the model accepts only one of the sizes tried, {smallest}.")
-    return notes
+        yield f"{dimension.name}: of the sizes tried, the model accepts {lowest} and {highest} only."
+    elif lowest > dimension.min:
+        yield f"{dimension.name}: the model rejects size {dimension.min}; {lowest} is the smallest size tried."
 
 
 def _run_accepted(run: Callable[[_SizesOrSample], Draw], several: Iterable[_SizesOrSample]) -> list[Draw]:
@@ -510,13 +509,12 @@ def declare_output_shapes(graph: ir.Graph, proof: DynamicProof) -> None:
             value.shape = ir.Shape(list(shapes[value.name]))
 
 
-def _frozen_axis_error(draw: Draw, written: WrittenGraph, advice: str, reason: str) -> VerificationError:
+def _frozen_axis_error(draw: Draw, written: WrittenGraph, reason: str) -> VerificationError:
     """Create the error for a file that fails at a size that PyTorch supports.
 
     Args:
         draw: The sample on which the file failed.
         written: The file.
-        advice: First advice, if any.
         reason: Error of ONNX Runtime, or difference of the outputs.
     """
     traced = written.draw.sizes
@@ -536,7 +534,7 @@ def _frozen_axis_error(draw: Draw, written: WrittenGraph, advice: str, reason: s
         f"the export froze {' and '.join(moved)} ({', '.join(places)}): traced with {traced_sizes}, the file "
         f"{failure} at {sizes}, where PyTorch succeeds.{where} {reason}",
         hint=(
-            f"{advice}Fix the size (remove the dynamic option, or set a number in {opt.shape_config}), bound it "
+            f"Fix the size (remove the dynamic option, or set a number in {opt.shape_config}), bound it "
             'there ({"min": …, "max": …, "example": …}), or read sizes in that module from its tensors (x.shape, '
             "x.new_zeros), not from stored Python numbers."
         ),
@@ -561,15 +559,12 @@ def _module_of_failure(model: ir.Model, reason: str) -> str:
     return failed
 
 
-def compare_at_varied_sizes(
-    file: VerifiedFile, run: Callable[[Sizes], Draw], *, advice: str
-) -> tuple[OutputComparison, ...]:
+def compare_at_varied_sizes(file: VerifiedFile, run: Callable[[Sizes], Draw]) -> tuple[OutputComparison, ...]:
     """Compare the written file with PyTorch's outputs at other sizes.
 
     Args:
         file: The file.
         run: Creates inputs of these sizes and runs PyTorch; raises ExportError if PyTorch refuses them.
-        advice: First advice for a failure.
 
     Returns:
         One comparison per output and sample; sample numbers continue after the two samples at the traced sizes.
@@ -585,7 +580,7 @@ def compare_at_varied_sizes(
         if not isinstance(comparison, str):
             comparisons += (replace(entry, draw=number) for entry in comparison)
             continue
-        error = _frozen_axis_error(draw, file.written, advice, comparison)
+        error = _frozen_axis_error(draw, file.written, comparison)
         if comparison.startswith("Output "):
             error.inputs = draw.inputs
         is_far = number >= 3 + len(proof.draws)

@@ -54,7 +54,7 @@ peak stays below 1.5 GB unless one weight is larger."""
 
 
 def verify_written_file(
-    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, *, advice: str = "", is_streamed: bool = False
+    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, *, is_streamed: bool = False
 ) -> VerificationInfo:
     """Compare a written file with PyTorch; both compute in float32 if the file computes in bfloat16.
 
@@ -62,7 +62,6 @@ def verify_written_file(
         written: The file, and the traced sample.
         prepared: The exported part.
         inputs: Generator of further inputs.
-        advice: First advice for a frozen dynamic dimension.
         is_streamed: Stream the weights on both sides, for a part traced without weights. No text is then generated,
             since each token would read all weights again.
 
@@ -76,14 +75,14 @@ def verify_written_file(
     if not are_numbers_fixed() and any(node.op_type in FIXABLE_OPERATORS for node in all_nodes(written.model)):
         with fixed_random_numbers(), FixedNumbers():
             fixed = _with_references(written, prepared)
-            verification = verify_written_file(fixed, prepared, inputs, advice=advice, is_streamed=is_streamed)
+            verification = verify_written_file(fixed, prepared, inputs, is_streamed=is_streamed)
         return replace(verification, fixes_numbers=True)
     if not computes_in(written.model, ir.DataType.BFLOAT16):
-        return _verify_outputs(written, prepared, inputs, advice, is_streamed=is_streamed)
+        return _verify_outputs(written, prepared, inputs, is_streamed=is_streamed)
     _refuse_mixed_types(written.path)
     with _widen_to_float32(written, prepared, inputs) as (written, prepared, inputs):
         try:
-            verification = _verify_outputs(written, prepared, inputs, advice, is_streamed=is_streamed)
+            verification = _verify_outputs(written, prepared, inputs, is_streamed=is_streamed)
         except VerificationError as error:
             # The module comparison does not run the file in float32.
             error.inputs = None
@@ -104,14 +103,13 @@ def _refuse_mixed_types(path: Path) -> None:
             return  # failed inference is irrelevant here
         raise VerificationError(
             f"cannot verify: the file is not valid ONNX: {error}",
-            hint=f"Export with {opt.dynamo}, or in another type: {opt.dtype} fp32. {opt.no_verify} writes the file as "
-            "it is.",
+            hint=f"Export in another type: {opt.dtype} fp32. {opt.no_verify} writes the file as it is.",
             is_graph_wrong=True,
         ) from error
 
 
 def _verify_outputs(
-    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, advice: str, *, is_streamed: bool
+    written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, *, is_streamed: bool
 ) -> VerificationInfo:
     """Compare a file at traced, random, varied and resized inputs, and a generated text.
 
@@ -119,14 +117,13 @@ def _verify_outputs(
         written: The written graph, with the traced sample.
         prepared: The part.
         inputs: Samples of the inputs; learns rules, and receives notes.
-        advice: Hint for an error at other sizes.
         is_streamed: True to read the weights piece by piece.
 
     Raises:
         VerificationError: the outputs differ, or the comparison has no signal.
     """
     written, second, values, text = _add_reference_outputs(written, prepared, inputs, is_streamed=is_streamed)
-    written = replace(written, assumed=input_values.settled_assumptions(written, values.reads))
+    written = replace(written, assumed=tuple(input_values.settled_assumptions(written, values.reads)))
     _refuse_outputs_by_value((written.draw, second))
     file = WrittenFile(written, prepared, piece_bytes=PIECE_BYTES if is_streamed else None)
     known = [written.draw, second]
@@ -159,12 +156,12 @@ def _verify_outputs(
                 lambda tensors: run_draw(weighted, Draw(tensors, {}, sizes)),
             )
 
-    at_other_sizes = compare_at_varied_sizes(file, outputs_at, advice=advice)
+    at_other_sizes = compare_at_varied_sizes(file, outputs_at)
     # At other sizes, shapes differ: outputs that depend on sizes only are compared there.
     draws = (second, *written.proof.draws)
     answers = [draw.reference for draw in (written.draw, *draws, *(varied.draw for varied in values.varied))]
     constant = constant_outputs(answers)
-    checked = input_values.checked_values(written, draws, values, compared)
+    checked = tuple(input_values.checked_values(written, draws, values, compared))
     generation = None
     if text is not None:
         generation = compare_generation(

@@ -126,8 +126,7 @@ def export_error(
         undecided = ExportError(
             f"the forward decides by the value of a tensor{scope}{_user_line(chain)}, which the dynamo exporter cannot "
             f"follow: {first_line(cause)}",
-            hint=f"Use torch.where or torch.cond there, or {opt.no_dynamo}, which retains the branch of the traced "
-            "inputs.",
+            hint="Use torch.where or torch.cond there.",
             module=module,
         )
         undecided.is_by_value = True
@@ -415,7 +414,7 @@ def _find_size_branches(sizes: Sequence[tuple[str, torch.SymInt]]) -> dict[Sourc
         if frame.lineno is not None and not asserts_only(frame.filename, frame.lineno):
             line = (Path(frame.filename).name, frame.lineno)
             read = {names[symbol] for symbol in symbols if symbol in names}
-            found.setdefault(line, replace(assume_size(line, "True", read), value=None))
+            found.setdefault(line, assume_size(line, sizes=read, is_branch=True))
     return found
 
 

@@ -16,7 +16,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -66,7 +66,7 @@ def decided_by_examples(assumed: dict[tuple[str, int], Assumption]) -> Iterator[
         log_size(env, expression, value)
         source_line = _find_size_reading_line(inspect.currentframe())
         if source_line is not None:
-            assumed.setdefault(source_line, replace(assume_branch(source_line), value=str(value)))
+            assumed.setdefault(source_line, assume_branch(source_line, str(value)))
 
     log_size = ShapeEnv._log_real_tensor_propagation
     op_implementations_dict[_TAKES_A_NUMBER] = read_example_number

@@ -15,7 +15,6 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +160,7 @@ def capture_torchscript(
     _move_stack_traces(captured.graph)
     place_operands(node_scopes)
     name_by_module(captured.graph, node_scopes, tree)
-    counted = (
-        replace(assume_branch(source_line), input=", ".join(sorted(names)), value=value)
-        for source_line, (value, names) in numbers.values.items()
-    )
+    counted = (assume_branch(source_line, value, names) for source_line, (value, names) in numbers.values.items())
     sizes = (assume_size(source_line, value, names) for source_line, (value, names) in numbers.sizes.items())
     by_line = {assumption.place: assumption for assumption in (*sizes, *_find_value_reads(caught), *counted)}
     return Capture(captured, node_scopes, unused_inputs, tuple(by_line.values()), notes=loops.notes)
@@ -242,9 +238,7 @@ def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opse
     if isinstance(error, UnsupportedOperatorError):
         # The exporter's message names a sufficient opset: "Support for this operator was added in version 18, …".
         newer = re.search(r"version (\d+), try", str(error))
-        remedy = f"No opset has one: omit {opt.no_dynamo}, so that dynamo is tried, or replace"
-        if newer:
-            remedy = f"Use {opt.export_config} '{{\"opset_version\": {newer[1]}}}', or replace"
+        remedy = f"Use {opt.export_config} '{{\"opset_version\": {newer[1]}}}', or replace" if newer else "Replace"
         return ExportError(
             f"the TorchScript exporter has no ONNX form of {operator or error}{scope} at opset {opset_version}",
             hint=operator_remedy(module, f"{remedy} the operator in that module's forward by others."),

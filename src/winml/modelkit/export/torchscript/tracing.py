@@ -26,12 +26,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.onnx._internal.torchscript_exporter import utils as exporter
 
-from winml.modelkit.errors import ExportError, opt
+from winml.modelkit.errors import ExportError
 from winml.modelkit.export.value_loops import ValueLoops, call_replaced
 from winml.modelkit.models import script_modules
 from winml.modelkit.models.fake_parameters import is_fake
 from winml.modelkit.models.preparation import has_hooks
-from winml.modelkit.models.source_lines import asserts_only_at
+from winml.modelkit.models.source_lines import asserts_only_at, is_of_user
 from winml.modelkit.onnx.assumptions import SourceLine
 from winml.modelkit.ort.shared_settings import attribute_replaced, attributes_replaced
 from winml.modelkit.progress import count_progress
@@ -82,7 +82,7 @@ class NumberReads:
             frame = frame.f_back
         is_traced = torch._C._get_tracing_state() is not None and isinstance(values, torch.Tensor)
         is_scripted = frame is not None and frame.f_code.co_filename == script_modules.__file__
-        if frame is None or not is_traced or (_is_library_frame(frame) and not is_scripted):
+        if frame is None or not is_traced or not (is_scripted or is_of_user(frame.f_code.co_filename)):
             return original(values)
         if name == "__index__" and _is_subscript(frame):
             return original(values)
@@ -259,10 +259,6 @@ def is_noted_elsewhere(file: str) -> bool:
     return file in _PATCHES
 
 
-def _is_library_frame(frame: FrameType) -> bool:
-    return "site-packages" in Path(frame.f_code.co_filename).parts
-
-
 def _is_subscript(frame: FrameType) -> bool:
     """Return True if a frame evaluates ``values[…]``: a trace follows this for tensors."""
     name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
@@ -412,10 +408,6 @@ def _read_untraced(values: torch.Tensor) -> list[Any]:
 _TRACER: Any = torch._C._parse_dispatch_key("Tracer")
 
 
-def _dynamo_hint() -> str:
-    return f"Export without {opt.no_dynamo}: dynamo needs no values."
-
-
 _CONVOLUTION_BACKEND = (False, False, False, False)
 """Specified: ``benchmark``, ``deterministic``, ``cudnn_enabled`` and ``allow_tf32``, which no ONNX operator has."""
 
@@ -473,7 +465,6 @@ def missing_value_error(error: Exception, model: nn.Module) -> ExportError | Non
     place = f" in module {path or '(the root)'}" if path is not None else ""
     return ExportError(
         f"the forward reads the value of a tensor{place} ({error.func}), and the weights are not in memory",
-        hint=_dynamo_hint(),
         module=path,
     )
 
@@ -496,7 +487,6 @@ def _refuse_missing_constants(graph: Any) -> None:
             shape = list(node.t("value").shape)
             raise ExportError(
                 f"TorchScript recorded no computation of a tensor {shape}, and the weights are not in memory",
-                hint=_dynamo_hint(),
             )
 
 

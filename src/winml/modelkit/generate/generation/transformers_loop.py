@@ -12,10 +12,10 @@ import copy
 import inspect
 import os
 import queue
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cached_property, partial
 from pathlib import Path
@@ -777,52 +777,50 @@ def generate_with_loop(
         WinMLError: a run of a graph fails.
     """
     set_seed(settings.seed)
-    streams = prompt_count > 0 and settings.is_stepwise
-    streamer = _Stream()
-
-    def work() -> None:
-        try:
-            arguments = {**inputs, **loop_arguments(settings)}
-            output = generation_call(model, **arguments, streamer=streamer if streams else None)
-            if not streams:
-                streamer.put(output[0, :prompt_count])
-                for token in output[0, prompt_count:]:
-                    streamer.put(token)
-            streamer.entries.put(None)
-        except BaseException as error:  # handed to the thread that waits for the tokens, and raised there
-            streamer.entries.put(error)
-
-    threading.Thread(target=copy_context().run, args=(work,), daemon=True).start()
+    generate = partial(generation_call, model, **inputs, **loop_arguments(settings))
     before = time.perf_counter()
-    for token in streamer.tokens():
+    streams = prompt_count > 0 and settings.is_stepwise
+    for token in _stream_tokens(generate) if streams else generate()[0, prompt_count:].tolist():
         now = time.perf_counter()
         yield GeneratedToken(token, now - before, "eos" if token in settings.eos_token_ids else "")
         before = now
 
 
-class _Stream(BaseStreamer):
+def _stream_tokens(generate: Callable[..., Any]) -> Iterator[int]:
+    """Yield the tokens of a call of ``generate()`` as they are chosen, in a thread that ends with the iterator.
+
+    An iterator that is closed ends the call at its next token.
+
+    Raises:
+        BaseException: an error of the call.
+    """
+    streamer = _Streamer()
+    # A thread that runs code of torch while Python exits would abort the process.
+    with ThreadPoolExecutor(1) as thread:
+        end = thread.submit(copy_context().run, partial(generate, streamer=streamer))
+        end.add_done_callback(lambda _: streamer.tokens.put(None))
+        try:
+            yield from iter(streamer.tokens.get, None)
+        finally:
+            streamer.is_closed = True
+    end.result()
+
+
+class _Streamer(BaseStreamer):
     """Hands each token to another thread."""
 
     def __init__(self) -> None:
-        self.entries: queue.Queue[int | BaseException | None] = queue.Queue()
+        self.tokens: queue.Queue[int | None] = queue.Queue()
+        self.is_closed = False
         self._is_prompt = True
 
     def put(self, value: Any) -> None:
         """Receive the prompt, then token after token."""
+        if self.is_closed:
+            raise GeneratorExit
         if not self._is_prompt:
-            self.entries.put(int(value))
+            self.tokens.put(int(value))
         self._is_prompt = False
 
     def end(self) -> None:
         """Do nothing: the end is signalled when ``generate`` returns."""
-
-    def tokens(self) -> Iterator[int]:
-        """Yield the tokens as they are chosen.
-
-        Raises:
-            BaseException: an error in the generating thread.
-        """
-        while (entry := self.entries.get()) is not None:
-            if isinstance(entry, BaseException):
-                raise entry
-            yield entry

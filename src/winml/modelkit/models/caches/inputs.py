@@ -7,7 +7,7 @@ the prompt, with an empty cache, and every later step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -163,16 +163,14 @@ def refuse_beyond_positions(usable: int | None, user_sizes: Mapping[str, int], t
         )
 
 
-def _rotation_notes(config: object, limit: int) -> tuple[str, ...]:
-    """Return a note if the graph contains a single form of a length-dependent RoPE scaling."""
+def _rotation_notes(config: object, limit: int) -> Iterator[str]:
+    """Yield a note if the graph contains a single form of a length-dependent RoPE scaling."""
     kind, length = _constant_rotation(config, limit)
-    if not kind:
-        return ()
-    note = (
-        f"RoPE scaling ({kind}) changes beyond {length} tokens: the graph contains that for shorter texts, and outputs "
-        "for longer texts differ from PyTorch's."
-    )
-    return (note,)
+    if kind:
+        yield (
+            f"RoPE scaling ({kind}) changes beyond {length} tokens: use the graph for shorter texts. For longer ones, "
+            "outputs differ from PyTorch's, or ONNX Runtime rejects the positions."
+        )
 
 
 def _constant_rotation(config: object, limit: int) -> tuple[str, int]:

@@ -111,8 +111,8 @@ def adapter_merged(model: nn.Module, adapter: Adapter) -> Iterator[None]:
             setattr(module, attribute, weight)
 
 
-def swappable_branches(model: nn.Module, adapters: Sequence[Adapter]) -> list[LoraBranch]:
-    """Return a branch without weights for each module that a named adapter changes."""
+def swappable_branches(model: nn.Module, adapters: Sequence[Adapter]) -> Iterator[LoraBranch]:
+    """Yield a branch without weights for each module that a named adapter changes."""
     paths = {
         module_path: pair.is_embedding
         for adapter in adapters
@@ -120,11 +120,9 @@ def swappable_branches(model: nn.Module, adapters: Sequence[Adapter]) -> list[Lo
         for path, pair in adapter.pairs.items()
         if (module_path := _module_path(model, path)) is not None
     }
-    branches = []
     for path, module in model.named_modules():  # in the order of the model, not of the files
         if path in paths:
-            branches.append(LoraBranch(path, *_count_channels(module), is_table=paths[path]))
-    return branches
+            yield LoraBranch(path, *_count_channels(module), is_table=paths[path])
 
 
 def _make_branch(

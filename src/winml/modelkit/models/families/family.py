@@ -180,14 +180,7 @@ def decide_model_inputs(
         UsageError: the model refuses a size, or the inputs do not belong to the model.
     """
     if request.input_specs is None:
-        decision = decide_inputs(
-            model,
-            checkpoint.config,
-            checkpoint.root,
-            task=task,
-            shape=request.shape_config,
-            batch_size=request.batch_size,
-        )
+        decision = _decide_inputs(model, checkpoint, task, request)
         firm_keys = frozenset(request.fixed_sizes)
         return open_axes(decision, request.dynamic, request.left_open, firm_keys=firm_keys)
     specs = request.input_specs
@@ -200,15 +193,19 @@ def decide_model_inputs(
     return open_axes(decision, request.dynamic, are_sizes_firm=True)
 
 
+def _decide_inputs(
+    model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
+) -> InputDecision:
+    shape, rows = request.shape_config, request.batch_size
+    return decide_inputs(model, checkpoint.config, checkpoint.root, task=task, shape=shape, batch_size=rows)
+
+
 def _own_inputs(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
 ) -> InputDecision:
     """Return the inputs that the model takes without a description; none if they are not known."""
     try:
-        return decide_inputs(
-            model, checkpoint.config, checkpoint.root, task=task, shape=request.shape_config,
-            batch_size=request.batch_size,
-        )  # fmt: skip
+        return _decide_inputs(model, checkpoint, task, request)
     except UsageError:
         return InputDecision(())
 

@@ -118,7 +118,7 @@ class RepeatOperators(TorchDispatchMode):
 
 @contextmanager
 def forward_on_meta() -> Iterator[None]:
-    """Compute equal operators once; the forwards of transformers read no values, as of fake tensors."""
+    """Compute equal operators once; forwards of transformers then read no values, as with fake tensors."""
     utils = sys.modules.get("transformers.utils.import_utils")
     replaced = [(utils, "is_fake_tensor", _is_on_meta)] if hasattr(utils, "is_fake_tensor") else []
     with attributes_replaced(*replaced), RepeatOperators():

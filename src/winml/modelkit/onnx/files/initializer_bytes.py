@@ -1,4 +1,4 @@
-"""Location of initializer values in an ONNX file, and comparison of them without loading.
+"""Location of weight values in an ONNX file, and comparison of them without loading.
 
 Memory does not grow with the weights; values in data files are located by the references of the model. Values are read
 in pieces, at most two at a time.
@@ -7,7 +7,8 @@ in pieces, at most two at a time.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import onnx
 
 from winml.modelkit.errors import InputError
 from winml.modelkit.onnx.contents import data_location
+from winml.modelkit.onnx.contexts import proto_graphs, proto_nodes
 from winml.modelkit.onnx.files.reading import check_data_file, read_referring
 from winml.modelkit.progress import count_progress
 from winml.modelkit.words import size_words
@@ -62,8 +64,19 @@ class StoredBytes:
                 yield piece
 
 
-def locate_initializers(path: Path) -> dict[str, StoredBytes]:
-    """Return name → location of the values, for every initializer of the main graph.
+def weight_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Yield name and tensor of initializers, and first output and tensor of constants and other nodes that hold one.
+
+    Subgraphs and functions are included.
+    """
+    for graph in proto_graphs(model):
+        yield from ((tensor.name, tensor) for tensor in graph.initializer)
+    for node in proto_nodes(model):
+        yield from ((node.output[0], entry.t) for entry in node.attribute if entry.HasField("t") and node.output)
+
+
+def _locate_weights(path: Path) -> dict[str, list[StoredBytes]]:
+    """Return name → locations of the values of :func:`weight_tensors`, several of which may have one name.
 
     Args:
         path: The ONNX file.
@@ -71,12 +84,13 @@ def locate_initializers(path: Path) -> dict[str, StoredBytes]:
     Raises:
         InputError: a data file is missing, shorter than the model states, or outside of its folder.
     """
-    return {
-        tensor.name: locate_external(path, tensor)
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-        else StoredBytes(path, inline=_inline_bytes(tensor))
-        for tensor in read_referring(path, initializers_only=True).graph.initializer
-    }
+    places: defaultdict[str, list[StoredBytes]] = defaultdict(list)
+    for name, tensor in weight_tensors(read_referring(path, initializers_only=True)):
+        is_external = tensor.data_location == onnx.TensorProto.EXTERNAL
+        places[name].append(
+            locate_external(path, tensor) if is_external else StoredBytes(path, inline=_inline_bytes(tensor))
+        )
+    return places
 
 
 def _inline_bytes(tensor: onnx.TensorProto) -> bytes:
@@ -140,24 +154,30 @@ def _bytes_digest(stored: StoredBytes) -> str:
 class WeightEquality:
     """Compares the weights of two files; for renamed weights, digests are cached."""
 
-    def __init__(self, before: Mapping[str, StoredBytes], after: Mapping[str, StoredBytes]) -> None:
-        """Store the locations of the weights of both files, by name."""
-        self._before, self._after = before, after
+    def __init__(self, before: Path, after: Path) -> None:
+        """Locate the weights of both files.
+
+        Raises:
+            InputError: a data file is missing, shorter than its model states, or outside of its folder.
+        """
+        self._before, self._after = _locate_weights(before), _locate_weights(after)
         self._digests: dict[StoredBytes, str] = {}
-        self._total = sum(stored.size_bytes for locations in (before, after) for stored in locations.values())
+        located = (*self._before.values(), *self._after.values())
+        self._total = sum(stored.size_bytes for several in located for stored in several)
         self._compared = 0
 
     def are_equal(self, before: str, after: str) -> bool:
         """Return True if two weights of one type and shape, by their names, have the same values."""
-        left, right = self._before.get(before), self._after.get(after)
-        if left is None or right is None:
-            return left is right  # a weight of a subgraph or a constant: its node is compared
+        left, right = self._before.get(before, []), self._after.get(after, [])
+        if len(left) != len(right):
+            return False
         compared, total = size_words(self._compared), size_words(self._total)
         count_progress(self._compared, self._total, f"{compared} of {total} compared")
-        self._compared = min(self._compared + left.size_bytes + right.size_bytes, self._total)
+        self._compared = min(self._compared + sum(stored.size_bytes for stored in (*left, *right)), self._total)
         if before == after:
-            return _have_equal_bytes(left, right)
-        return left.size_bytes == right.size_bytes and self._cached_digest(left) == self._cached_digest(right)
+            return all(map(_have_equal_bytes, left, right))
+        pairs = zip(left, right, strict=True)
+        return all(a.size_bytes == b.size_bytes and self._cached_digest(a) == self._cached_digest(b) for a, b in pairs)
 
     def _cached_digest(self, stored: StoredBytes) -> str:
         """Return the digest of stored values, computed once."""

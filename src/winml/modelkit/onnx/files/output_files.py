@@ -204,12 +204,9 @@ def _refuse_unwritable(directory: Path) -> None:
             f"cannot write {directory}: {absolute.anchor} does not exist",
             hint=f"Connect it, or choose {opt.another_output}.",
         )
-    try:
-        # os.access is not enough: it ignores read-only file systems and Windows' access lists.
-        with tempfile.TemporaryFile(dir=nearest_existing):
-            pass
-    except OSError as error:
-        raise write_error(directory, error) from error
+    # os.access is not enough: it ignores read-only file systems and Windows' access lists.
+    with write_errors_of(directory), tempfile.TemporaryFile(dir=nearest_existing):
+        pass
 
 
 def write_error(path: Path, error: OSError) -> WriteError:
@@ -222,6 +219,19 @@ def write_error(path: Path, error: OSError) -> WriteError:
     alternative = "set another folder with TMPDIR (on Windows TEMP)" if is_temporary else f"choose {opt.another_output}"
     hint = f"{remedy}, or {alternative}." if remedy else f"{alternative[0].upper()}{alternative[1:]}."
     return WriteError(f"cannot write {path}: {reason}", hint=hint)
+
+
+@contextlib.contextmanager
+def write_errors_of(path: Path) -> Iterator[None]:
+    """Convert errors of the operating system in the block into write errors of a path.
+
+    Raises:
+        WriteError: the reason is in the message.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise write_error(path, error) from error
 
 
 def _link_aside(target: Path, aside: Path) -> bool:

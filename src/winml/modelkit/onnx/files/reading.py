@@ -99,7 +99,7 @@ def read_referring(path: Path, *, initializers_only: bool = False) -> onnx.Model
 
     Args:
         path: An ONNX file.
-        initializers_only: Omit the values of other large tensors.
+        initializers_only: Tensors of constants are references, too; omit the values of other large tensors.
 
     Raises:
         ModelPathError: the file is missing, is a directory or cannot be opened.
@@ -108,7 +108,7 @@ def read_referring(path: Path, *, initializers_only: bool = False) -> onnx.Model
 
     def refer(role: str, field: str, byte_range: slice) -> bytes | None:
         """Replace values by a reference to their byte range in the file; `None`: the values remain."""
-        if role != "initializer":
+        if role != "initializer" and not (initializers_only and role == "t"):
             return b"" if initializers_only else None
         if field != "raw_data":
             return None

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import filelock
 
 from winml.modelkit.errors import ConfigError, UsageError
-from winml.modelkit.onnx.files.output_files import OutputFiles, write_error
+from winml.modelkit.onnx.files.output_files import OutputFiles, write_error, write_errors_of
 from winml.modelkit.options import read_json_file
 
 _T = TypeVar("_T")
@@ -83,10 +83,8 @@ class ResumableResults:
         Raises:
             WriteError: the file cannot be written.
         """
-        try:
+        with write_errors_of(self.path):
             write_atomically(self.path, f"{json.dumps({**self._head, **results}, indent=indent)}\n")
-        except OSError as error:
-            raise write_error(self.path, error) from error
 
 
 @contextmanager

@@ -85,9 +85,7 @@ class StoredValues:
             CheckpointError: the file became shorter.
         """
         values: Array = np.empty(count, self.dtype.numpy())
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(self.offset + start * values.itemsize)
-            self._fill_from(values, file)
+        self.read_into(values, start)
         return values
 
     def copy_to(self, file: BinaryIO) -> None:
@@ -116,14 +114,14 @@ class StoredValues:
                 self._fill_from(piece, file)
                 yield piece
 
-    def read_into(self, values: Array) -> None:
-        """Read all values into an existing flat array of their type.
+    def read_into(self, values: Array, start: int = 0) -> None:
+        """Read values, beginning with value ``start``, into an existing flat array of their type.
 
         Raises:
             CheckpointError: the file became shorter.
         """
         with self.path.open("rb", buffering=0) as file:
-            file.seek(self.offset)
+            file.seek(self.offset + start * values.itemsize)
             self._fill_from(values, file)
 
     def _fill_from(self, values: Array, file: RawIOBase) -> None:

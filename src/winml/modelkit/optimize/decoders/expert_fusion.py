@@ -28,6 +28,7 @@ from winml.modelkit.optimize.decoders.probing import Probe, probe_between
 from winml.modelkit.optimize.graph_matching import (
     CONTRIB_DOMAIN,
     constant_number,
+    contrib_result,
     fixed_size,
     rank_of,
     scope_of,
@@ -93,9 +94,7 @@ class MixtureOfExpertsFusionPass(GraphPass):
             if form is not None:
                 _replace_mixture(model.graph, node, mixture, form, fresh)
                 count += 1
-        if count:
-            model.opset_imports.setdefault(CONTRIB_DOMAIN, 1)
-        return ir.passes.PassResult(model, bool(count))
+        return contrib_result(model, count)
 
 
 @dataclass(frozen=True)

@@ -167,9 +167,7 @@ class SkipNormFusionPass(GraphPass):
             if total is not None and _is_skip(total):
                 _replace_sum_and_norm(total, node)
                 count += 1
-        if count:
-            model.opset_imports.setdefault(graph_matching.CONTRIB_DOMAIN, 1)
-        return ir.passes.PassResult(model, bool(count))
+        return graph_matching.contrib_result(model, count)
 
 
 def _is_skip(total: ir.Node) -> bool:

@@ -98,10 +98,10 @@ class GraphCache:
         return self._graph is graph and self._step is not None and self._step[:2] == (self.length, sizes)
 
     def next_step(self, values: Array, value_input: str) -> dict[str, Array]:
-        """Return the inputs of the next step; only if it follows a step.
+        """Return the inputs of a step that follows a step.
 
-        The arrays of the step before are changed, and stay bound. Other code takes 3 % of a step of 14 ms (measured),
-        since a run leaves none of it in the caches of the processor.
+        The arrays of the previous step are changed in place, and stay bound. Measured: building the inputs anew takes
+        3 % of a step of 14 ms.
 
         Args:
             values: Token ids or embeddings, one per row.

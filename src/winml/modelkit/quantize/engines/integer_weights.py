@@ -6,7 +6,7 @@ bit-identical to ``onnxruntime.quantization``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -220,7 +220,7 @@ def refuse_non_finite_weights(model: ir.Model, planned: Sequence[PlannedNode]) -
             raise make_non_finite_error(fault, decision.tag, decision.name)
 
 
-def shared_weight_notes(model: ir.Model, reached: Collection[str], quantized: ir.Model) -> tuple[str, ...]:
+def shared_weight_notes(model: ir.Model, reached: Collection[str], quantized: ir.Model) -> Iterator[str]:
     """Note each weight that the file stores both quantized and unquantized.
 
     Args:
@@ -230,7 +230,6 @@ def shared_weight_notes(model: ir.Model, reached: Collection[str], quantized: ir
     """
     nodes = {node.name: node for node in all_nodes(model)}
     weights = {weight for name in reached if (weight := constant_weight(nodes[name])) is not None}
-    notes = []
     for weight in sorted(weights, key=lambda value: value.name or ""):
         raw = quantized.graph.initializers.get(weight.name or "")
         if raw is None or raw.const_value is None or raw.dtype != weight.dtype or not raw.uses():
@@ -238,5 +237,4 @@ def shared_weight_notes(model: ir.Model, reached: Collection[str], quantized: ir
         readers = sorted({node.name or node.op_type for node, _ in raw.uses()})
         suffix = " and others" if len(readers) > 2 else ""
         size = size_words(raw.const_value.nbytes)
-        notes.append(f"Weight {weight.name} ({size}) is also stored unquantized, for {', '.join(readers[:2])}{suffix}.")
-    return tuple(notes)
+        yield f"Weight {weight.name} ({size}) is also stored unquantized, for {', '.join(readers[:2])}{suffix}."

@@ -19,7 +19,7 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -265,44 +265,39 @@ def quantize_by(packing_class: type[Packing], model: ir.Model, task: EngineTask)
     return quantized
 
 
-def algorithm_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str, ...]:
+def algorithm_notes(quantized: ir.Model, options: QuantizeOptions) -> Iterator[str]:
     """Note the weights whose scales come from another algorithm than requested, with the reason.
 
     Algorithms with calibration data: note the selected algorithms.
     """
     if options.algorithm in DATA_ALGORITHMS:
-        return _solved_notes(quantized, options)
+        yield from _solved_notes(quantized, options)
     if options.algorithm != "hqq":
-        return ()
+        return
     searched: dict[ir.Value | None, bool] = {}
     for node in quantized.graph:
         if node.domain == DOMAIN and node.op_type in _BLOCK_OPERATORS:
             zero_points = node.inputs[_ZERO_POINTS] if len(node.inputs) > _ZERO_POINTS else None
             searched[node.inputs[_SCALES]] = zero_points is not None and zero_points.dtype != ir.DataType.UINT8
-    rounded = sum(not is_searched for is_searched in searched.values())
-    if not rounded:
-        return ()
-    note = (
-        f"{rounded} of {len(searched)} weights were rounded to nearest (rtn) instead of hqq: ONNX Runtime has "
-        "kernels for fractional zero points in 4 bits only, and not for embedding lookups."
-    )
-    return (note,)
+    if rounded := sum(not is_searched for is_searched in searched.values()):
+        yield (
+            f"{rounded} of {len(searched)} weights were rounded to nearest (rtn) instead of hqq: ONNX Runtime has "
+            "kernels for fractional zero points in 4 bits only, and not for embedding lookups."
+        )
 
 
-def _solved_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str, ...]:
+def _solved_notes(quantized: ir.Model, options: QuantizeOptions) -> Iterator[str]:
     """Note the selected algorithms, and the number of tables rounded to nearest."""
     products = (node for node in quantized.graph if node.domain == DOMAIN and node.op_type == "MatMulNBits")
     records = (json.loads(node.metadata_props.get(QUANTIZATION_KEY, "{}")) for node in products)
     counts = Counter(record["algorithm"] for record in records if "algorithm" in record)
     tables = sum(node.domain == DOMAIN and node.op_type == "GatherBlockQuantized" for node in quantized.graph)
-    notes = []
     if counts and set(counts) != {options.algorithm}:
         algorithm_counts = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-        notes.append(f"MatMuls by quantization algorithm: {algorithm_counts}.")
+        yield f"MatMuls by quantization algorithm: {algorithm_counts}."
     if tables:
         table_count = count_noun(tables, "table", "were")
-        notes.append(f"{table_count} rounded to nearest (rtn), since rows are looked up, not multiplied.")
-    return tuple(notes)
+        yield f"{table_count} rounded to nearest (rtn), since rows are looked up, not multiplied."
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 
@@ -114,19 +114,17 @@ def has_foreign_metadata(model: ir.Model) -> bool:
     return any(SEPARATOR in (node.name or "") or any(map(names_module, node.metadata_props)) for node in nodes)
 
 
-def lost_metadata_notes(original_model: ir.Model, carried_model: ir.Model) -> tuple[str, ...]:
-    """Return a note for each key of another tool with values that are on no node anymore."""
+def lost_metadata_notes(original_model: ir.Model, carried_model: ir.Model) -> Iterator[str]:
+    """Yield a note for each key of another tool with values that are on no node anymore."""
     before, after = _foreign_values(original_model), _foreign_values(carried_model)
-    notes = []
     for key, values in before.items():
         if lost := [value for value in values if value not in after.get(key, ())]:
             shown = ", ".join(repr(value[:_LISTED_CHARACTERS]) for value in lost[:_LISTED_VALUES])
             shown += ", …" if len(lost) > _LISTED_VALUES else ""
-            notes.append(
+            yield (
                 f"Metadata {key} of nodes: {count_noun(len(lost), 'value', 'are')} on no node of the result, as their "
                 f"nodes were folded or removed: {shown}."
             )
-    return tuple(notes)
 
 
 _LISTED_VALUES = 3

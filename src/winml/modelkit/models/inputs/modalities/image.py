@@ -161,7 +161,7 @@ def _patch_layouts(context: InputContext, carrier: str, companions: Sequence[str
     """Yield the layouts of patches with a companion."""
     grid = _patch_grid(context)
     rows = context.batch.value
-    drafts = _grid_companions(context, companions, grid)
+    drafts = list(_grid_companions(context, companions, grid))
     shapes: list[tuple[InputSize | int, ...]]
     if {*companions} & {*_GRIDS}:
         shapes = [(rows * grid.count, grid.values), (rows * grid.count, grid.channels, grid.patch, grid.patch)]
@@ -177,11 +177,10 @@ def _patch_layouts(context: InputContext, carrier: str, companions: Sequence[str
         yield InputLayout(layout.drafts, (context.batch, *layout.underlying_sizes), bounds)
 
 
-def _grid_companions(context: InputContext, names: Sequence[str], grid: _PatchGrid) -> list[InputDraft]:
-    """Return the drafts of grids, positions, sizes and masks of the patches."""
+def _grid_companions(context: InputContext, names: Sequence[str], grid: _PatchGrid) -> Iterator[InputDraft]:
+    """Yield the drafts of grids, positions, sizes and masks of the patches."""
     coordinates = [index for row in range(grid.rows) for column in range(grid.columns) for index in (column, row)]
     batch = context.batch
-    drafts = []
     for name in names:
         shape, numbers, value_range = input_shape(batch, grid.count), list[int](), (0, max(grid.columns, grid.rows))
         if name in _GRIDS:
@@ -194,8 +193,7 @@ def _grid_companions(context: InputContext, names: Sequence[str], grid: _PatchGr
             value_range = ALL_VALID
         else:
             continue
-        drafts.append(InputDraft(name, shape, "int64", value_range, first_values=value_runs(numbers)))
-    return drafts
+        yield InputDraft(name, shape, "int64", value_range, first_values=value_runs(numbers))
 
 
 def _vision_config(context: InputContext) -> Any:
