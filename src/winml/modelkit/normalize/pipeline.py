@@ -84,9 +84,9 @@ def normalize(model: ir.Model, options: NormalizeOptions = NormalizeOptions()) -
 def _run_until_settled(model: ir.Model, passes: Sequence[DeclaredPass]) -> tuple[bool, bool]:
     """Run the passes until no pass changes the model; return True if any did, and True if the last round did not."""
     changed = False
-    for number in range(MAX_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         # Shapes learned at the end of a round allow further folding in the next round.
-        if not run_passes(model, passes, NormalizeError, is_repetition=number > 0):
+        if not run_passes(model, passes, NormalizeError):
             return changed, True
         changed = True
     return changed, False
@@ -120,7 +120,7 @@ def _ordered_passes(options: NormalizeOptions) -> tuple[DeclaredPass, ...]:
         DeclaredPass(common.RemoveUnusedFunctionsPass(), "keeps"),  # type: ignore[no-untyped-call]
         DeclaredPass(common.RemoveUnusedOpsetsPass(), "keeps"),
         # On the values that are left.
-        DeclaredPass(InferredShapesPass(), "keeps", follows_changes=True),
+        DeclaredPass(InferredShapesPass(), "keeps"),
         # Last: passes above make values and nodes.
         DeclaredPass(ValueNamesPass(), "keeps"),
         DeclaredPass(UniqueNodeNamesPass(), "keeps"),

@@ -58,8 +58,6 @@ class DeclaredPass:
     effect: ir.passes.PassBase
     tags: TagPolicy
     """Declared effect on tags; checked after the pass."""
-    follows_changes: bool = False
-    """True if a repetition of the passes skips it unless an earlier pass of the repetition changed the model."""
 
     @property
     def name(self) -> str:
@@ -67,16 +65,13 @@ class DeclaredPass:
         return type(self.effect).__name__
 
 
-def run_passes(
-    model: ir.Model, passes: Sequence[DeclaredPass], failure: type[StageError], *, is_repetition: bool = False
-) -> bool:
+def run_passes(model: ir.Model, passes: Sequence[DeclaredPass], failure: type[StageError]) -> bool:
     """Run passes in order on a model, in place.
 
     Args:
         model: The model.
         passes: The passes.
         failure: The error of the stage they belong to.
-        is_repetition: True if the same passes ran before on this model.
 
     Returns:
         True if a pass changed the model.
@@ -95,8 +90,6 @@ def run_passes(
         return error
 
     for position, declared in enumerate(passes):
-        if is_repetition and declared.follows_changes and not changed:
-            continue
         try:
             result = declared.effect(model)
         except Exception as error:
