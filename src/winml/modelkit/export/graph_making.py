@@ -496,7 +496,7 @@ def make_tagged_graph(
         assumed=(
             *capture.assumed,
             *bounded_sums,
-            *_find_state_between_calls(run, prepared, draw, first_run.changes),
+            *_find_state_between_calls(run, prepared, draw, proof.draws, first_run.changes),
             *map(_shared_state_assumption, first_run.shared),
         ),
         dimensions=dimensions,
@@ -774,9 +774,12 @@ def streams_weights(prepared: PreparedPart) -> bool:
 
 
 def _find_state_between_calls(
-    run: ExportRun, prepared: PreparedPart, draw: Draw, changes: Sequence[str]
+    run: ExportRun, prepared: PreparedPart, draw: Draw, others: Sequence[Draw], changes: Sequence[str]
 ) -> tuple[Assumption, ...]:
     """Call PyTorch again; return an assumption on state retained between calls if a later call has other outputs.
+
+    A later call has other values at the traced sizes, follows a call at other sizes, or has other sizes: a table that
+    grows with the inputs depends on the longest input so far.
 
     `()` otherwise, for a part whose values are not loaded for a comparison, and if the model refuses the sample.
 
@@ -784,6 +787,7 @@ def _find_state_between_calls(
         run: The export, with samples of the inputs.
         prepared: The part.
         draw: The traced sample.
+        others: Samples at other sizes.
         changes: Attributes that the first call changed.
     """
     loads_values = run.config.verify and run.handover is None and not streams_weights(prepared)
@@ -796,9 +800,11 @@ def _find_state_between_calls(
 
         try:
             sample = run.inputs(prepared.part).accepted(lambda drawing: drawing.draw(2), run_sample)
+            pairs = [(draw, sample)]
+            pairs += [pair for other in others for pair in ((other, sample), (draw, run_sample(other.inputs)))]
         except ExportError:
             return ()
-        if not _differs_later(weighted, draw, sample):
+        if not any(_differs_later(weighted, *pair) for pair in pairs):
             return ()
     names = ", ".join(changes[:_MAX_LISTED_CHANGES]) + (", …" if len(changes) > _MAX_LISTED_CHANGES else "")
     note = f"The forward keeps state between calls ({names}), so in PyTorch a later call returns different outputs."

@@ -25,9 +25,9 @@ from winml.modelkit.words import printable
 
 def proto_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Yield every node of a model, including subgraphs and functions."""
-    yield from _nested_nodes(model.graph.node)
+    yield from nested_nodes(model.graph.node)
     for function in model.functions:
-        yield from _nested_nodes(function.node)
+        yield from nested_nodes(function.node)
 
 
 def proto_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
@@ -58,12 +58,12 @@ def random_words(nodes: Iterable[onnx.NodeProto]) -> str:
     return ", ".join([*dict.fromkeys(names)][:MAX_LISTED])
 
 
-def _nested_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def nested_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Yield nodes and the nodes of their subgraphs."""
     for node in nodes:
         yield node
         for graph in subgraphs(node):
-            yield from _nested_nodes(graph.node)
+            yield from nested_nodes(graph.node)
 
 
 _DOMAIN, _OPERATOR = "com.microsoft", "EPContext"

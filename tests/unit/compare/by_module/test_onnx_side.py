@@ -67,20 +67,22 @@ m (bool c, float[4096] x) => (float[4096] y) {
     >
     y = Mul (a, k)
 }"""
-ALL = {"/m/first", "/m/second"}
+ALL = {"/m/first", "/m/second", "/m/third"}
 
 
-@pytest.mark.parametrize(("weight", "constant", "expected"), [(2, 1, {"/m/first"}), (1, 2, {"/m/second"}), (1, 1, ALL)])
+@pytest.mark.parametrize(
+    ("weight", "constant", "expected"), [(2, 1, {"/m/first"}), (1, 2, {"/m/second", "/m/third"}), (1, 1, ALL)]
+)
 def test_modules_with_other_weights_are_changed(
     weight: float, constant: float, expected: set[str], tmp_path: Path
 ) -> None:
-    """The weight of a branch and a large constant are weights of the modules that read them."""
+    """A weight of a branch changes the modules of the branch and of its If, a large constant the one that holds it."""
     sides = []
     for name, values in (("before", (1, 1)), ("after", (weight, constant))):
         model = onnx.parser.parse_model(BRANCHES)
         nodes = {node.output[0]: node for node in model.graph.node}
         (inner,) = nodes["a"].attribute[0].g.node
-        for node, label in ((nodes["a"], "/second/If"), (inner, "/second/Add"), (nodes["y"], "/first/Mul")):
+        for node, label in ((nodes["a"], "/second/If"), (inner, "/third/Add"), (nodes["y"], "/first/Mul")):
             node.name = label
         nodes["a"].attribute[0].g.initializer[0].float_data[:] = [values[0]]
         nodes["k"].name = "/first/Constant"

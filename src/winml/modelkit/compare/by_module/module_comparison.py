@@ -25,6 +25,7 @@ from winml.modelkit.compare.by_module.value_matching import MatchedBoundary
 from winml.modelkit.compare.fidelity import FidelitySum, OutputFidelity
 from winml.modelkit.compare.records import ComparedModule
 from winml.modelkit.onnx.contents import PlacedNode, node_signature
+from winml.modelkit.onnx.contexts import nested_nodes
 from winml.modelkit.onnx.files.initializer_bytes import WeightEquality, weight_tensors
 from winml.modelkit.onnx.weights import QUANTIZED_OPERATORS
 from winml.modelkit.progress import count_progress
@@ -408,10 +409,11 @@ def _node_signatures(side: OnnxSide) -> _Signatures:
 
 
 def _find_weights(side: OnnxSide, weights: Mapping[str, onnx.TensorProto]) -> defaultdict[str, frozenset[str]]:
-    """Return tag of a module → names of the weights that its nodes read or, as constants, hold."""
+    """Return tag of a module → names of the weights that its nodes, and those of their subgraphs, read or hold."""
     names: defaultdict[str, set[str]] = defaultdict(set)
     for placed, tag in _tagged_nodes(side):
-        names[tag].update(weights.keys() & {*placed.proto.input, *placed.proto.output})
+        for node in nested_nodes([placed.proto]):
+            names[tag].update(weights.keys() & {*node.input, *node.output})
     return defaultdict(frozenset, {tag: frozenset(read_names) for tag, read_names in names.items()})
 
 
