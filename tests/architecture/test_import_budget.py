@@ -185,7 +185,7 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
         pytest.param(
             ["export", "-m", "bert", "-o", "out.onnx", "--random-weights", "--no-verify"],
             {"builds", "compile", "evaluate", "generate", "profile", "optimize", "quantize", "sweep", "scipy"},
-            224,
+            225,
             id="export",
         ),
         pytest.param(

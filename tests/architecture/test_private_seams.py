@@ -51,31 +51,23 @@ SEAMS: dict[str, dict[str, str]] = {
         "torch.onnx._internal.exporter": "tests/integration/test_exact_operators.py::"
         "test_loop_body_belongs_to_the_calling_module",
     },
-    "export.dynamo.repeated_operators": dict.fromkeys(
-        (
-            "._cdata",
-            "._schema",
-            "._target_to_str",
-            "torch._C",
-            "torch._subclasses.fake_tensor",
-            "torch.fx.experimental.proxy_tensor",
-            "torch.utils._pytree",
-        ),
-        f"{_DYNAMO}/test_repeated_operators.py::test_program_of_equal_layers_is_the_same_after_fewer_inferences",
-    ),
     "export.dynamo.shortcuts": dict.fromkeys(
         (
             "._cdata",
             "._maybe_promote_node",
             "._schema",
             "._set_current_node",
+            "._target_to_str",
+            "torch._C",
             "torch._export.utils",
             "torch._ops",
             "torch._prims_common",
             "torch._subclasses.fake_tensor",
             "torch.onnx._internal.exporter",
             "torch.onnx._internal.fx.passes",
+            "torch.fx.experimental.proxy_tensor",
             "torch.ops.aten",
+            "torch.utils._pytree",
         ),
         f"{_DYNAMO}/test_shortcuts.py::test_graph_equals_the_graph_of_torch",
     ),
@@ -87,6 +79,10 @@ SEAMS: dict[str, dict[str, str]] = {
         "torch._subclasses.fake_tensor": f"{_DYNAMO}/test_capturing.py::"
         "test_capture_without_values_gets_values_from_the_caller",
     },
+    "models.inputs.repeated_operators": dict.fromkeys(
+        ("._cdata", "._schema", "torch._subclasses.fake_tensor"),
+        f"{_DYNAMO}/test_repeated_operators.py::test_program_of_equal_layers_is_the_same_after_fewer_inferences",
+    ),
     "models.preparation": {
         "._forward_hooks": "tests/integration/test_forward_hooks.py::"
         "test_root_hooks_get_arguments_and_result_of_the_forward",
@@ -184,7 +180,6 @@ SEAMS: dict[str, dict[str, str]] = {
         "test_flatten_arguments_names_every_tensor_by_its_path",
     },
     "models.inputs.shape_run": {
-        "._schema": f"{_LOAD}/inputs/test_shape_run.py::test_equal_operators_are_computed_once",
         "torch.utils._python_dispatch": f"{_LOAD}/inputs/test_shape_run.py::"
         "test_shape_run_computes_sizes_that_follow_from_whole_numbers",
         "torch.utils._pytree": f"{_LOAD}/inputs/test_shape_run.py::"

@@ -33,7 +33,7 @@ sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attent
 model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
 ids = torch.tensor([[1, 2, 3]])
 plain = model(ids).logits
-assert "torch._dynamo.eval_frame" not in sys.modules
+assert "torch._dynamo.convert_frame" not in sys.modules
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -112,10 +112,23 @@ class Dynamic(torch.nn.Module):
 rows = torch.export.Dim("rows")
 program = torch.export.export(Dynamic(), (torch.ones(3, 2),), dynamic_shapes=({0: rows},))
 assert torch.SymInt in seen
+compilers = {"torch._dynamo.convert_frame", "torch._functorch.partitioners", "networkx"}
+assert not compilers & {*sys.modules} and "torch.export._trace" in sys.modules
 assert torch.equal(torch.full((2,), 14.0), program.module()(torch.ones(7, 2)))
+
+class Branch(torch.nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+for strict in (False, True):
+    program = torch.export.export(Branch(), (torch.ones(3, 2),), dynamic_shapes=({0: rows},), strict=strict)
+    program = program.run_decompositions({})
+    assert torch.equal(torch.full((5, 2), -2.0), program.module()(torch.full((5, 2), -1.0)))
+assert "torch._dynamo.convert_frame" in sys.modules
 """
 
 
 def test_process_of_a_command_imports_sympy_for_symbolic_sizes():
-    """Operators on the meta device run without sympy; symbolic sizes and exports with dynamic sizes work."""
+    """Operators on the meta device run without sympy, and exports with dynamic sizes without the compiler; a branch
+    imports it in the middle of an export.
+    """
     run(SYMBOLS)

@@ -23,10 +23,24 @@ _COMMAND = "_WINML_COMMAND"
 _OPTIMIZE = "scipy.optimize"
 _DYNAMO = "torch._dynamo"
 _TRACING = f"{_DYNAMO}._trace_wrapped_higher_order_op"
-_SETTINGS = f"{_DYNAMO}.config"
+_BUILDER = f"{_DYNAMO}.variables.builder"
+_AOT = "torch._functorch.aot_autograd"
+_INDUCTOR = "torch._inductor"
 _STRUCTURE = "transformers.utils.import_utils"
 _SYMBOLIC = "torch.fx.experimental.symbolic_shapes"
 _SYMPY = "sympy"
+_SEPARATE = {
+    *(f"{_DYNAMO}.{name}" for name in ("bytecode_analysis", "bytecode_transformation", "config", "exc")),
+    *(f"{_DYNAMO}.{name}" for name in ("graph_utils", "metrics_context", "source", "utils")),
+    f"{_INDUCTOR}.config",
+}
+"""Modules that need no other modules of their packages."""
+_SEPARATELY_IMPORTED: dict[str, ModuleType] = {}
+_DEFINED_IN = {
+    (_BUILDER, "TrackedFake"): _SYMBOLIC,
+    (_AOT, "_detect_attribute_assignment"): "torch._functorch._aot_autograd.frontend_utils",
+}
+"""Module and attribute → the module that defines the attribute."""
 
 
 def import_transformers() -> None:
@@ -36,8 +50,9 @@ def import_transformers() -> None:
     (0.2 s). Nobody trains or compiles a model in a process of a command, so there
 
     * transformers is imported as with a torch that is built without ``torch.distributed`` (0.5 s);
-    * ``torch._dynamo`` is imported when something other than its decorators is used (0.5 s): transformers decorates
-      kernels for GPUs, and torch decorates functions that initialize weights;
+    * ``torch._dynamo`` and the compilers behind it are imported when something other than its decorators, errors and
+      names of sources is used (0.8 s): transformers decorates kernels for GPUs, torch decorates functions that
+      initialize weights, and ``torch.export`` imports all of it;
     * sympy and torch's symbolic sizes are imported when a size is a symbol (0.2 s).
     """
     if "transformers" not in sys.modules:
@@ -107,8 +122,8 @@ def import_losses() -> None:
 def _stand_in_for_dynamo() -> None:
     """Represent ``torch._dynamo`` by its decorators until another attribute or a module of it is needed.
 
-    Its module of settings, which fake tensors read, imports nothing else; that of sources has a stand-in, too. The
-    check of symbolic sizes, which imports it, is off by default.
+    Fake tensors and ``torch.export`` use a few of its modules, which import nothing else of it. The check of symbolic
+    sizes, which imports it, is off by default. torch reads the paths of files of the compiler to skip their frames.
     """
     import torch
 
@@ -118,12 +133,28 @@ def _stand_in_for_dynamo() -> None:
     def name_source(*parts: Any) -> Any:
         return SimpleNamespace(name=parts)
 
-    place = [str(Path(torch.__file__).with_name("_dynamo"))]
-    _stand_in(_DYNAMO, __path__=place, allow_in_graph=decorate, assume_constant_result=decorate, disable=decorate)
+    def mark_dynamic(tensor: Any, axis: int) -> None:
+        vars(tensor).pop("_dynamo_dynamic_range", None)  # no bounds
+        vars(tensor).setdefault("_dynamo_dynamic_indices", set()).add(axis)
+
+    folder = Path(torch.__file__).parent
+    decorators = dict.fromkeys(("allow_in_graph", "assume_constant_result", "disable", "dont_skip_tracing"), decorate)
+    marks = {"mark_dynamic": mark_dynamic, "mark_static": lambda _tensor, _axis: None}
+    _stand_in(_DYNAMO, __path__=[str(folder / "_dynamo")], OptimizedModule=_StandIn, **decorators, **marks)
+    _stand_in(f"{_DYNAMO}.eval_frame", __file__=str(folder / "_dynamo" / "eval_frame.py"))
+    _stand_in(f"{_DYNAMO}.guards", uninteresting_files=set)
+    _stand_in(f"{_DYNAMO}.variables", __path__=[])
+    _stand_in("torch._higher_order_ops.triton_kernel_wrap")
+    _stand_in(_BUILDER)
+    no_code = SimpleNamespace(stack_frames_for_code=lambda _path, _line: None)
+    _stand_in(_INDUCTOR, __path__=[str(folder / "_inductor")], codecache=SimpleNamespace(PyCodeCache=no_code))
+    # torch asks at each operator whether it is to be searched for a fault of the compiler, and makes a folder for that.
+    search = dict.fromkeys(("disable_subsystem", "get_backend", "get_config_change"), lambda *_: None)
+    _stand_in(f"{_INDUCTOR}.compiler_bisector", CompilerBisector=SimpleNamespace(bisection_enabled=False, **search))
+    _stand_in(f"{_INDUCTOR}.sizevars", __file__=str(folder / "_inductor" / "sizevars.py"))
+    _stand_in(_AOT, aot_export_joint_with_descriptors=_imported_late(_AOT, "aot_export_joint_with_descriptors"))
     # Fake tensors name the tensors that they are made of, for guards of compiled code.
-    vars(sys.modules[_DYNAMO])["source"] = _stand_in(
-        f"{_DYNAMO}.source", AttrSource=name_source, ConstantSource=name_source, RandomValueSource=_StandIn
-    )
+    _stand_in(f"{_DYNAMO}.source", AttrSource=name_source, ConstantSource=name_source, RandomValueSource=_StandIn)
     _stand_in("torch.fx.experimental.validator", translation_validation_enabled=lambda: False)
     _stand_in(_TRACING, TransformGetItemToIndex=_imported_late(_TRACING, "TransformGetItemToIndex"))
 
@@ -135,7 +166,7 @@ def _stand_in_for_symbolic_sizes() -> None:
     """
     functions: dict[str, Callable[..., object]] = {
         **dict.fromkeys(("expect_true", "guarding_hint_or_throw", "statically_known_true"), lambda value: value),
-        **dict.fromkeys(("guard_or_false", "guard_or_true", "guard_size_oblivious", "size_hint"), lambda value: value),
+        **dict.fromkeys(("guard_or_false", "guard_or_true", "guard_size_oblivious"), lambda value: value),
         "has_guarding_hint": lambda _value: True,
         "is_nested_int": lambda _value: False,
         "sym_and": lambda *values: all(values),
@@ -150,9 +181,9 @@ def _of_numbers(name: str, function: Callable[..., object]) -> Callable[..., obj
     """Return a function of sizes that calls the real one only for symbols."""
     real = _imported_late(_SYMBOLIC, name)
 
-    def call(*values: Any, **keywords: Any) -> object:
+    def call(*values: Any) -> object:
         sizes = [size for value in values for size in (value if isinstance(value, (list, tuple)) else (value,))]
-        return function(*values) if all(isinstance(size, (int, float)) for size in sizes) else real(*values, **keywords)
+        return (function if all(isinstance(size, (int, float)) for size in sizes) else real)(*values)
 
     return call
 
@@ -163,6 +194,11 @@ class _StandIn(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # read by the import system
             raise AttributeError(name)
+        if (module := f"{self.__name__}.{name}") in _SEPARATE:
+            return importlib.import_module(module)
+        if module := _DEFINED_IN.get((self.__name__, name), ""):
+            with suppress(ImportError, AttributeError):  # another version defines it elsewhere
+                return getattr(importlib.import_module(module), name)
         return getattr(_import_real(self.__name__), name)
 
 
@@ -170,8 +206,10 @@ class _ModulesOfStandIn:
     """Finder of the import system for modules inside a stand-in, which is replaced by the real module."""
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
+        if name in _SEPARATELY_IMPORTED:
+            return ModuleSpec(name, self, loader_state=_SEPARATELY_IMPORTED.pop(name))  # type: ignore[arg-type]
         package = next((package for package in (_DYNAMO, _SYMPY) if name.startswith(f"{package}.")), "")
-        if name == _SETTINGS or not isinstance(sys.modules.get(package), _StandIn):
+        if name in _SEPARATE or not isinstance(sys.modules.get(package), _StandIn):
             return None
         _import_real(package)
         # Otherwise the import system executes a module that the package has imported once more.
@@ -184,29 +222,38 @@ class _ModulesOfStandIn:
 
     def exec_module(self, module: Any) -> None:
         """Restore the module's own specification: it is executed."""
-        module.__spec__ = module.__spec__.loader_state
+        if module.__spec__.loader is self:  # torch's modules of settings keep theirs
+            module.__spec__ = module.__spec__.loader_state
 
 
-def _stand_in(name: str, **attributes: Any) -> ModuleType:
+def _stand_in(name: str, **attributes: Any) -> None:
     sys.modules[name] = module = _StandIn(name)
     vars(module).update(attributes)
-    return module
+    package, _, last = name.rpartition(".")
+    if package in sys.modules:
+        vars(sys.modules[package])[last] = module
 
 
 def _import_real(name: str) -> ModuleType:
     """Import a module in place of its stand-in, which gets its attributes: other modules may hold it."""
-    replaced = _remove_stand_ins(name) if isinstance(sys.modules.get(name), _StandIn) else []
+    stand_in = sys.modules.get(name)
+    if not isinstance(stand_in, _StandIn):
+        return importlib.import_module(name)
+    _remove_stand_ins(name)
+    # Modules are attributes of the stand-in once imported; the import system makes them attributes of the package.
+    names = {f"{name}.{attribute}": value for attribute, value in vars(stand_in).items()}
+    inner = [key for key, value in names.items() if sys.modules.get(key, stand_in) is value]
+    _SEPARATELY_IMPORTED.update({key: sys.modules.pop(key) for key in inner})
     module = importlib.import_module(name)
-    for stand_in in replaced:
-        if stand_in.__name__ == name:
-            vars(stand_in).update(vars(module))
+    vars(stand_in).update(vars(module))
     return module
 
 
-def _remove_stand_ins(package: str) -> list[ModuleType]:
-    """Remove the stand-ins for a module and for the modules in it, and return them."""
-    names = [name for name in [*sys.modules] if f"{name}.".startswith(f"{package}.")]
-    return [sys.modules.pop(name) for name in names if isinstance(sys.modules[name], _StandIn)]
+def _remove_stand_ins(package: str) -> None:
+    """Remove the stand-ins for a module and for the modules in it."""
+    for name in [name for name in sys.modules if f"{name}.".startswith(f"{package}.")]:
+        if isinstance(sys.modules[name], _StandIn):
+            del sys.modules[name]
 
 
 def _imported_late(module: str, name: str) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from onnxscript import TracedOnnxFunction
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import proxy_tensor
-from torch.onnx._internal.exporter import _fx_passes, _registration
+from torch.onnx._internal.exporter import _fx_passes
 from torch.onnx._internal.fx.passes import type_promotion
 
 from installed_versions import STACK_TRACE_SETTING
@@ -191,7 +191,6 @@ def test_layout_of_dynamic_sizes_is_compared_once(monkeypatch: pytest.MonkeyPatc
 def places() -> tuple[object, ...]:
     """Return the patched attributes of torch."""
     return (
-        _registration.OnnxDecompMeta,
         vars(TracedOnnxFunction)["function_ir"],
         _fx_passes.decompose_with_registry,
         vars(type_promotion._TypePromotionInterpreter)["run_node"],
@@ -210,14 +209,6 @@ def test_places_are_as_before_after_the_block() -> None:
     with shortcuts(keep_stack_traces=False):
         assert all(one is not other for one, other in zip(places(), before, strict=True))
     assert before == places()
-
-
-def test_signatures_are_not_read_before_a_form_is_used() -> None:
-    """The signatures of torch's list are missing, and the graph is equal to torch's all the same."""
-    with shortcuts(keep_stack_traces=False):
-        registry = _registration.ONNXRegistry.from_torchlib()
-    forms = registry.get_decomps(torch.ops.aten.addmm.default)
-    assert [None] == [form.signature for form in forms]
 
 
 @pytest.mark.parametrize("keeps", [pytest.param(False, marks=STACK_TRACE_SETTING), True])

@@ -7,14 +7,11 @@ parameters. Every node has the exact module stack and a name after the module; `
 from __future__ import annotations
 
 import ast
-import contextlib
 import ctypes
 import inspect
 import keyword
-import os
 import re
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -194,28 +191,6 @@ def _user_line(chain: Sequence[BaseException]) -> str:
     return ""
 
 
-_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-"""Environment variable with the path of torch's cache folder; torch sets the variable if unset."""
-_NAME_START = "torchinductor_"
-"""Start of the name that torch chooses for the folder; the name of the user follows."""
-
-
-@contextmanager
-def _without_empty_inductor_cache() -> Iterator[None]:
-    """Remove torch's cache folder after the block, if torch chose the path and the folder is empty.
-
-    torch's compiler creates the folder among the temporary files on import, although an export compiles no code. A
-    cache in use is not empty, and torch recreates the folder when needed.
-    """
-    try:
-        yield
-    finally:
-        folder = Path(os.environ.get(_VARIABLE, ""))
-        if folder.name.startswith(_NAME_START) and folder.parent == Path(tempfile.gettempdir()):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-
-
 class TimeIsUpError(BaseException):
     """The time limit is exceeded. Not an ``Exception``: libraries catch exceptions and continue."""
 
@@ -281,7 +256,6 @@ def capture_dynamo(
             time_limit(options.time_limit_s),
             quiet_torch(),
             unprinted_failures(),
-            _without_empty_inductor_cache(),
             ExitStack() as stack,
         ):
             loops = ExportedLoops()

@@ -7,7 +7,7 @@
   entries takes a third of the trace (measured on a Llama with KV cache: 4.8 s of 8 layers, without it 3.0).
 * torch compares the strides of a tensor with its sizes at each operator, symbol by symbol; a program has few layouts
   (measured on gpt2 with KV cache: 11,000 comparisons, a fifth of the trace).
-* torch infers the result of each operator: ``repeated_operators.py``.
+* torch infers the result of each operator; the layers of a model repeat operators on tensors of equal layouts.
 * torch parses the sources of a thousand ONNX forms; a graph uses about thirty. It converts the schema of an ONNX
   operator for each node.
 * torch reads the Python source lines of each node, which are dropped afterwards.
@@ -34,8 +34,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import proxy_tensor
 from torch.onnx._internal.exporter import _fx_passes, _registration
 from torch.onnx._internal.fx.passes import type_promotion
+from torch.utils import _pytree as pytree
 
-from winml.modelkit.export.dynamo.repeated_operators import reused_results
+from winml.modelkit.models.inputs.repeated_operators import infer_once
 from winml.modelkit.ort.shared_settings import attributes_replaced
 
 _Form = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -48,11 +49,9 @@ def shortcuts(*, keep_stack_traces: bool) -> AbstractContextManager[None]:
     Args:
         keep_stack_traces: Still read the Python source lines of each node.
     """
-    record, decompose = _registration.OnnxDecompMeta, _fx_passes.decompose_with_registry
-
-    def without_signature(**fields: Any) -> _registration.OnnxDecompMeta:
-        # torch reads a missing signature when the form is called.
-        return record(**{**fields, "skip_signature_inference": True})
+    decompose = _fx_passes.decompose_with_registry
+    identify_schema = operator.attrgetter("domain", "name", "since_version")
+    compare, convert = torch._prims_common.check_contiguous_sizes_strides, ir.schemas.OpSignature.from_op_schema
 
     def decompose_where_needed(program: Any, registry: Any) -> Any:
         writes = _find_lone_writes(program.graph)
@@ -62,48 +61,62 @@ def shortcuts(*, keep_stack_traces: bool) -> AbstractContextManager[None]:
         return program
 
     return attributes_replaced(
-        (_registration, "OnnxDecompMeta", without_signature),
         # torch takes its domain, which is the opset's.
         (TracedOnnxFunction, "function_ir", property(lambda form: form.opset)),
         (_fx_passes, "decompose_with_registry", decompose_where_needed),
         (type_promotion._TypePromotionInterpreter, "run_node", _promote_node),
         (FakeTensorMode, "_cached_dispatch_impl", FakeTensorMode._dispatch_impl),
-        (torch._prims_common, "check_contiguous_sizes_strides", _remembered_contiguity()),
-        (proxy_tensor, "proxy_call", reused_results()),
-        (proxy_tensor, "_extract_tensor_metadata", _do_nothing),
-        (ir.schemas.OpSignature, "from_op_schema", _remembered_signature()),
+        (torch._prims_common, "check_contiguous_sizes_strides", _remembered(compare, _identify_layout)),
+        (proxy_tensor, "proxy_call", _reused_results()),
+        (proxy_tensor, "_extract_tensor_metadata", lambda _tensor: None),
+        (ir.schemas.OpSignature, "from_op_schema", _remembered(convert, identify_schema)),
         (torch.fx.config, "do_not_emit_stack_traces", not keep_stack_traces),
     )
 
 
-def _remembered_signature() -> Callable[[Any], Any]:
-    """Return onnx_ir's conversion of a schema, which converts the schema of each operator once."""
-    convert, known = ir.schemas.OpSignature.from_op_schema, dict[tuple[str, str, int], Any]()
+def _reused_results() -> Callable[..., Any]:
+    """Return torch's recording of one operator in a graph, which infers the result once for equal operands."""
+    record, known = proxy_tensor.proxy_call, dict[Any, Any]()
 
-    def from_op_schema(schema: Any) -> Any:
-        key = (schema.domain, schema.name, schema.since_version)
-        if key not in known:
-            known[key] = convert(schema)
+    def call(mode: Any, operator: Any, in_trace: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def infer() -> Any:
+            return record(mode, operator, in_trace, args, kwargs)
+
+        # Autocast changes the type of a result, and a second trace decomposes operators.
+        if not in_trace or torch._C._is_any_autocast_enabled():
+            return infer()
+        result, is_inferred = infer_once(known, operator, args, kwargs, infer)
+        if is_inferred:
+            return result
+        flat, structure = pytree.tree_flatten((args, kwargs))
+        _, proxies, _ = proxy_tensor._fetch_proxies_and_all_constant_flag(flat, mode.tracer)
+        proxy = mode.tracer.create_proxy(
+            "call_function",
+            operator,
+            *pytree.tree_unflatten(list(proxies), structure),
+            name=mode.tracer.graph._target_to_str(operator.overloadpacket.__name__),
+        )
+        return proxy_tensor.track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
+
+    return call
+
+
+def _remembered(compute: Callable[..., Any], identify: Callable[..., object]) -> Callable[..., Any]:
+    """Return a function that computes once for arguments of an equal identity; each time if it is `None`."""
+    known = dict[object, Any]()
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        key = identify(*arguments, **options)
+        if key is None or key not in known:
+            known[key] = compute(*arguments, **options)
         return known[key]
 
-    return from_op_schema
+    return call
 
 
-def _do_nothing(_tensor: object) -> None:
-    return
-
-
-def _remembered_contiguity() -> Callable[..., bool]:
-    """Return torch's comparison of sizes and strides, which compares each layout once."""
-    check, known = torch._prims_common.check_contiguous_sizes_strides, dict[tuple[Any, ...], bool]()
-
-    def is_contiguous(sizes: Any, strides: Any, false_if_dde: bool = False) -> bool:
-        key = (false_if_dde, *map(_identify_size, sizes), *map(_identify_size, strides))
-        if None in key or key not in known:
-            known[key] = check(sizes, strides, false_if_dde)
-        return known[key]
-
-    return is_contiguous
+def _identify_layout(sizes: Any, strides: Any, false_if_dde: bool = False) -> tuple[Any, ...] | None:
+    key = (false_if_dde, *map(_identify_size, sizes), *map(_identify_size, strides))
+    return None if None in key else key
 
 
 def _identify_size(size: Any) -> Any:

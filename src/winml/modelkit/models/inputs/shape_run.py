@@ -6,7 +6,6 @@ sizes from such values (the grid of an image, the length of a recording). Indepe
 
 from __future__ import annotations
 
-import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from winml.modelkit.models.inputs.repeated_operators import infer_once
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.shared_settings import attributes_replaced
 
@@ -93,7 +93,7 @@ class RepeatOperators(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._results: dict[tuple[object, ...], tuple[Any, ...]] = {}
+        self._results: dict[Any, Any] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -103,17 +103,10 @@ class RepeatOperators(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        key = _call_key(func, args, kwargs)
-        return func(*args, **(kwargs or {})) if key is None else self.call(key, func, args, kwargs)
-
-    def call(self, key: tuple[object, ...], func: Any, args: Any, kwargs: Any) -> Any:
-        """Call an operator, unless an equal call is known: its result is then created by shape, strides and type."""
-        if (known := self._results.get(key)) is not None:
-            return torch.empty_strided(*known[:2], dtype=known[2], device=_META)
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and result.is_meta and _creates_tensors(func):
-            self._results[key] = result.shape, result.stride(), result.dtype
-        return result
+        # A view without values takes less time than its search among the results.
+        if func.is_view:
+            return func(*args, **(kwargs or {}))
+        return infer_once(self._results, func, args, kwargs or {}, lambda: func(*args, **(kwargs or {})))[0]
 
 
 @contextmanager
@@ -129,46 +122,10 @@ def _is_on_meta(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_meta
 
 
-@functools.cache
-def _creates_tensors(func: Any) -> bool:
-    """Return True if the shapes of the results follow from shapes, and no result is a view or a changed argument."""
-    values = (*func._schema.arguments, *func._schema.returns)
-    by_values = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}
-    is_alias = func.is_view or any(value.alias_info for value in values)
-    return bool(func.namespace == "aten" and not by_values and not is_alias)
-
-
-_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.layout, torch.memory_format)
-"""Arguments of operators that are equal if type and value are."""
-
-
-def _call_key(func: Any, args: Any, kwargs: Any) -> tuple[object, ...] | None:
-    """Return the operator with its arguments, tensors by shape, strides and type; `None` for tensors with values."""
-    key: list[object] = [func]
-    waiting = [*args, *(kwargs or {}).items()]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, torch.Tensor):
-            if not value.is_meta or value.layout is not torch.strided:
-                return None
-            key += (value.shape, value.stride(), value.dtype)
-        elif isinstance(value, (list, tuple)):
-            key.append(len(value))
-            waiting += value
-        elif isinstance(value, _PLAIN):
-            key += (type(value), value)
-        else:
-            return None
-    return tuple(key)
-
-
 class _ComputeShapesOnly(RepeatOperators):
     """Compute integers on the CPU and leave other tensors without values."""
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        key = _call_key(func, args, kwargs)
-        if key is not None and any(isinstance(part, torch.Size) for part in key) and func not in _MASK_SELECTIONS:
-            return tree_map(_fill_truth_values(func not in _EQUALITIES), self.call(key, func, args, kwargs))
         leaves, structure = tree_flatten((args, kwargs or {}))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         # Values of parameters are never read, even if present: results of parameters alone belong on ``meta`` as well.
@@ -177,7 +134,8 @@ class _ComputeShapesOnly(RepeatOperators):
                 return _index_without_values(func, args)
             leaves = [_META if isinstance(leaf, torch.device) else _strip_values(leaf) for leaf in leaves]
             args, kwargs = tree_unflatten(leaves, structure)
-            return tree_map(_fill_truth_values(func not in _EQUALITIES), func(*args, **kwargs))
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+            return tree_map(_fill_truth_values(func not in _EQUALITIES), result)
         leaves = [_CPU if isinstance(leaf, torch.device) else leaf for leaf in leaves]
         args, kwargs = tree_unflatten(leaves, structure)
         result = func(*args, **kwargs)
