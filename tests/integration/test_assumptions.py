@@ -119,6 +119,24 @@ def test_assumption_is_the_same_record_in_summary_sidecar_and_inspection(
     assert inspect_onnx(path).as_record()["assumed"] == record["assumed"]
 
 
+def longest_so_far(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Adds a table that depends on the longest input so far."""
+    if x.shape[1] > getattr(self, "longest", 0):
+        self.longest = x.shape[1]
+        self.table = torch.arange(x.shape[1]).float()[:, None] / x.shape[1]
+    return self.linear(x) + self.table[: x.shape[1]]
+
+
+def test_state_that_grows_with_the_inputs_is_an_assumption(tmp_path: Path) -> None:
+    """A second call at the traced sizes has the same outputs, one at other sizes has not."""
+    config = WinMLExportConfig(exporter="dynamo", dynamic_axes={"x": {1: "tokens"}})
+    result = HTPExporter(config).export(
+        Assuming(longest_so_far), tmp_path / "model.onnx", inputs={"x": torch.randn(2, 6, 4)}
+    )
+    (assumption,) = result.only_part.assumed
+    assert ("first_call", "longest, table") == (assumption.kind, assumption.value)
+
+
 def written_through_a_view(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Writes a column of a new tensor through a view, and reads the tensor."""
     limits = torch.zeros(len(x), 2)
