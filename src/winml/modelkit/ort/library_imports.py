@@ -166,7 +166,7 @@ def _stand_in_for_symbolic_sizes() -> None:
     """
     functions: dict[str, Callable[..., object]] = {
         **dict.fromkeys(("expect_true", "guarding_hint_or_throw", "statically_known_true"), lambda value: value),
-        **dict.fromkeys(("guard_or_false", "guard_or_true", "guard_size_oblivious"), lambda value: value),
+        **dict.fromkeys(("guard_or_false", "guard_or_true", "guard_size_oblivious", "size_hint"), lambda value: value),
         "has_guarding_hint": lambda _value: True,
         "is_nested_int": lambda _value: False,
         "sym_and": lambda *values: all(values),
@@ -181,9 +181,9 @@ def _of_numbers(name: str, function: Callable[..., object]) -> Callable[..., obj
     """Return a function of sizes that calls the real one only for symbols."""
     real = _imported_late(_SYMBOLIC, name)
 
-    def call(*values: Any) -> object:
+    def call(*values: Any, **keywords: Any) -> object:
         sizes = [size for value in values for size in (value if isinstance(value, (list, tuple)) else (value,))]
-        return (function if all(isinstance(size, (int, float)) for size in sizes) else real)(*values)
+        return function(*values) if all(isinstance(size, (int, float)) for size in sizes) else real(*values, **keywords)
 
     return call
 
